@@ -1,0 +1,159 @@
+"""Settings: one table, read once, handed in; nothing reads the environment anywhere else.
+
+The fields of :class:`Config` are the table: name, type, default, help. The setting ``state_dir``
+is the variable ``VMJOBS_STATE_DIR`` and the key ``state_dir`` in the configuration file (TOML,
+``/etc/vmjobs/config.toml`` or what ``VMJOBS_CONFIG`` names). The environment wins over the file.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from vmjobs.errors import ConfigError, Fault
+from vmjobs.model import HypervisorKind, faults_of
+
+PREFIX = "VMJOBS_"
+DEFAULT_FILE = Path("/etc/vmjobs/config.toml")
+
+
+def _home(kind: str, fallback: str) -> Path:
+    return Path(os.environ.get(kind) or Path.home() / fallback) / "vmjobs"
+
+
+class Config(BaseModel):
+    """All settings of all roles. Each has a default that works on a laptop."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # client
+    api_url: str = Field("http://127.0.0.1:8080", description="base URL of the API")
+    token_file: Path = Field(
+        default_factory=lambda: _home("XDG_CONFIG_HOME", ".config") / "token",
+        description="file with the bearer token",
+    )
+
+    # server
+    data_dir: Path = Field(
+        default_factory=lambda: _home("XDG_DATA_HOME", ".local/share"),
+        description="blobs, streams, keys and the default database",
+    )
+    database_url: str = Field("", description="SQLAlchemy URL; empty: SQLite in data_dir")
+    broker_url: str = Field("", description="Celery broker URL; empty: files in data_dir")
+    listen: str = Field("127.0.0.1:8080", description="address and port of the API")
+    issuer: str = Field("http://127.0.0.1:8080", description="`iss` of the tokens we issue")
+    max_cpus: int = Field(64, ge=1, description="refuse jobs that ask for more processors")
+    max_memory: int = Field(262144, ge=32, description="refuse jobs that ask for more MiB of memory")
+    max_disk: int = Field(1048576, ge=1, description="refuse jobs that ask for more MiB of disk")
+    max_run_seconds: int = Field(30 * 86400, ge=1, description="refuse jobs that ask for more time")
+    max_stream_bytes: int = Field(64 * 1024 * 1024, ge=1, description="kept of a log or console")
+
+    # HTCondor, submit side
+    schedd_name: str = Field("", description="schedd to submit to; empty: the local one")
+    schedd_pool: str = Field("", description="collector that knows the schedd; empty: local")
+    spool_dir: Path = Field(
+        Path("/var/lib/vmjobs/spool"),
+        description="job directories and event logs, shared with the schedd's host",
+    )
+    routes: dict[str, str] = Field(
+        default_factory=dict,
+        description="route name to grid_resource, e.g. site='condor site.grid site.grid'; '' is local",
+    )
+    default_route: str = Field("local", description="route of jobs that name none")
+    accounting_group: str = Field("", description="accounting group of jobs that name none")
+
+    # execute node
+    state_dir: Path = Field(
+        default_factory=lambda: _home("XDG_STATE_HOME", ".local/state"),
+        description="the agent's journal, run directories and image cache",
+    )
+    socket: Path = Field(
+        default_factory=lambda: _home("XDG_RUNTIME_DIR", ".cache") / "agent.sock",
+        description="the agent's Unix socket",
+    )
+    node_name: str = Field("", description="this node's name; empty: the host name")
+    hypervisors: tuple[HypervisorKind, ...] = Field(
+        tuple(HypervisorKind), description="hypervisors to try, best first"
+    )
+    probe_seconds: float = Field(30.0, gt=0, description="deadline for a probe's boot")
+    max_console_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="a console longer than this ends the job"
+    )
+
+    log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+
+    @field_validator("log_level")
+    @classmethod
+    def _known_level(cls, value: str) -> str:
+        if value.upper() not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
+            raise ValueError("must be DEBUG, INFO, WARNING or ERROR")
+        return value.upper()
+
+    @field_validator("listen")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        host, colon, port = value.rpartition(":")
+        if not (host and colon and port.isdigit() and int(port) < 65536):
+            raise ValueError("must be HOST:PORT")
+        return value
+
+    @field_validator("routes", mode="before")
+    @classmethod
+    def _routes_from_text(cls, value: Any) -> Any:
+        """In the environment a table is ``name=resource;name=resource``."""
+        if not isinstance(value, str):
+            return value
+        pairs = [item.partition("=") for item in value.split(";") if item.strip()]
+        return {name.strip(): resource.strip() for name, _, resource in pairs}
+
+    @field_validator("hypervisors", mode="before")
+    @classmethod
+    def _kinds_from_text(cls, value: Any) -> Any:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @property
+    def database(self) -> str:
+        """The SQLAlchemy URL in force."""
+        return self.database_url or f"sqlite:///{self.data_dir / 'vmjobs.db'}"
+
+
+def load(
+    environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
+) -> Config:
+    """Read file, environment and overrides, in rising order of precedence.
+
+    Raises:
+        ConfigError: with one fault for every key that is unknown or has a bad value.
+    """
+    environ = os.environ if environ is None else environ
+    file = Path(environ.get(f"{PREFIX}CONFIG", DEFAULT_FILE))
+    values: dict[str, Any] = {**_from_file(file), **_from_environment(environ), **(overrides or {})}
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        faults = faults_of(error)
+        listing = "; ".join(f"{f.field}: {f.message}" for f in faults)
+        raise ConfigError(
+            f"bad settings: {listing}", hint=f"look in {file} and at {PREFIX}* variables", faults=faults
+        ) from error
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    known = set(Config.model_fields)
+    names = {k: k.removeprefix(PREFIX).lower() for k in environ if k.startswith(PREFIX)}
+    return {name: environ[key] for key, name in names.items() if name in known}
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        message = f"cannot read {path}: {error}"
+        raise ConfigError(message, faults=[Fault("", "unreadable", message)]) from error

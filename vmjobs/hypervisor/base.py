@@ -1,0 +1,136 @@
+"""What every hypervisor driver offers, and the values that go in and out.
+
+Drivers hold no policy: no retries, no time-outs of their own making, no names, no knowledge of
+jobs. The agent decides; a driver does. ``tests/contract/test_hypervisor.py`` runs one body of
+tests over every driver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from vmjobs.model import HypervisorKind, NetworkMode
+
+#: Every machine's name starts with this; drivers list no other machine.
+NAME_PREFIX = "vmjobs-"
+
+#: Where a guest finds its job endpoint, in every network mode but ``none``.
+GUEST_ADDRESS = "10.0.2.15"
+GUEST_NETMASK_BITS = 24
+GATEWAY_ADDRESS = "10.0.2.2"
+NAMESERVER_ADDRESS = "10.0.2.3"
+ENDPOINT_ADDRESS = "10.0.2.100"
+ENDPOINT_PORT = 80
+
+
+@dataclass(frozen=True)
+class BootImage:
+    """An image as it lies on this node, verified: what to boot.
+
+    root: raw root disk, never written to.
+    kernel, initrd: for direct boot by kvm and qemu; a UML machine brings its own kernel.
+    cmdline: kernel parameters that the image asks for.
+    """
+
+    digest: str
+    root: Path
+    kernel: Path | None = None
+    initrd: Path | None = None
+    cmdline: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataDisk:
+    """A raw disk besides the root disk. The order of disks is the order in the guest."""
+
+    path: Path
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class Network:
+    """A guest's only way out: user-mode NAT, or just the endpoint's Unix socket."""
+
+    mode: NetworkMode
+    endpoint: Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine to start.
+
+    name: unique on the node, begins with :data:`NAME_PREFIX`.
+    workdir: an empty directory that the driver may fill (overlay, sockets); the caller removes it
+        after :meth:`Hypervisor.destroy`.
+    console: file to which the serial console is appended, every byte of it.
+    """
+
+    name: str
+    cpus: int
+    memory: int
+    image: BootImage
+    disks: tuple[DataDisk, ...]
+    console: Path
+    workdir: Path
+    network: Network | None = None
+    cmdline: tuple[str, ...] = ()
+
+
+class MachineState(StrEnum):
+    """What a hypervisor says about a machine."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a probe found. ``works`` is true only if a kernel really booted."""
+
+    kind: HypervisorKind
+    works: bool
+    detail: str
+    seconds: float
+    version: str = ""
+
+
+class Hypervisor(Protocol):
+    """A way to run machines. All methods are safe to call from several threads.
+
+    Every method raises :class:`vmjobs.errors.HypervisorError` where the hypervisor fails.
+    """
+
+    @property
+    def kind(self) -> HypervisorKind:
+        """Which hypervisor this is."""
+
+    def probe(self, deadline: float) -> ProbeResult:
+        """Boot a tiny guest and hear it speak within ``deadline`` seconds; never raises."""
+
+    def start(self, machine: Machine) -> None:
+        """Make the copy-on-write overlay and start; returns once the machine runs."""
+
+    def stop(self, name: str) -> None:
+        """Ask the guest to power off. Returns at once; a machine that is gone is no error."""
+
+    def destroy(self, name: str) -> None:
+        """Kill the machine and return when it is verified gone. Repeating it is no error."""
+
+    def pause(self, name: str) -> None:
+        """Stop the machine's processors."""
+
+    def resume(self, name: str) -> None:
+        """Let a paused machine go on."""
+
+    def state(self, name: str) -> MachineState:
+        """What the machine does now; ``GONE`` for a name never seen."""
+
+    def wait(self, name: str, timeout: float) -> MachineState:
+        """Block until the machine is gone or ``timeout`` seconds passed; no polling."""
+
+    def list(self) -> list[str]:
+        """Names of this user's machines that run or are paused, whoever started them."""

@@ -1,0 +1,469 @@
+"""The job: one frozen specification, one set of states, one transition table.
+
+Nothing here does I/O. A job is moved by :func:`advance` alone, which checks the table and
+returns the event to store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from vmjobs.errors import Conflict, Fault, InvalidSpec
+
+MIB: Final = 1024 * 1024
+MAX_SCRIPT_BYTES: Final = 256 * 1024
+MAX_ARRAY: Final = 1000
+
+
+class Frozen(BaseModel):
+    """A value object: immutable, and strict about unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --------------------------------------------------------------------------- enumerations
+
+
+class Strategy(StrEnum):
+    """How a job uses a virtual machine."""
+
+    SCRIPT = "script"
+
+
+class HypervisorKind(StrEnum):
+    """What runs the machine, best first for the node's own architecture."""
+
+    KVM = "kvm"
+    UML = "uml"
+    QEMU = "qemu"
+
+
+class NetworkMode(StrEnum):
+    """What a guest can reach: nothing, its own job endpoint, or also the world."""
+
+    NONE = "none"
+    REPOSITORY = "repository"
+    OUTBOUND = "outbound"
+
+
+class StreamName(StrEnum):
+    """The byte streams a job leaves behind."""
+
+    OUT = "out"
+    ERR = "err"
+    CONSOLE = "console"
+
+
+class ExitChannel(StrEnum):
+    """Which way the guest's exit status came (guest contract, point 5)."""
+
+    ENDPOINT = "endpoint"
+    OUTPUT_DISK = "output-disk"
+    CONSOLE = "console"
+
+
+class Actor(StrEnum):
+    """Who can mend what went wrong."""
+
+    USER = "user"
+    SITE = "site"
+    SERVICE = "service"
+
+
+class JobState(StrEnum):
+    """Where a job is. ``BOOTING`` ends when the guest says that it is ready."""
+
+    QUEUED = "QUEUED"
+    STAGING = "STAGING"
+    BOOTING = "BOOTING"
+    RUNNING = "RUNNING"
+    COLLECTING = "COLLECTING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    HELD = "HELD"
+    SUSPENDED = "SUSPENDED"
+    CANCELING = "CANCELING"
+    CANCELED = "CANCELED"
+    PREEMPTED = "PREEMPTED"
+
+    @property
+    def final(self) -> bool:
+        """True when no further transition exists."""
+        return not TRANSITIONS[self]
+
+
+_S = JobState
+_ENDS: Final = frozenset({_S.FAILED, _S.CANCELING, _S.PREEMPTED, _S.HELD})
+
+#: From each state, the states that may follow. A job that is asked to stop is ``CANCELING``
+#: until its VM is known to be gone; it may still finish by itself while it is.
+TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
+    _S.QUEUED: frozenset({_S.STAGING, _S.HELD, _S.CANCELING, _S.FAILED}),
+    _S.STAGING: _ENDS | {_S.BOOTING},
+    _S.BOOTING: _ENDS | {_S.RUNNING},
+    _S.RUNNING: _ENDS | {_S.COLLECTING, _S.SUSPENDED},
+    _S.COLLECTING: _ENDS | {_S.COMPLETED},
+    _S.SUSPENDED: _ENDS | {_S.RUNNING},
+    _S.HELD: frozenset({_S.QUEUED, _S.CANCELING, _S.FAILED}),
+    _S.PREEMPTED: frozenset({_S.QUEUED, _S.CANCELING, _S.FAILED}),
+    _S.CANCELING: frozenset({_S.CANCELED, _S.COMPLETED, _S.FAILED}),
+    _S.COMPLETED: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.CANCELED: frozenset(),
+}
+
+#: States in which an execute node is at work on the job.
+ON_NODE: Final = frozenset({_S.STAGING, _S.BOOTING, _S.RUNNING, _S.SUSPENDED, _S.COLLECTING})
+
+
+class ReasonCode(StrEnum):
+    """Why a job is where it is. Stable: clients may compare with these."""
+
+    SUBMITTED = "SUBMITTED"
+    SCHEDULED = "SCHEDULED"
+    PROGRESS = "PROGRESS"
+    SUCCEEDED = "SUCCEEDED"
+    SCRIPT_FAILED = "SCRIPT_FAILED"
+    SCRIPT_KILLED = "SCRIPT_KILLED"
+    OUTPUT_MISSING = "OUTPUT_MISSING"
+    OUTPUT_TOO_LARGE = "OUTPUT_TOO_LARGE"
+    NO_EXIT_REPORT = "NO_EXIT_REPORT"
+    KERNEL_PANIC = "KERNEL_PANIC"
+    BOOT_FAILED = "BOOT_FAILED"
+    BOOT_TIMED_OUT = "BOOT_TIMED_OUT"
+    TIMED_OUT = "TIMED_OUT"
+    CONSOLE_FLOODED = "CONSOLE_FLOODED"
+    GUEST_LOST = "GUEST_LOST"
+    IMAGE_REJECTED = "IMAGE_REJECTED"
+    IMAGE_UNAVAILABLE = "IMAGE_UNAVAILABLE"
+    INPUT_UNAVAILABLE = "INPUT_UNAVAILABLE"
+    NO_HYPERVISOR = "NO_HYPERVISOR"
+    NODE_FAILED = "NODE_FAILED"
+    AGENT_RESTARTED = "AGENT_RESTARTED"
+    SCHEDULER_UNAVAILABLE = "SCHEDULER_UNAVAILABLE"
+    SCHEDULER_HELD = "SCHEDULER_HELD"
+    SCHEDULER_REMOVED = "SCHEDULER_REMOVED"
+    SCHEDULER_LOST = "SCHEDULER_LOST"
+    RELEASED = "RELEASED"
+    EVICTED = "EVICTED"
+    USER_CANCELED = "USER_CANCELED"
+    INTERNAL = "INTERNAL"
+
+
+_SITE_CODES: Final = frozenset(
+    {
+        ReasonCode.NO_HYPERVISOR,
+        ReasonCode.NODE_FAILED,
+        ReasonCode.AGENT_RESTARTED,
+        ReasonCode.EVICTED,
+        ReasonCode.GUEST_LOST,
+        ReasonCode.BOOT_FAILED,
+        ReasonCode.BOOT_TIMED_OUT,
+    }
+)
+_SERVICE_CODES: Final = frozenset(
+    {
+        ReasonCode.IMAGE_UNAVAILABLE,
+        ReasonCode.INPUT_UNAVAILABLE,
+        ReasonCode.SCHEDULER_UNAVAILABLE,
+        ReasonCode.SCHEDULER_HELD,
+        ReasonCode.SCHEDULER_REMOVED,
+        ReasonCode.SCHEDULER_LOST,
+        ReasonCode.INTERNAL,
+    }
+)
+
+
+def actor_for(code: ReasonCode) -> Actor:
+    """Who can mend a job that ended with ``code``."""
+    if code in _SITE_CODES:
+        return Actor.SITE
+    return Actor.SERVICE if code in _SERVICE_CODES else Actor.USER
+
+
+# --------------------------------------------------------------------------- small types
+
+
+def _safe_relative(value: str) -> str:
+    path = PurePosixPath(value)
+    if not value or value != value.strip() or "\0" in value or "\n" in value or "\\" in value:
+        raise ValueError("must be a plain relative path")
+    if path.is_absolute() or ".." in path.parts or value in {".", "./"}:
+        raise ValueError("must stay inside the job's directory: no '..' and no leading '/'")
+    return value
+
+
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+def _environment(value: dict[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        if not _ENV_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a variable name (letters, digits and '_')")
+        if "\0" in text:
+            raise ValueError(f"the value of {name} has a NUL byte")
+    return value
+
+
+def _script(value: str) -> str:
+    if not value.strip():
+        raise ValueError("the script is empty")
+    if "\0" in value:
+        raise ValueError("the script has a NUL byte: it must be text")
+    size = len(value.encode())
+    if size > MAX_SCRIPT_BYTES:
+        raise ValueError(f"the script has {size} bytes, the limit is {MAX_SCRIPT_BYTES}")
+    return value
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must not have a NUL byte")
+    return value
+
+
+RelativePath = Annotated[str, StringConstraints(max_length=255), AfterValidator(_safe_relative)]
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+ImageRef = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(sha256:[0-9a-f]{64}|[a-z0-9][a-z0-9._-]{0,63}(:[A-Za-z0-9._-]{1,64})?)$"
+    ),
+]
+Label = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9._/-]+$")]
+Argument = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_no_nul)]
+
+
+class InputFile(Frozen):
+    """A file put into the job's directory: its name there and the blob that holds it."""
+
+    name: RelativePath
+    digest: Digest
+    size: int = Field(ge=0, description="bytes")
+
+
+class JobSpec(Frozen):
+    """What a user asks for. A tag in ``image`` is resolved to a digest at submission."""
+
+    strategy: Strategy = Strategy.SCRIPT
+    name: str = Field(default="", max_length=128)
+    image: ImageRef
+    script: Annotated[str, AfterValidator(_script)]
+    arguments: tuple[Argument, ...] = Field(default=(), max_length=256)
+    environment: Annotated[dict[str, str], AfterValidator(_environment)] = Field(default_factory=dict)
+    inputs: tuple[InputFile, ...] = Field(default=(), max_length=1000)
+    outputs: tuple[RelativePath, ...] = Field(default=(), max_length=100, description="globs")
+    cpus: int = Field(default=1, ge=1, le=256, strict=True)
+    memory: int = Field(default=512, ge=32, le=4 * MIB, strict=True, description="MiB")
+    disk: int = Field(default=1024, ge=1, le=64 * MIB, strict=True, description="MiB, outputs included")
+    hypervisor: HypervisorKind | None = None
+    network: NetworkMode = NetworkMode.REPOSITORY
+    boot_seconds: int = Field(default=180, ge=1, le=3600, strict=True)
+    run_seconds: int = Field(default=3600, ge=1, le=30 * 86400, strict=True)
+    route: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
+    accounting_group: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
+    labels: dict[Label, Label] = Field(default_factory=dict, max_length=32)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> JobSpec:
+        names = [f.name for f in self.inputs]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(f"inputs: the same name twice: {', '.join(twice)}")
+        return self
+
+
+class Submission(Frozen):
+    """The body of ``POST /v1/jobs``: one spec, run ``count`` times as an array."""
+
+    spec: JobSpec
+    count: int = Field(default=1, ge=1, le=MAX_ARRAY, strict=True)
+
+
+class ExitStatus(Frozen):
+    """How the script ended: exactly one of ``code`` and ``signal``, and who told."""
+
+    code: int | None = Field(default=None, ge=0, le=255)
+    signal: int | None = Field(default=None, ge=1, le=64)
+    channel: ExitChannel
+
+    @model_validator(mode="after")
+    def _one_of(self) -> ExitStatus:
+        if (self.code is None) == (self.signal is None):
+            raise ValueError("exactly one of code and signal")
+        return self
+
+    @property
+    def ok(self) -> bool:
+        """True for exit code 0."""
+        return self.code == 0
+
+    @property
+    def shell_code(self) -> int:
+        """The status a POSIX shell would show: the code, or 128 plus the signal."""
+        return self.code if self.code is not None else 128 + (self.signal or 0)
+
+
+class Reason(Frozen):
+    """Why: a stable code, a sentence, and who can mend it."""
+
+    code: ReasonCode
+    message: str = Field(default="", max_length=8192)
+    actor: Actor = Actor.USER
+
+
+def reason(code: ReasonCode, message: str = "") -> Reason:
+    """A reason with the actor that belongs to its code."""
+    return Reason(code=code, message=message[:8192], actor=actor_for(code))
+
+
+class RejectedEntry(Frozen):
+    """Something a guest offered as output that was not taken."""
+
+    path: str = Field(max_length=4096)
+    why: str = Field(max_length=512)
+
+
+class Report(Frozen):
+    """What an agent tells about its attempt at a job: one event, and facts known by then.
+
+    seconds: finished phases so far, by name (staging, booting, running, collecting).
+    """
+
+    state: JobState
+    reason: Reason
+    time: datetime
+    hypervisor: HypervisorKind | None = None
+    exit: ExitStatus | None = None
+    seconds: dict[str, float] = Field(default_factory=dict)
+    rejected: tuple[RejectedEntry, ...] = Field(default=(), max_length=1000)
+
+
+class AttemptClaim(Frozen):
+    """An agent says that it will run a job now. A newer claim fences off an older one."""
+
+    attempt: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+    node: str = Field(min_length=1, max_length=255)
+
+
+class JobTicket(Frozen):
+    """What an agent gets for its claim: the spec as it is to run."""
+
+    job_id: str
+    attempt: str
+    index: int = Field(ge=0, description="place in its array, from 0")
+    count: int = Field(ge=1)
+    image_digest: Digest
+    spec: JobSpec
+
+
+class Output(Frozen):
+    """A file that a job delivered."""
+
+    path: RelativePath
+    size: int = Field(ge=0)
+    digest: Digest
+
+
+class JobEvent(Frozen):
+    """One line of a job's history. ``seq`` counts from 1 within the job."""
+
+    seq: int = Field(ge=1)
+    time: datetime
+    state: JobState
+    reason: Reason
+    attempt: str = ""
+
+
+class CondorRef(Frozen):
+    """Where a job is in HTCondor: schedd name and ``cluster.proc``."""
+
+    schedd: str
+    cluster: int
+    proc: int
+    grid_job_id: str = ""
+
+
+class Job(Frozen):
+    """A job as clients see it."""
+
+    id: str
+    array: str = Field(description="id of the submission this job belongs to")
+    index: int
+    count: int
+    owner: str
+    spec: JobSpec
+    image_digest: Digest
+    state: JobState
+    reason: Reason
+    created: datetime
+    updated: datetime
+    attempts: int = 0
+    node: str = ""
+    hypervisor: HypervisorKind | None = None
+    exit: ExitStatus | None = None
+    seconds: dict[str, float] = Field(default_factory=dict)
+    outputs: tuple[Output, ...] = ()
+    rejected: tuple[RejectedEntry, ...] = ()
+    condor: CondorRef | None = None
+
+
+# --------------------------------------------------------------------------- functions
+
+
+def now() -> datetime:
+    """The present, in UTC."""
+    return datetime.now(UTC)
+
+
+def may_follow(old: JobState, new: JobState) -> bool:
+    """Whether the table has a way from ``old`` to ``new``."""
+    return new in TRANSITIONS[old]
+
+
+def advance(old: JobState, new: JobState, *, job_id: str = "") -> JobState:
+    """Check one step of a job.
+
+    Raises:
+        Conflict: the table has no such step.
+    """
+    if not may_follow(old, new):
+        raise Conflict(f"job {job_id} is {old} and cannot become {new}")
+    return new
+
+
+def faults_of(error: ValidationError, prefix: str = "") -> list[Fault]:
+    """Pydantic's findings as ours: one fault a field, none lost."""
+    found = []
+    for item in error.errors(include_url=False, include_context=False):
+        where = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        found.append(Fault(f"{prefix}{where}", item["type"], message))
+    return found
+
+
+def parse_spec(data: Any) -> JobSpec:
+    """A validated spec from decoded JSON.
+
+    Raises:
+        InvalidSpec: with every fault, not only the first.
+    """
+    try:
+        return JobSpec.model_validate(data)
+    except ValidationError as error:
+        raise InvalidSpec("the job specification has faults", faults=faults_of(error)) from error

@@ -1,0 +1,64 @@
+"""What the agent needs of the rest of the world, as small Protocols.
+
+``images/`` provides :class:`ImageSource`, the client library :class:`JobSource`, ``condor/``
+:class:`SchedulerReporter`; ``vmjobs/cli/`` hands them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import BinaryIO, Protocol
+
+from vmjobs.hypervisor.base import BootImage
+from vmjobs.model import AttemptClaim, InputFile, JobTicket, Output, Report, StreamName
+
+#: Called with (bytes done, bytes in all).
+Progress = Callable[[int, int], None]
+
+#: A value that a ClassAd attribute can have.
+ClassAdValue = str | int | float | bool
+
+
+class JobSource(Protocol):
+    """One job, as its repository offers it to the agent that holds the job's token.
+
+    Every method raises :class:`vmjobs.errors.Conflict` once another attempt has claimed the job,
+    and :class:`vmjobs.errors.Unavailable` where the repository stays out of reach.
+    """
+
+    def claim(self, claim: AttemptClaim) -> JobTicket:
+        """Take the job for this attempt; from now on older attempts are refused."""
+
+    def fetch_input(self, file: InputFile, sink: BinaryIO) -> None:
+        """Write the file's bytes to ``sink``, verified against its digest."""
+
+    def report(self, report: Report) -> None:
+        """Deliver one report; reports arrive in the order of the calls."""
+
+    def append(self, stream: StreamName, offset: int, data: bytes) -> None:
+        """Add to a stream at ``offset``; repeating a call does no harm."""
+
+    def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
+        """Store one output file of ``size`` bytes."""
+
+
+class ImageSource(Protocol):
+    """Images as they come to this node."""
+
+    def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
+        """Have the image on this node, verified, and say where.
+
+        Raises:
+            NotFound: there is no such image.
+            DigestMismatch: what arrived is not what the digest names.
+        """
+
+    def cached(self) -> list[str]:
+        """Digests of the images that are here already."""
+
+
+class SchedulerReporter(Protocol):
+    """The scheduler the job came from."""
+
+    def publish(self, attributes: Mapping[str, ClassAdValue]) -> None:
+        """Write attributes into the job ad; failing to is logged, never raised."""
