@@ -43,6 +43,7 @@ class Config(BaseModel):
         default_factory=lambda: _home("XDG_DATA_HOME", ".local/share"),
         description="blobs, streams, keys and the default database",
     )
+    image_dir: Path | None = Field(None, description="image store; unset: data_dir/images")
     database_url: str = Field("", description="SQLAlchemy URL; empty: SQLite in data_dir")
     broker_url: str = Field("", description="Celery broker URL; empty: files in data_dir")
     listen: str = Field("127.0.0.1:8080", description="address and port of the API")
@@ -75,6 +76,9 @@ class Config(BaseModel):
     socket: Path = Field(
         default_factory=lambda: _home("XDG_RUNTIME_DIR", ".cache") / "agent.sock",
         description="the agent's Unix socket",
+    )
+    agent_token_file: Path | None = Field(
+        None, description="file with the node's token; unset: the node is not announced to the API"
     )
     node_name: str = Field("", description="this node's name; empty: the host name")
     hypervisors: tuple[HypervisorKind, ...] = Field(
@@ -115,6 +119,11 @@ class Config(BaseModel):
     @classmethod
     def _kinds_from_text(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @property
+    def images(self) -> Path:
+        """The image store in force."""
+        return self.image_dir or self.data_dir / "images"
 
     @property
     def database(self) -> str:

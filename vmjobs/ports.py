@@ -6,11 +6,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import BinaryIO, Protocol
 
 from vmjobs.hypervisor.base import BootImage
-from vmjobs.model import AttemptClaim, InputFile, JobTicket, Output, Report, StreamName
+from vmjobs.model import (
+    AttemptClaim,
+    CondorRef,
+    InputFile,
+    JobSpec,
+    JobTicket,
+    Output,
+    Report,
+    StreamName,
+)
 
 #: Called with (bytes done, bytes in all).
 Progress = Callable[[int, int], None]
@@ -62,3 +73,64 @@ class SchedulerReporter(Protocol):
 
     def publish(self, attributes: Mapping[str, ClassAdValue]) -> None:
         """Write attributes into the job ad; failing to is logged, never raised."""
+
+
+# --------------------------------------------------------------------------- submit side
+
+
+class BatchStatus(StrEnum):
+    """HTCondor's JobStatus, and one more for a job that the schedd does not know (any more)."""
+
+    IDLE = "idle"
+    RUNNING = "running"
+    REMOVED = "removed"
+    COMPLETED = "completed"
+    HELD = "held"
+    SUSPENDED = "suspended"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """A job on its way to a scheduler. ``token`` is good for this job only."""
+
+    id: str
+    array: str
+    index: int
+    owner: str
+    spec: JobSpec
+    token: str
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a scheduler says about a job.
+
+    exit_code, exit_signal: of the process the scheduler ran (``vmjobs exec``), once completed.
+    """
+
+    job_id: str
+    status: BatchStatus
+    ref: CondorRef
+    reason: str = ""
+    exit_code: int | None = None
+    exit_signal: int | None = None
+
+
+class Scheduler(Protocol):
+    """A batch system with jobs of ours. Every method raises ``Unavailable("schedd", …)``."""
+
+    def submit(self, jobs: Sequence[BatchJob]) -> dict[str, CondorRef]:
+        """Queue jobs of one array; a job that is queued already is found, not queued twice."""
+
+    def remove(self, refs: Sequence[CondorRef], why: str) -> None:
+        """Remove jobs here and wherever they were forwarded to; unknown ones are no error."""
+
+    def watch(self, arrays: Sequence[str]) -> list[Observation]:
+        """The latest word of the event logs of these arrays; costs no query to the schedd."""
+
+    def query(self, job_ids: Sequence[str]) -> list[Observation]:
+        """Ask the schedd (queue, then history); one observation for each id."""
+
+    def forget(self, array: str) -> None:
+        """Drop the array's spool directory: all of its jobs are final."""
