@@ -423,6 +423,33 @@ class Job(Frozen):
     condor: CondorRef | None = None
 
 
+class HypervisorInfo(Frozen):
+    """What a node's probe found of one hypervisor. ``works`` means that a kernel booted."""
+
+    kind: HypervisorKind
+    works: bool
+    detail: str = Field(default="", max_length=4096)
+    seconds: float = Field(default=0.0, ge=0)
+    version: str = Field(default="", max_length=256)
+
+
+NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
+
+
+class Node(Frozen):
+    """An execute node as it announces itself: what it has, caches and runs."""
+
+    name: NodeName
+    version: str = Field(default="", max_length=64, description="of vmjobs on the node")
+    cpus: int = Field(ge=1)
+    memory: int = Field(ge=1, description="MiB")
+    disk: int = Field(ge=0, description="MiB free for jobs")
+    hypervisors: tuple[HypervisorInfo, ...] = Field(default=(), max_length=16)
+    images: tuple[Digest, ...] = Field(default=(), max_length=10000)
+    running: tuple[str, ...] = Field(default=(), max_length=10000, description="job ids")
+    updated: datetime
+
+
 # --------------------------------------------------------------------------- functions
 
 
