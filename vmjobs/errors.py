@@ -10,6 +10,8 @@
     ├── Unauthenticated           no token, or not a valid one (401)
     ├── Forbidden                 a valid token without the right (403)
     ├── Conflict                  the object is in a state that forbids this (409)
+    │   ├── JobFinal              the job has ended; nobody writes to it any more
+    │   └── AttemptSuperseded     a newer attempt has taken the job
     ├── PayloadTooLarge           more bytes than the limit (413)
     ├── Unavailable               a service we need does not answer (503)
     ├── DigestMismatch            bytes are not what their digest says (502)
@@ -113,6 +115,18 @@ class Conflict(VMJobsError):
     code = "CONFLICT"
     http_status = 409
     exit_code = 65
+
+
+class JobFinal(Conflict):
+    """The job has ended: its record and its streams are closed."""
+
+    code = "JOB_FINAL"
+
+
+class AttemptSuperseded(Conflict):
+    """A newer attempt has claimed the job; this one must stop and leave nothing behind."""
+
+    code = "ATTEMPT_SUPERSEDED"
 
 
 class PayloadTooLarge(VMJobsError):
