@@ -1,0 +1,160 @@
+"""The database connection: engines, transactions, and the one place that translates errors.
+
+SQLite and PostgreSQL behave alike from outside: a write transaction that has read a job's row
+keeps it from others until it ends. PostgreSQL locks the row (``SELECT … FOR UPDATE``), SQLite
+the database (``BEGIN IMMEDIATE``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import URL, DateTime, Engine, create_engine, event, make_url, text
+from sqlalchemy.engine import Connection, Dialect
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.types import TypeDecorator
+
+from vmjobs.errors import ConfigError, Unavailable
+
+#: How long to wait for another writer (SQLite) or for a connection (PostgreSQL).
+BUSY_SECONDS: Final = 15
+CONNECT_SECONDS: Final = 5
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment, always with its time zone: UTC. SQLite keeps none, so it is put back here."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To the database. Refuses a naive datetime: its meaning would depend on the host."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a datetime without a time zone")
+        moment = value.astimezone(UTC)
+        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """From the database."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Database:
+    """A pool of connections and two kinds of transactions."""
+
+    def __init__(self, url: str) -> None:
+        self.url = normal_url(url)
+        self.engine = _engine(self.url)
+        self._readers = sessionmaker(self.engine, expire_on_commit=False)
+        self._writers = sessionmaker(
+            self.engine.execution_options(vmjobs_write=True), expire_on_commit=False
+        )
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A transaction that sees one state of the database and changes nothing.
+
+        Raises Unavailable("database").
+        """
+        with translated(), self._readers() as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A transaction that commits at the end of the block, or rolls back if it raises.
+
+        Raises Unavailable("database"). IntegrityError comes through: it tells a race that only
+        the caller can name.
+        """
+        with translated(), self._writers.begin() as session:
+            yield session
+
+    def ping(self) -> None:
+        """Return if the database answers.  Raises Unavailable("database")."""
+        with self.read() as session:
+            session.execute(text("SELECT 1"))
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        self.engine.dispose()
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Let no SQLAlchemy exception out but IntegrityError."""
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except (DBAPIError, PoolTimeout) as error:
+        cause = getattr(error, "orig", None) or error
+        detail = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+        raise Unavailable(
+            "database",
+            f"the database does not answer: {detail}",
+            hint="nothing was changed; try again",
+        ) from error
+    except SQLAlchemyError as error:
+        raise Unavailable("database", f"the database cannot be used: {error}") from error
+
+
+def normal_url(url: str) -> URL:
+    """The URL with the driver we use: ``postgresql://`` means psycopg 3.
+
+    Raises ConfigError for anything but SQLite and PostgreSQL.
+    """
+    try:
+        parsed = make_url(url)
+    except SQLAlchemyError as error:
+        raise ConfigError("database_url is not a database URL") from error
+    backend = parsed.get_backend_name()
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend == "sqlite" and parsed.database not in {None, "", ":memory:"}:
+        return parsed.set(drivername="sqlite+pysqlite")
+    raise ConfigError("database_url must name an SQLite file or a PostgreSQL database")
+
+
+def _engine(url: URL) -> Engine:
+    if url.get_backend_name() == "postgresql":
+        return create_engine(
+            url,
+            pool_pre_ping=True,
+            pool_size=10,
+            max_overflow=20,
+            pool_timeout=BUSY_SECONDS,
+            connect_args={"connect_timeout": CONNECT_SECONDS},
+        )
+    Path(str(url.database)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    engine = create_engine(
+        url, pool_timeout=BUSY_SECONDS, pool_size=20, connect_args={"timeout": BUSY_SECONDS}
+    )
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, record: Any) -> None:
+    """Take transactions into our own hands, and have readers and writers not block each other."""
+    del record
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    write = connection.get_execution_options().get("vmjobs_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
