@@ -1,0 +1,115 @@
+"""Starting and finding the processes that carry a machine's network (see ``usernet``)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import vmjobs
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import procs
+from vmjobs.hypervisor.base import (
+    ENDPOINT_ADDRESS,
+    ENDPOINT_PORT,
+    GATEWAY_ADDRESS,
+    GUEST_ADDRESS,
+    GUEST_NETMASK_BITS,
+    NAMESERVER_ADDRESS,
+    Machine,
+    Network,
+)
+from vmjobs.model import NetworkMode
+from vmjobs.subprocess import environment
+
+MODULE = "vmjobs.hypervisor.usernet"
+
+#: Seconds in which a network process must be ready.
+READY_SECONDS = 30.0
+
+
+def wanted(machine: Machine) -> Network | None:
+    """The network to make, if any."""
+    network = machine.network
+    return None if network is None or network.mode is NetworkMode.NONE else network
+
+
+def start(
+    machine: Machine, network: Network, *, fd: int | None = None, listen: Path | None = None, mtu: int
+) -> subprocess.Popen[bytes]:
+    """Start the process and wait until it listens.
+
+    Args:
+        fd: one end of a SEQPACKET pair, handed on to the process; or
+        listen: where it makes a stream socket.
+        mtu: bytes in an IP packet.
+
+    Raises:
+        HypervisorError: it does not come up, with its own words.
+    """
+    argv = [sys.executable, "-S", "-P", "-m", MODULE, *_arguments(machine, network, mtu)]
+    argv += ["--fd", str(fd)] if fd is not None else ["--listen", str(listen)]
+    log = machine.workdir / "usernet.log"
+    with log.open("ab") as said:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            pass_fds=() if fd is None else (fd,),
+            env=environment({"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])}),
+            start_new_session=True,
+        )
+    try:
+        _wait_ready(process, log)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process
+
+
+def find(name: str) -> list[procs.Process]:
+    """The network processes of a machine."""
+    return [process for process in procs.scan() if machine_of(process) == name]
+
+
+def machine_of(process: procs.Process) -> str:
+    """Whose network the process carries; ``""`` if it is no network process."""
+    argv = process.argv
+    if MODULE not in argv or "--machine" not in argv[:-1]:
+        return ""
+    return argv[argv.index("--machine") + 1]
+
+
+def _arguments(machine: Machine, network: Network, mtu: int) -> list[str]:
+    subnet = f"{GATEWAY_ADDRESS.rpartition('.')[0]}.0/{GUEST_NETMASK_BITS}"
+    return [
+        *("--machine", machine.name),
+        *("--mode", network.mode.value),
+        *("--endpoint", str(network.endpoint)),
+        *("--endpoint-address", ENDPOINT_ADDRESS),
+        *("--endpoint-port", str(ENDPOINT_PORT)),
+        *("--network", subnet),
+        *("--gateway", GATEWAY_ADDRESS),
+        *("--nameserver", NAMESERVER_ADDRESS),
+        *("--guest", GUEST_ADDRESS),
+        *("--mtu", str(mtu)),
+    ]
+
+
+def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+    if process.stdout is None:  # cannot be: it was asked for
+        raise HypervisorError("the network process has no output")
+    deadline = time.monotonic() + READY_SECONDS
+    with process.stdout as output:
+        ready = procs.readable([output.fileno()], deadline - time.monotonic())
+        if ready and os.read(output.fileno(), 64).startswith(b"ready"):
+            return
+    words = ""
+    with contextlib.suppress(OSError):
+        words = log.read_text("utf-8", "replace").strip()[-1000:]
+    raise HypervisorError(f"the network process does not come up: {words or 'it said nothing'}")

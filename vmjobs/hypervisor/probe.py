@@ -1,0 +1,133 @@
+"""Does a kernel really boot? One way to find out, for every driver.
+
+A device that opens proves nothing: there are hosts whose ``/dev/kvm`` opens, creates processors
+and never gets a kernel through its first second. So a probe boots one and waits for it to speak.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from vmjobs.errors import VMJobsError
+from vmjobs.hypervisor import payload
+from vmjobs.hypervisor.base import NAME_PREFIX, BootImage, Hypervisor, Machine, ProbeResult
+from vmjobs.model import MIB
+
+#: MiB; enough for a distribution's kernel without its modules.
+MEMORY = 256
+
+#: Where distributions put kernels.
+_KERNEL_PATTERNS = (
+    ("/boot", "vmlinuz-*"),
+    ("/boot", "vmlinuz"),
+    ("/usr/lib/modules", "*/vmlinuz"),
+    ("/", "vmlinuz"),
+)
+
+
+def node_kernels() -> list[Path]:
+    """Kernels of the node's own distribution that we may read, newest name first."""
+    found: list[Path] = []
+    for directory, pattern in _KERNEL_PATTERNS:
+        found += sorted(Path(directory).glob(pattern), reverse=True)
+    return [path for path in found if readable_file(path)]
+
+
+def readable_file(path: Path) -> bool:
+    """Whether ``path`` is a file whose bytes we may read."""
+    try:
+        with path.open("rb") as file:
+            return bool(file.read(1))
+    except OSError:
+        return False
+
+
+def first_kernel(kernels: Iterable[Path]) -> Path | None:
+    """The first kernel that can be read."""
+    return next((path for path in kernels if readable_file(path)), None)
+
+
+def boot_probe(
+    driver: Hypervisor,
+    *,
+    version: Callable[[], str],
+    deadline: float,
+    kernel: Path | None = None,
+    cmdline: tuple[str, ...] = (),
+    where: str = "",
+) -> ProbeResult:
+    """Boot a kernel whose first program speaks and powers off.
+
+    Args:
+        version: names the hypervisor's version; raises HypervisorError where there is none.
+        deadline: seconds for all of it.
+        kernel: what to boot, where the hypervisor brings none.
+        cmdline: parameters of the kernel.
+        where: what a failure is blamed on, e.g. ``/dev/kvm``.
+    """
+    began = time.monotonic()
+
+    def result(works: bool, detail: str, told: str = "") -> ProbeResult:
+        return ProbeResult(driver.kind, works, detail, time.monotonic() - began, told)
+
+    try:
+        told = version()
+        if not payload.supported():
+            return result(False, "there is no program to boot for this node's processors", told)
+        with tempfile.TemporaryDirectory(prefix="vmjobs-probe-") as scratch:
+            heard = _boot(driver, Path(scratch), deadline, kernel, cmdline)
+    except (VMJobsError, OSError) as error:
+        return result(False, str(error))
+    if heard is None:
+        return result(True, "a kernel booted and powered off", told)
+    subject = f"{where} opens, but no kernel boots on it" if where else "no kernel boots"
+    return result(False, f"{subject}: {heard} in {time.monotonic() - began:.0f} s", told)
+
+
+def _boot(
+    driver: Hypervisor, scratch: Path, deadline: float, kernel: Path | None, cmdline: tuple[str, ...]
+) -> str | None:
+    """``None`` if the kernel was heard, else what was heard instead."""
+    until = time.monotonic() + deadline
+    secret = secrets.token_hex(8)
+    line = f"vmjobs-probe:{secret}"
+    machine = _machine(scratch, f"{NAME_PREFIX}probe-{driver.kind}-{secret[:8]}", line, kernel, cmdline)
+    try:
+        driver.start(machine)
+        driver.wait(machine.name, max(0.0, until - time.monotonic()))
+    finally:
+        driver.destroy(machine.name)
+    with contextlib.suppress(FileNotFoundError):
+        text = machine.console.read_bytes()
+        if line.encode() in text:
+            return None
+        if last := [words for words in text.decode("utf-8", "replace").split("\n") if words.strip()]:
+            return f"last heard {last[-1].strip()[:200]!r}"
+    return "nothing heard"
+
+
+def _machine(
+    scratch: Path, name: str, line: str, kernel: Path | None, cmdline: tuple[str, ...]
+) -> Machine:
+    workdir = scratch / "machine"
+    workdir.mkdir()
+    root = scratch / "root"
+    with root.open("wb") as file:
+        file.truncate(MIB)
+    initrd = workdir / "initrd"
+    initrd.write_bytes(payload.initramfs(line))
+    return Machine(
+        name=name,
+        cpus=1,
+        memory=MEMORY,
+        image=BootImage(digest="", root=root, kernel=kernel, initrd=initrd),
+        disks=(),
+        console=scratch / "console",
+        workdir=workdir,
+        cmdline=cmdline,
+    )

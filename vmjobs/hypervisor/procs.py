@@ -1,0 +1,116 @@
+"""Finding and ending processes of this user, whoever started them.
+
+A machine may outlive the agent that started it, so nothing here relies on being the parent.
+Processes are held by pidfd, so that a number used again is never taken for the old process.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmjobs.errors import HypervisorError
+
+
+@dataclass(frozen=True)
+class Process:
+    """A living process: one that has ended but was not reaped yet does not count."""
+
+    pid: int
+    session: int
+    argv: tuple[str, ...]
+    stopped: bool
+
+    @property
+    def leads(self) -> bool:
+        """True for the first process of its session."""
+        return self.pid == self.session
+
+
+def scan() -> Iterator[Process]:
+    """All processes of this user that live now."""
+    uid = os.getuid()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError):  # it ended while we looked
+            if entry.stat(follow_symlinks=False).st_uid == uid:
+                found = read(int(entry.name))
+                if found:
+                    yield found
+
+
+def read(pid: int) -> Process | None:
+    """What ``/proc`` says about a process; ``None`` if it has ended."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    # The second field, the name, may hold anything but is followed by the last ')'.
+    fields = stat.rpartition(")")[2].split()
+    state, session = fields[0], int(fields[3])
+    if state in {"Z", "X"} or not words:
+        return None
+    argv = tuple(word.decode("utf-8", "replace") for word in words.rstrip(b"\0").split(b"\0"))
+    return Process(pid, session, argv, stopped=state in {"T", "t"})
+
+
+def wait_gone(pid: int, still: Callable[[], bool], timeout: float) -> bool:
+    """Block until process ``pid`` has ended, or ``timeout`` seconds passed.
+
+    Args:
+        still: asked once the process is held: is it the one that was meant?
+
+    Returns:
+        Whether it is gone.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if not still():
+            return True
+        return readable([handle], timeout) != []
+    finally:
+        os.close(handle)
+
+
+def readable(handles: list[int], timeout: float) -> list[int]:
+    """Those of ``handles`` that are readable (for a pidfd: ended) within ``timeout`` seconds."""
+    poller = select.poll()
+    for handle in handles:
+        poller.register(handle, select.POLLIN)
+    return [handle for handle, _ in poller.poll(max(0, round(timeout * 1000)))]
+
+
+def kill_all(find: Callable[[], list[Process]], timeout: float, what: str) -> None:
+    """Kill what ``find`` finds, again and again, until it finds nothing.
+
+    Raises:
+        HypervisorError: if something is still there after ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while found := find():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            pids = ", ".join(str(process.pid) for process in found)
+            raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL: pid {pids}")
+        with ExitStack() as stack:
+            handles = []
+            for process in found:
+                with suppress(ProcessLookupError):
+                    handle = os.pidfd_open(process.pid)
+                    stack.callback(os.close, handle)
+                    if read(process.pid) is not None:
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                        handles.append(handle)
+            for handle in handles:
+                readable([handle], deadline - time.monotonic())

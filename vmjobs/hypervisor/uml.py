@@ -1,0 +1,356 @@
+"""User-mode Linux: a guest kernel that is an ordinary process of this user.
+
+Nothing is needed: no privilege, no device, no daemon. UML has one processor whatever a machine
+asks for; whoever schedules machines knows that.
+
+The kernel runs inside the machine's working directory and is told relative names only: a guest
+reads its own command line, and learns nothing there of how the node is laid out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from logging import getLogger
+from pathlib import Path
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import mconsole, netproc, procs
+from vmjobs.hypervisor.base import (
+    NAME_PREFIX,
+    BootImage,
+    Machine,
+    MachineState,
+    Network,
+    ProbeResult,
+)
+from vmjobs.hypervisor.probe import boot_probe
+from vmjobs.model import MIB, HypervisorKind
+from vmjobs.subprocess import run
+
+log = getLogger(__name__)
+
+_Words = list[str]
+_Processes = list[procs.Process]
+_Children = dict[str, list[subprocess.Popen[bytes]]]
+
+#: Longest name that UML takes.
+MAX_NAME = 63
+#: UML numbers its disks 0 to 7; the root disk is one of them.
+MAX_DATA_DISKS = 7
+#: Seconds in which the guest's kernel must answer its console.
+ANSWER_SECONDS = 5.0
+#: Seconds in which the kernel must be up so far that it has a console.
+START_SECONDS = 30.0
+#: Seconds that a killed process may take to end.
+KILL_SECONDS = 30.0
+#: Bytes in an IP packet between the guest and its network process.
+MTU = 1500
+MAC = "52:54:00:12:34:56"
+
+#: What an image may ask for. UML takes its devices from the same command line, any file of this
+#: user among them, so that nothing but names known to be harmless gets through.
+_HARMLESS = re.compile(
+    r"(init|rootfstype|rootflags|rootwait|rootdelay|ro|rw|loglevel|selinux|apparmor|audit|security"
+    r"|systemd\.[\w.-]+|rd\.[\w.-]+|net\.ifnames|random\.trust_cpu|vmjobs(\.[\w.-]+)?)(=[\w./,:@%+-]*)?"
+)
+
+
+class UserModeLinux:
+    """The UML driver.
+
+    program: the UML kernel.
+    kill_seconds: how long :meth:`destroy` waits for killed processes.
+    """
+
+    kind = HypervisorKind.UML
+
+    def __init__(self, program: str = "linux.uml", *, kill_seconds: float = KILL_SECONDS) -> None:
+        self._program = program
+        self._kill_seconds = kill_seconds
+        self._children: _Children = {}
+        self._lock = threading.Lock()
+
+    # ----------------------------------------------------------------- life and death
+
+    def probe(self, deadline: float) -> ProbeResult:
+        """See :meth:`Hypervisor.probe`."""
+        # A UML kernel takes the initial file system as a parameter of its own.
+        return boot_probe(self, version=self._version, deadline=deadline, cmdline=("initrd=initrd",))
+
+    def start(self, machine: Machine) -> None:
+        """See :meth:`Hypervisor.start`."""
+        _check(machine)
+        if self._find(machine.name):
+            raise HypervisorError(f"{machine.name} runs already")
+        with ExitStack() as undo:
+            undo.callback(self.destroy, machine.name)
+            disks = _lay_out(machine)
+            network = netproc.wanted(machine)
+            with _cable(network) as (outer, inner):
+                if network is not None and outer is not None:
+                    helper = netproc.start(machine, network, fd=outer.fileno(), mtu=MTU)
+                    self._adopt(machine.name, helper)
+                argv = [*self._command(machine), *disks, *_network_device(inner)]
+                self._boot(machine, argv, inner)
+            undo.pop_all()
+
+    def stop(self, name: str) -> None:
+        """See :meth:`Hypervisor.stop`. The guest's init decides what Ctrl-Alt-Del means."""
+        with contextlib.suppress(HypervisorError):  # gone, or deaf: the caller's deadline decides
+            self._tell(name, "cad")
+
+    def destroy(self, name: str) -> None:
+        """See :meth:`Hypervisor.destroy`."""
+        # The kernel's processes live on, and spin, when only their leader is killed.
+        procs.kill_all(lambda: self._find(name) + netproc.find(name), self._kill_seconds, name)
+        self._reap(name)
+
+    def pause(self, name: str) -> None:
+        """See :meth:`Hypervisor.pause`."""
+        main = self._main(name)
+        if main is None:
+            raise HypervisorError(f"{name} does not run")
+        if main.stopped:
+            return
+        # First the guest is halted at a point of the kernel's choice, with no process of it
+        # running; only then can the kernel itself be stopped, which shows from outside.
+        mconsole.command(_console(main.pid, name), "stop", ANSWER_SECONDS)
+        _signal(main.pid, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """See :meth:`Hypervisor.resume`."""
+        main = self._main(name)
+        if main is None:
+            raise HypervisorError(f"{name} does not run")
+        if main.stopped:
+            _signal(main.pid, signal.SIGCONT)
+            mconsole.command(_console(main.pid, name), "go", ANSWER_SECONDS)
+
+    # ----------------------------------------------------------------- what there is
+
+    def state(self, name: str) -> MachineState:
+        """See :meth:`Hypervisor.state`."""
+        main = self._main(name)
+        if main is None:
+            self._reap(name)
+            return MachineState.GONE
+        return MachineState.PAUSED if main.stopped else MachineState.RUNNING
+
+    def wait(self, name: str, timeout: float) -> MachineState:
+        """See :meth:`Hypervisor.wait`."""
+        main = self._main(name)
+        if main is not None:
+            procs.wait_gone(main.pid, lambda: self._main(name) is not None, timeout)
+        return self.state(name)
+
+    def list(self) -> list[str]:
+        """See :meth:`Hypervisor.list`; also machines of which only remains are left."""
+        return sorted({name for process in procs.scan() if (name := self._name_of(process))})
+
+    # ----------------------------------------------------------------- inside
+
+    def _command(self, machine: Machine) -> _Words:
+        return [
+            self._program,
+            f"mem={machine.memory}M",
+            f"umid={machine.name}",
+            "uml_dir=.",
+            "mconsole=notify:notify",
+            # Without this a guest's root could mount any directory of ours; with it, none.
+            "hostfs=/dev/null",
+            "con=null",
+            "con0=null,fd:1",
+            "noreboot",
+            "panic=1",
+            *_allowed(machine.image),
+            "root=/dev/ubda",
+            "rw",
+            "vmjobs=1",
+            *machine.cmdline,
+        ]
+
+    def _boot(self, machine: Machine, argv: _Words, inner: socket.socket | None) -> None:
+        with (
+            _notify_socket(machine.workdir) as ready,
+            machine.console.open("ab", buffering=0) as console,
+        ):
+            began = console.seek(0, os.SEEK_END)
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=console,
+                    stderr=console,
+                    pass_fds=() if inner is None else (inner.fileno(),),
+                    cwd=machine.workdir,
+                    env={"PATH": "/usr/bin:/bin", "TMPDIR": str(_memory_directory(machine))},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise HypervisorError(f"cannot run {self._program}: {error.strerror}") from error
+            self._adopt(machine.name, process)
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
+            _wait_up(process, ready, machine.console, began)
+
+    def _adopt(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._children.setdefault(name, []).append(process)
+
+    def _reap(self, name: str) -> None:
+        with self._lock:
+            left = [child for child in self._children.pop(name, []) if child.poll() is None]
+            if left:
+                self._children[name] = left
+
+    def _tell(self, name: str, words: str) -> None:
+        main = self._main(name)
+        if main is not None:
+            mconsole.command(_console(main.pid, name), words, ANSWER_SECONDS)
+
+    def _name_of(self, process: procs.Process) -> str:
+        """The machine that a process belongs to, ``""`` if to none."""
+        if Path(process.argv[0]).name != Path(self._program).name:
+            return ""
+        names = [word.removeprefix("umid=") for word in process.argv if word.startswith("umid=")]
+        return names[0] if names and names[0].startswith(NAME_PREFIX) else ""
+
+    def _find(self, name: str) -> _Processes:
+        everyone = list(procs.scan())
+        ours = [process for process in everyone if self._name_of(process) == name]
+        # A session with another leader is not one that start() made: leave the rest of it alone.
+        foreign = {process.pid for process in everyone if process.leads and process not in ours}
+        sessions = {process.session for process in ours} - foreign
+        return [p for p in everyone if p in ours or p.session in sessions]
+
+    def _main(self, name: str) -> procs.Process | None:
+        """The guest's kernel itself: it leads its session."""
+        for process in procs.scan():
+            if process.leads and self._name_of(process) == name:
+                return process
+        return None
+
+    def _version(self) -> str:
+        told = run([self._program, "--version"], timeout=10, error=HypervisorError)
+        return f"UML {told.text.strip()}"
+
+
+# --------------------------------------------------------------------------- before the start
+
+
+def _check(machine: Machine) -> None:
+    if not machine.name.startswith(NAME_PREFIX) or not re.fullmatch(r"[\w.-]+", machine.name):
+        raise HypervisorError(f"{machine.name!r} is not a machine's name")
+    if len(machine.name) > MAX_NAME:
+        raise HypervisorError(f"the name {machine.name} has more than {MAX_NAME} characters")
+    if len(machine.disks) > MAX_DATA_DISKS:
+        raise HypervisorError(f"UML has {MAX_DATA_DISKS} data disks, not {len(machine.disks)}")
+
+
+def _allowed(image: BootImage) -> list[str]:
+    allowed = [word for word in image.cmdline if _HARMLESS.fullmatch(word)]
+    for word in set(image.cmdline) - set(allowed):
+        log.info("UML is not given the image's kernel parameter %r", word)
+    return allowed
+
+
+def _lay_out(machine: Machine) -> list[str]:
+    """Put links to the disks into the working directory; the devices' parameters.
+
+    The flag ``d`` says "data": without it UML looks for a copy-on-write header in what a user
+    may have written, and would open the file that is named there.
+    """
+    try:
+        (machine.workdir / "base").symlink_to(machine.image.root.absolute())
+        devices = ["ubd0=overlay,base"]
+        for number, disk in enumerate(machine.disks, start=1):
+            (machine.workdir / f"disk{number}").symlink_to(disk.path.absolute())
+            devices.append(f"ubd{number}{'dr' if disk.read_only else 'd'}=disk{number}")
+    except OSError as error:
+        raise HypervisorError(f"cannot lay out {machine.workdir}: {error}") from error
+    return devices
+
+
+def _memory_directory(machine: Machine) -> Path:
+    """Where the file that is the guest's memory lies: in memory where that can be."""
+    shared = Path("/dev/shm")  # noqa: S108
+    with contextlib.suppress(OSError):
+        there = os.statvfs(shared)
+        room = there.f_bavail * there.f_frsize >= machine.memory * MIB
+        if room and not there.f_flag & os.ST_NOEXEC and os.access(shared, os.W_OK):
+            return shared
+    return machine.workdir
+
+
+@contextmanager
+def _cable(network: Network | None) -> Iterator[tuple[socket.socket | None, socket.socket | None]]:
+    """Both ends of the cable, closed here once those who use them have got them."""
+    if network is None:
+        yield None, None
+        return
+    outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with outer, inner:
+        yield outer, inner
+
+
+def _network_device(inner: socket.socket | None) -> list[str]:
+    return [] if inner is None else [f"vec0:transport=fd,fd={inner.fileno()},mac={MAC},mtu={MTU}"]
+
+
+# --------------------------------------------------------------------------- while it starts
+
+
+@contextmanager
+def _notify_socket(workdir: Path) -> Iterator[socket.socket]:
+    """Where the kernel says that its management console is up."""
+    path = workdir / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        with mconsole.short_path(path) as address:
+            sock.bind(address)
+        try:
+            yield sock
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _wait_up(process: subprocess.Popen[bytes], ready: socket.socket, console: Path, began: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    handle = os.pidfd_open(process.pid)
+    try:
+        happened = procs.readable([ready.fileno(), handle], deadline - time.monotonic())
+    finally:
+        os.close(handle)
+    if ready.fileno() in happened:
+        return
+    why = "ended at once" if happened else f"is not up after {START_SECONDS:g} s"
+    raise HypervisorError(f"UML {why}: {_last_words(console, began)}")
+
+
+def _last_words(console: Path, began: int) -> str:
+    with console.open("rb") as file:
+        file.seek(max(began, file.seek(0, os.SEEK_END) - 2000))
+        lines = file.read().decode("utf-8", "replace").split("\n")
+    return "; ".join(line.strip() for line in lines if line.strip())[-500:] or "it said nothing"
+
+
+def _console(pid: int, name: str) -> Path:
+    """The management console's socket, seen through the machine's own working directory."""
+    return Path(f"/proc/{pid}/cwd") / name / "mconsole"
+
+
+def _signal(pid: int, which: signal.Signals) -> None:
+    try:
+        os.kill(pid, which)
+    except OSError as error:
+        message = f"cannot send {which.name} to process {pid}: {error.strerror}"
+        raise HypervisorError(message) from error
