@@ -28,7 +28,7 @@ _EVENTS = (
 
 
 class _InAddr(c.Structure):
-    _fields_ = [("s_addr", c.c_uint8 * 4)]
+    _fields_ = [("s_addr", c.c_uint32)]
 
 
 class _In6Addr(c.Structure):
@@ -200,7 +200,7 @@ def _library() -> c.CDLL:
 
 
 def _address(text: str) -> _InAddr:
-    return _InAddr((c.c_uint8 * 4)(*ipaddress.IPv4Address(text).packed))
+    return _InAddr.from_buffer_copy(ipaddress.IPv4Address(text).packed)  # network byte order
 
 
 def _config(settings: Settings) -> _Config:
