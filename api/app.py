@@ -1,0 +1,49 @@
+"""The Flask application, put together from what it is handed; it holds no state of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from flask import Flask
+from werkzeug.wrappers import Response
+
+from api import attempts, blobs, converters, images, jobs, nodes, problems, service
+from api.services import Dispatcher, HealthCheck, Services, attach
+from api.tokens import Issuer
+from repository.service import Repository
+from vmjobs.config import Config
+
+if TYPE_CHECKING:
+    from images.store import ImageStore
+
+
+def create_app(
+    config: Config,
+    repository: Repository,
+    *,
+    store: ImageStore,
+    dispatcher: Dispatcher,
+    issuer: Issuer,
+    checks: Mapping[str, HealthCheck] | None = None,
+) -> Flask:
+    """The API as a WSGI application.
+
+    checks: what ``/healthz`` asks besides the database, by name.
+    """
+    app = Flask("vmjobs", static_folder=None)
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    known = {"database": repository.ping, **(checks or {})}
+    attach(app, Services(config, repository, store, dispatcher, issuer, known))
+    converters.install(app)
+    problems.install(app)
+    for part in (jobs, attempts, blobs, images, nodes, service):
+        app.register_blueprint(part.blueprint)
+    app.after_request(_harden)
+    return app
+
+
+def _harden(response: Response) -> Response:
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
+    response.headers.setdefault("Referrer-Policy", "no-referrer")
+    return response

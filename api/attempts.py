@@ -1,0 +1,148 @@
+"""Attempts at a job: what an agent does with the token of the one job that it runs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask import Blueprint, request, url_for
+from pydantic import Field
+from werkzeug.wrappers import Response
+
+from api.operation import (
+    Access,
+    Binary,
+    Reply,
+    Strict,
+    backend,
+    empty_reply,
+    json_reply,
+    operation,
+    read_body,
+    read_limited,
+    read_query,
+)
+from api.problems import LengthRequired
+from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS, Cut, send
+from vmjobs.errors import JobFinal
+from vmjobs.model import AttemptClaim, Job, JobTicket, Output, Report, StreamName
+
+blueprint = Blueprint("attempts", __name__, url_prefix="/v1/jobs/<id:job>")
+
+TAG: Final = "attempts"
+AGENT: Final = Access(job=True)
+MAX_APPEND_BYTES: Final = 8 * 1024 * 1024
+
+
+class AppendQuery(Strict):
+    """Where to append."""
+
+    offset: int = Field(ge=0, le=2**53, description="place in the stream, from 0")
+
+
+def require_open(job_id: str) -> Job:
+    """The job, if a token of its own is still worth anything.
+
+    Raises:
+        JobFinal: the job has ended.
+    """
+    job = backend().repository.job(job_id)
+    if job.state.final:
+        raise JobFinal(f"job {job_id} has ended: it is {job.state}")
+    return job
+
+
+@blueprint.post("/attempts")
+@operation(
+    "claimJob",
+    tag=TAG,
+    access=AGENT,
+    body=AttemptClaim,
+    replies={201: Reply("the job is this attempt's now", JobTicket)},
+    errors=(404, 409),
+)
+def claim(job: str) -> Response:
+    """Claim a job for a new attempt.
+
+    Older attempts are fenced off: their calls are refused with ATTEMPT_SUPERSEDED from now on.
+    """
+    wish = read_body(AttemptClaim)
+    ticket = backend().repository.claim(job, wish)
+    location = url_for("attempts.report", job=job, attempt=wish.attempt)
+    return json_reply(ticket, 201, {"Location": location.removesuffix("/reports")})
+
+
+@blueprint.post("/attempts/<attempt:attempt>/reports")
+@operation(
+    "reportAttempt",
+    tag=TAG,
+    access=AGENT,
+    body=Report,
+    replies={204: Reply("noted")},
+    errors=(404, 409),
+)
+def report(job: str, attempt: str) -> Response:
+    """Report progress or the end of an attempt. Repeating a report is no error."""
+    backend().repository.report(job, attempt, read_body(Report))
+    return empty_reply()
+
+
+@blueprint.post("/attempts/<attempt:attempt>/streams/<stream:name>")
+@operation(
+    "appendStream",
+    tag=TAG,
+    access=AGENT,
+    query=AppendQuery,
+    body=Binary("the bytes to append, 8 MiB at most"),
+    replies={204: Reply("appended")},
+    errors=(404, 409, 413),
+)
+def append(job: str, attempt: str, name: str) -> Response:
+    """Append to one of the job's streams.
+
+    Bytes that are there already stay as they are, so that a call may be repeated; an offset
+    behind the end is refused with 409.
+    """
+    offset = read_query(AppendQuery).offset
+    data = read_limited(MAX_APPEND_BYTES)
+    backend().repository.append(job, attempt, StreamName(name), offset, data)
+    return empty_reply()
+
+
+@blueprint.put("/attempts/<attempt:attempt>/outputs/<relative:path>")
+@operation(
+    "putOutput",
+    tag=TAG,
+    access=AGENT,
+    body=Binary("the file"),
+    replies={201: Reply("stored", Output)},
+    errors=(404, 409, 411, 413, 422),
+)
+def put_output(job: str, attempt: str, path: str) -> Response:
+    """Deliver an output file. Content-Length is needed."""
+    size = request.content_length
+    if size is None:
+        raise LengthRequired("the length of an output file must be told beforehand")
+    stored = backend().repository.put_output(
+        job,
+        attempt,
+        path,
+        request.stream,  # type: ignore[arg-type]
+        size,
+    )
+    return json_reply(stored, 201)
+
+
+@blueprint.get("/inputs/<relative:name>")
+@operation(
+    "readInput",
+    tag=TAG,
+    access=AGENT,
+    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    replies=BYTES,
+    errors=(404, 409, 416, 422),
+)
+def read_input(job: str, name: str) -> Response:
+    """Read one of the job's input files. Its ETag is the file's digest."""
+    require_open(job)
+    blob = backend().repository.open_input(job, name)
+    return send(Cut(blob), etag=blob.digest, close=blob.close)

@@ -1,0 +1,224 @@
+"""Jobs, as users see them: submit, look, read what they leave, cancel."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+from flask import Blueprint, request, url_for
+from pydantic import BeforeValidator, Field
+from werkzeug.wrappers import Response
+
+from api.operation import (
+    Header,
+    Reply,
+    Strict,
+    anyone_with,
+    backend,
+    caller,
+    json_reply,
+    operation,
+    read_body,
+    read_query,
+)
+from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS, Cut, send
+from api.tokens import Scope
+from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
+from vmjobs.model import Job, JobState, StreamName, Submission
+from vmjobs.wire import EventList, JobPage, OutputList, Submitted
+
+blueprint = Blueprint("jobs", __name__, url_prefix="/v1/jobs")
+
+TAG: Final = "jobs"
+MAX_PAGE: Final = 2000
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+READ: Final = anyone_with(Scope.COMPUTE_READ)
+
+
+def _words(value: Any) -> Any:
+    return [word for word in value.split(",") if word] if isinstance(value, str) else value
+
+
+class JobQuery(Strict):
+    """Which jobs to list."""
+
+    state: Annotated[tuple[JobState, ...], BeforeValidator(_words)] = Field(
+        (), description="only jobs in these states, separated by commas", max_length=32
+    )
+    array: str = Field("", max_length=64, description="only jobs of this submission")
+    limit: int = Field(256, ge=1, le=MAX_PAGE, description="jobs in a page")
+    cursor: str = Field("", max_length=512, description="`next` of the page before")
+
+
+class EventQuery(Strict):
+    """Which events to list."""
+
+    after: int = Field(0, ge=0, le=2**31 - 1, description="only events with a larger `seq`")
+
+
+@blueprint.post("")
+@operation(
+    "submitJobs",
+    tag=TAG,
+    access=anyone_with(Scope.COMPUTE_CREATE),
+    body=Submission,
+    headers=(
+        Header(
+            "Idempotency-Key",
+            "repeating a submission with the same key and body submits nothing new",
+            {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
+        ),
+    ),
+    replies={
+        201: Reply("submitted", Submitted, {"Location": "the first job"}),
+        200: Reply("this key had submitted the same before: these are the jobs", Submitted),
+    },
+    errors=(409,),
+)
+def submit() -> Response:
+    """Submit jobs.
+
+    One specification is run `count` times, as an array. A tag of an image is resolved to a
+    digest now; the digest is what runs.
+    """
+    key = _idempotency_key()
+    submission = read_body(Submission, InvalidSpec)
+    parts = backend()
+    done = parts.repository.submit(caller().subject, submission, key, parts.dispatcher.submit_array)
+    body = Submitted(array=done.array, jobs=tuple(done.jobs))
+    location = url_for("jobs.show", job=done.jobs[0].id)
+    return json_reply(body, 201 if done.created else 200, {"Location": location})
+
+
+def _idempotency_key() -> str:
+    key = request.headers.get("Idempotency-Key")
+    if key is None:
+        return ""
+    if not _KEY.fullmatch(key):
+        message = "must be 1 to 255 visible ASCII characters"
+        fault = Fault("Idempotency-Key", "bad_header", message)
+        raise InvalidRequest(f"the header Idempotency-Key {message}", faults=[fault])
+    return key
+
+
+@blueprint.get("")
+@operation(
+    "listJobs",
+    tag=TAG,
+    access=READ,
+    query=JobQuery,
+    replies={200: Reply("a page of jobs", JobPage)},
+)
+def index() -> Response:
+    """List one's own jobs, newest first."""
+    query = read_query(JobQuery)
+    page = backend().repository.jobs(
+        caller().subject, query.state, query.array, query.limit, query.cursor
+    )
+    return json_reply(JobPage(jobs=tuple(page.jobs), next=page.next))
+
+
+@blueprint.get("/<id:job>")
+@operation(
+    "getJob",
+    tag=TAG,
+    access=READ,
+    headers=(IF_NONE_MATCH,),
+    replies={
+        200: Reply("the job", Job, {"ETag": "changes whenever the job does"}),
+        304: Reply("the job has not changed since"),
+    },
+    errors=(404,),
+)
+def show(job: str) -> Response:
+    """Show one job.
+
+    Poll with the ETag of the last answer in If-None-Match: an unchanged job costs next to nothing.
+    """
+    repository, owner = backend().repository, caller().subject
+    # Read before the job: should the job change in between, the older tag only costs one more
+    # answer, never a missed change.
+    etag = str(repository.version(job, owner))
+    if request.if_none_match.contains(etag):
+        return Response(status=304, headers={"ETag": f'"{etag}"', "Cache-Control": "no-cache"})
+    return json_reply(repository.job(job, owner), headers={"ETag": f'"{etag}"'})
+
+
+@blueprint.get("/<id:job>/events")
+@operation(
+    "listEvents",
+    tag=TAG,
+    access=READ,
+    query=EventQuery,
+    replies={200: Reply("events, oldest first", EventList)},
+    errors=(404,),
+)
+def events(job: str) -> Response:
+    """Show a job's history."""
+    query = read_query(EventQuery)
+    found = backend().repository.events(job, query.after, caller().subject)
+    return json_reply(EventList(events=tuple(found)))
+
+
+@blueprint.get("/<id:job>/<stream:name>")
+@operation(
+    "readStream",
+    tag=TAG,
+    access=READ,
+    headers=RANGE_HEADERS[:1],
+    replies={k: v for k, v in BYTES.items() if k != 304},
+    errors=(404, 416),
+)
+def stream(job: str, name: str) -> Response:
+    """Read a job's output, error output or console.
+
+    A stream grows while the job runs. To follow it, ask for the range that begins where the last
+    answer ended; 416 means that there is nothing new.
+    """
+    return send(backend().repository.open_stream(job, StreamName(name), caller().subject))
+
+
+@blueprint.get("/<id:job>/outputs")
+@operation(
+    "listOutputs",
+    tag=TAG,
+    access=READ,
+    replies={200: Reply("the files", OutputList)},
+    errors=(404,),
+)
+def outputs(job: str) -> Response:
+    """List the files that a job delivered, and what was refused."""
+    found = backend().repository.outputs(job, caller().subject)
+    return json_reply(OutputList(outputs=tuple(found.outputs), rejected=tuple(found.rejected)))
+
+
+@blueprint.get("/<id:job>/outputs/<relative:path>")
+@operation(
+    "readOutput",
+    tag=TAG,
+    access=anyone_with(Scope.STORAGE_READ),
+    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    replies=BYTES,
+    errors=(404, 416, 422),
+)
+def output(job: str, path: str) -> Response:
+    """Read a file that a job delivered. Its ETag is the file's digest."""
+    blob = backend().repository.open_output(job, path, caller().subject)
+    return send(Cut(blob), etag=blob.digest, close=blob.close)
+
+
+@blueprint.delete("/<id:job>")
+@operation(
+    "cancelJob",
+    tag=TAG,
+    access=anyone_with(Scope.COMPUTE_CANCEL),
+    replies={202: Reply("the job is being stopped", Job)},
+    errors=(404, 409),
+)
+def cancel(job: str) -> Response:
+    """Cancel a job.
+
+    It is CANCELING until its virtual machine is known to be gone. Repeating the call is no error.
+    """
+    parts = backend()
+    return json_reply(parts.repository.cancel(job, caller().subject, parts.dispatcher.cancel_job), 202)

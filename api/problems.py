@@ -1,0 +1,169 @@
+"""Every failure as a problem document (RFC 9457), and nothing of our insides in any of them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from http import HTTPStatus
+from typing import Final
+
+from flask import Flask, Response
+from werkzeug.exceptions import HTTPException
+
+from api.tokens import challenge
+from vmjobs.errors import Forbidden, InvalidRequest, Unauthenticated, Unavailable, VMJobsError
+from vmjobs.wire import Problem, ProblemFault
+
+log = logging.getLogger(__name__)
+
+CONTENT_TYPE: Final = "application/problem+json"
+TYPE_PREFIX: Final = "urn:vmjobs:error:"
+RETRY_AFTER_SECONDS: Final = 5
+
+#: Codes of failures that come from HTTP itself, before any of our own code has a say.
+_HTTP_CODES: Final = {
+    400: "BAD_REQUEST",
+    404: "NOT_FOUND",
+    405: "METHOD_NOT_ALLOWED",
+    411: "LENGTH_REQUIRED",
+    413: "TOO_LARGE",
+    415: "UNSUPPORTED_MEDIA_TYPE",
+    416: "RANGE_NOT_SATISFIABLE",
+}
+
+
+class RefusedInRouting(HTTPException):
+    """One of our errors, found while a URL is matched, where only HTTP's exceptions may pass."""
+
+    def __init__(self, error: VMJobsError) -> None:
+        super().__init__(error.message)
+        self.code = error.http_status
+        self.error = error
+
+
+class MalformedBody(VMJobsError):
+    """The body is not JSON at all."""
+
+    code = "MALFORMED_JSON"
+    http_status = 400
+    exit_code = 64
+
+
+class UnsupportedMediaType(VMJobsError):
+    """The body is of another type than the one that is taken here."""
+
+    code = "UNSUPPORTED_MEDIA_TYPE"
+    http_status = 415
+    exit_code = 64
+
+
+class LengthRequired(VMJobsError):
+    """The length of the body must be known beforehand."""
+
+    code = "LENGTH_REQUIRED"
+    http_status = 411
+    exit_code = 64
+
+
+class RangeNotSatisfiable(VMJobsError):
+    """A byte range that begins behind the end of what there is."""
+
+    code = "RANGE_NOT_SATISFIABLE"
+    http_status = 416
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the range begins behind the end: there are {size} bytes")
+        self.size = size
+
+
+class BadBlob(InvalidRequest):
+    """What a client sent is not what the digest in the URL says."""
+
+    code = "DIGEST_MISMATCH"
+
+
+def install(app: Flask) -> None:
+    """Answer every failure of ``app`` with a problem document."""
+    app.register_error_handler(VMJobsError, on_error)
+    app.register_error_handler(HTTPException, on_http)
+    app.register_error_handler(Exception, on_surprise)
+
+
+def on_error(error: VMJobsError) -> Response:
+    """One of our own errors; those that say nothing to a client become an incident."""
+    if error.http_status == 500:
+        return on_surprise(error)
+    if error.http_status >= 500:
+        log.warning("%s: %s", error.code, error.message)
+    document = Problem(
+        type=TYPE_PREFIX + error.code,
+        title=_title(error.http_status),
+        status=error.http_status,
+        detail=error.message,
+        code=error.code,
+        hint=error.hint,
+        errors=tuple(ProblemFault(**vars(fault)) for fault in error.faults),
+        service=error.service if isinstance(error, Unavailable) else "",
+    )
+    response = reply(document)
+    if isinstance(error, Unauthenticated | Forbidden):
+        response.headers["WWW-Authenticate"] = challenge(error)
+    if isinstance(error, RangeNotSatisfiable):
+        response.headers["Content-Range"] = f"bytes */{error.size}"
+    if isinstance(error, Unavailable):
+        response.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return response
+
+
+def on_http(error: HTTPException) -> Response:
+    """A failure that HTTP, routing or the framework raised."""
+    if isinstance(error, RefusedInRouting):
+        return on_error(error.error)
+    status = error.code or 500
+    if status < 400:
+        return Response(error.get_response().response, status, dict(error.get_headers()))
+    code = _HTTP_CODES.get(status, "INTERNAL" if status >= 500 else "BAD_REQUEST")
+    document = Problem(
+        type=TYPE_PREFIX + code,
+        title=_title(status),
+        status=status,
+        detail=error.description or _title(status),
+        code=code,
+    )
+    response = reply(document)
+    for name, value in error.get_headers():
+        if name.lower() not in {"content-type", "content-length"}:
+            response.headers[name] = value
+    return response
+
+
+def on_surprise(error: Exception) -> Response:
+    """Something nobody foresaw: the log has all of it, the client gets a number to quote."""
+    incident = secrets.token_hex(8)
+    log.error("incident %s", incident, exc_info=error)
+    return reply(
+        Problem(
+            type=TYPE_PREFIX + "INTERNAL",
+            title=_title(500),
+            status=500,
+            detail=f"Something went wrong inside the service; this is incident {incident}.",
+            code="INTERNAL",
+            hint="report the incident number to the people who run the service",
+            instance=f"urn:vmjobs:incident:{incident}",
+        )
+    )
+
+
+def reply(document: Problem) -> Response:
+    """A problem document as an HTTP answer."""
+    body = document.model_dump_json(exclude_defaults=True)
+    response = Response(body, document.status, content_type=CONTENT_TYPE)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def _title(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Error"

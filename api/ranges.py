@@ -1,0 +1,210 @@
+"""Bytes as HTTP serves them: whole or a range of them (RFC 9110), never all of them in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+from flask import request
+from werkzeug.wrappers import Response
+
+from api.operation import Binary, Header, Reply
+from api.problems import RangeNotSatisfiable
+from vmjobs.errors import NotFound, Unavailable
+
+PIECE: Final = 256 * 1024
+_ONE_RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
+
+
+IF_NONE_MATCH: Final = Header("If-None-Match", "the ETag of an earlier answer")
+RANGE_HEADERS: Final = (
+    Header("Range", "one range of bytes: bytes=0-99, bytes=100- or bytes=-50"),
+    Header("If-Range", "an ETag: heed Range only if the body is still that one"),
+)
+BYTES: Final = {
+    200: Reply("all bytes", Binary("the bytes"), {"Accept-Ranges": "bytes", "ETag": "a digest"}),
+    206: Reply("the bytes asked for", Binary("the bytes"), {"Content-Range": "which these are"}),
+    304: Reply("the ETag in If-None-Match is the present one"),
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes ``start`` up to, not including, ``stop``."""
+
+    start: int
+    stop: int
+
+
+class Source(Protocol):
+    """Bytes of a known size."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """Those from ``start`` up to, not including, ``stop``."""
+
+
+class Whole(Protocol):
+    """Bytes that can be read from their beginning only, because they are verified on the way."""
+
+    size: int
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+class Cut:
+    """A :class:`Source` of a :class:`Whole`: what comes before the range is read and dropped."""
+
+    def __init__(self, whole: Whole) -> None:
+        self._whole = whole
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are."""
+        return self._whole.size
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """See :class:`Source`."""
+        end = self.size if stop is None else stop
+        place = 0
+        for chunk in self._whole:
+            piece = chunk[max(0, start - place) : max(0, end - place)]
+            place += len(chunk)
+            if piece:
+                yield piece
+            # At the very end the loop goes on once more, so that the digest is checked.
+            if place >= end and end < self.size:
+                return
+
+
+class MemorySource:
+    """A :class:`Source` of a few bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are."""
+        return len(self._data)
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """See :class:`Source`."""
+        yield self._data[start:stop]
+
+
+class FileSource:
+    """A :class:`Source` of a file on disk that nobody changes."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file: BinaryIO = path.open("rb")
+            self._size = path.stat().st_size
+        except FileNotFoundError:
+            raise NotFound("there is no such file here") from None
+        except OSError as error:
+            raise Unavailable("images", f"the file cannot be read: {error.strerror}") from error
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are."""
+        return self._size
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """See :class:`Source`."""
+        self._file.seek(start)
+        left = (self._size if stop is None else stop) - start
+        while left > 0 and (data := self._file.read(min(PIECE, left))):
+            left -= len(data)
+            yield data
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+
+def parse_range(header: str | None, size: int) -> Span | None:
+    """The span that a ``Range`` header asks for in a body of ``size`` bytes.
+
+    ``None`` means the whole body: there is no header, or one that a server may ignore (another
+    unit, bad syntax, several ranges).
+
+    Raises:
+        RangeNotSatisfiable: the range begins behind the end.
+    """
+    match = _ONE_RANGE.fullmatch(header or "")
+    if not match or match[1] == match[2] == "":
+        return None
+    if match[1] == "":
+        length = min(int(match[2]), size)
+        if length == 0:
+            raise RangeNotSatisfiable(size)
+        return Span(size - length, size)
+    start = int(match[1])
+    if match[2] and int(match[2]) < start:
+        return None
+    if start >= size:
+        raise RangeNotSatisfiable(size)
+    return Span(start, min(int(match[2]) + 1, size) if match[2] else size)
+
+
+def send(
+    source: Source,
+    *,
+    etag: str = "",
+    immutable: bool = False,
+    close: Callable[[], None] = lambda: None,
+) -> Response:
+    """Answer with all of ``source``, or the range asked for, and then ``close`` it.
+
+    etag: a digest of the whole body, where it has one. immutable: it never changes.
+    """
+    try:
+        headers = _headers(etag, immutable)
+        if etag and request.if_none_match.contains(etag):
+            close()
+            return Response(status=304, headers=headers)
+        span = parse_range(_range_in_force(etag), source.size)
+    except BaseException:
+        close()
+        raise
+    chosen = span or Span(0, source.size)
+    if span:
+        headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{source.size}"
+    headers["Content-Length"] = str(chosen.stop - chosen.start)
+    response = Response(
+        source.chunks(chosen.start, chosen.stop),
+        206 if span else 200,
+        headers,
+        content_type="application/octet-stream",
+        direct_passthrough=True,
+    )
+    response.call_on_close(close)
+    return response
+
+
+def _range_in_force(etag: str) -> str | None:
+    """The ``Range`` header, unless ``If-Range`` names another version of the body."""
+    condition = request.headers.get("If-Range")
+    if condition is not None and condition.strip() != f'"{etag}"':
+        return None
+    return request.headers.get("Range")
+
+
+def _headers(etag: str, immutable: bool) -> dict[str, str]:
+    headers = {
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "private, max-age=31536000, immutable" if immutable else "no-cache",
+        # What a guest wrote is shown by no browser as if it were a page of ours.
+        "X-Content-Type-Options": "nosniff",
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+    }
+    if etag:
+        headers["ETag"] = f'"{etag}"'
+    return headers

@@ -1,0 +1,98 @@
+"""The service about itself: what it is, whether it works, and how to talk to it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from flask import Blueprint, current_app
+from pydantic import RootModel
+from werkzeug.wrappers import Response
+
+from api.operation import PUBLIC, Reply, backend, json_reply, operation
+from api.services import HealthCheck
+from vmjobs import __version__
+from vmjobs.errors import VMJobsError
+from vmjobs.model import MAX_ARRAY, MAX_SCRIPT_BYTES, HypervisorKind, NetworkMode, Strategy
+from vmjobs.wire import Health, Limits, ServiceInfo
+
+log = logging.getLogger(__name__)
+blueprint = Blueprint("service", __name__)
+
+TAG: Final = "service"
+API_VERSION: Final = "v1"
+RETENTION: Final = "jobs, their outputs and logs are kept until the operator removes them"
+
+
+class Document(RootModel[dict[str, Any]]):
+    """An OpenAPI document."""
+
+
+@blueprint.get("/v1/service-info")
+@operation("getServiceInfo", tag=TAG, access=PUBLIC, replies={200: Reply("the service", ServiceInfo)})
+def info() -> Response:
+    """Tell versions, limits and choices."""
+    config = backend().config
+    return json_reply(
+        ServiceInfo(
+            version=__version__,
+            api_version=API_VERSION,
+            strategies=tuple(Strategy),
+            hypervisors=tuple(HypervisorKind),
+            networks=tuple(NetworkMode),
+            routes=tuple(sorted({*config.routes, config.default_route})),
+            default_route=config.default_route,
+            limits=Limits(
+                cpus=config.max_cpus,
+                memory=config.max_memory,
+                disk=config.max_disk,
+                run_seconds=config.max_run_seconds,
+                script_bytes=MAX_SCRIPT_BYTES,
+                array=MAX_ARRAY,
+                stream_bytes=config.max_stream_bytes,
+            ),
+            retention=RETENTION,
+        )
+    )
+
+
+@blueprint.get("/healthz")
+@operation(
+    "getHealth",
+    tag=TAG,
+    access=PUBLIC,
+    replies={
+        200: Reply("everything answers", Health),
+        503: Reply("something does not answer; the body names it", Health),
+    },
+)
+def health() -> Response:
+    """Tell whether the service and those it leans on work. Needs no token."""
+    states = {name: _state(name, check) for name, check in backend().checks.items()}
+    good = all(state == "ok" for state in states.values())
+    body = Health(status="ok" if good else "unavailable", services=states)
+    return json_reply(body, 200 if good else 503, {} if good else {"Retry-After": "5"})
+
+
+def _state(name: str, check: HealthCheck) -> str:
+    """``ok``, or one sentence that is fit for anybody's eyes."""
+    try:
+        check()
+    except VMJobsError as error:
+        log.warning("%s is not healthy: %s", name, error.message)
+    except Exception:
+        log.exception("the check of %s failed", name)
+    else:
+        return "ok"
+    return f"the {name} does not answer"
+
+
+@blueprint.get("/openapi.json")
+@operation("getOpenAPI", tag=TAG, access=PUBLIC, replies={200: Reply("the OpenAPI document", Document)})
+def document() -> Response:
+    """Describe this interface."""
+    from api.openapi import build  # noqa: PLC0415 - it looks at all views, this one among them
+
+    response = json_reply(Document(build(current_app)))
+    response.headers["Cache-Control"] = "public, max-age=300"
+    return response

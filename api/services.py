@@ -1,0 +1,55 @@
+"""What the views stand on, kept with the application: no module state, no globals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+from flask import Flask, current_app
+
+from api.tokens import Issuer
+from repository.service import Repository
+from vmjobs.config import Config
+
+if TYPE_CHECKING:
+    from images.store import ImageStore
+
+_KEY: Final = "vmjobs"
+
+#: Returns when the service works, raises when it does not.
+HealthCheck = Callable[[], None]
+
+
+class Dispatcher(Protocol):
+    """Hands work to the worker. Both raise ``Unavailable("broker", …)``."""
+
+    def submit_array(self, array: str) -> None:
+        """Have the array's jobs submitted to a scheduler."""
+
+    def cancel_job(self, job_id: str) -> None:
+        """Have the job removed from its scheduler."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """The collaborators that :func:`api.app.create_app` was given."""
+
+    config: Config
+    repository: Repository
+    images: ImageStore
+    dispatcher: Dispatcher
+    issuer: Issuer
+    checks: Mapping[str, HealthCheck] = field(default_factory=dict)
+
+
+def attach(app: Flask, parts: Services) -> None:
+    """Keep ``parts`` with ``app``."""
+    app.extensions[_KEY] = parts
+
+
+def services(app: Flask | None = None) -> Services:
+    """The parts of ``app``, by default of the application that handles this request."""
+    parts = (app or current_app).extensions[_KEY]
+    assert isinstance(parts, Services)  # noqa: S101 - attach() is the only writer
+    return parts

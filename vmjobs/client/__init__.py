@@ -1,0 +1,15 @@
+"""The client library: everything that talks to the API speaks through it.
+
+- :class:`Client` for people and their programs: submit, watch, read, cancel.
+- :class:`JobAgentClient` for the agent that runs one job (a ``vmjobs.ports.JobSource``).
+- :class:`ImageClient` fetches images for a node's cache, :class:`NodeClient` announces a node.
+
+All raise the errors of :mod:`vmjobs.errors`: what the service answered with, or
+``Unavailable("api", …)`` where it cannot be reached.
+"""
+
+from vmjobs.client.agent import ImageClient, JobAgentClient, NodeClient
+from vmjobs.client.transport import Retries, Transport
+from vmjobs.client.user import Client
+
+__all__ = ["Client", "ImageClient", "JobAgentClient", "NodeClient", "Retries", "Transport"]

@@ -1,0 +1,148 @@
+"""The API as an execute node uses it: one job, its image, and the node itself."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import BinaryIO, Final
+from urllib.parse import quote
+
+import requests
+from pydantic import BaseModel
+
+from vmjobs.client.transport import Retries, Transport, Upload, parse
+from vmjobs.errors import Conflict, DigestMismatch
+from vmjobs.model import AttemptClaim, InputFile, JobTicket, Node, Output, Report, StreamName
+from vmjobs.ports import Progress
+
+#: A repository that is restarted or moved is no reason to lose a job that is running well.
+AGENT_RETRIES: Final = Retries(deadline=300.0, ceiling=10.0)
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
+APPEND_BYTES: Final = 4 * 1024 * 1024
+
+
+def encoded(model: BaseModel) -> bytes:
+    """A model as the body of a request."""
+    return model.model_dump_json().encode()
+
+
+class JobAgentClient:
+    """One job, with the job's own token: a ``vmjobs.ports.JobSource``."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        job_id: str,
+        *,
+        session: requests.Session | None = None,
+        retries: Retries = AGENT_RETRIES,
+    ) -> None:
+        self._http = Transport(url, token, session=session, retries=retries)
+        self._path = f"/v1/jobs/{quote(job_id, safe='')}"
+        self._attempt = ""
+
+    def close(self) -> None:
+        """Give connections back; calls that wait for another try fail at once."""
+        self._http.close()
+
+    def claim(self, claim: AttemptClaim) -> JobTicket:
+        """See :class:`vmjobs.ports.JobSource`."""
+        path = f"{self._path}/attempts"
+        ticket = self._post(path, encoded(claim), JSON_HEADERS)
+        self._attempt = claim.attempt
+        return parse(JobTicket, ticket)
+
+    def fetch_input(self, file: InputFile, sink: BinaryIO) -> None:
+        """See :class:`vmjobs.ports.JobSource`."""
+        self._http.download(f"{self._path}/inputs/{quote(file.name)}", sink.write, digest=file.digest)
+
+    def report(self, report: Report) -> None:
+        """See :class:`vmjobs.ports.JobSource`."""
+        self._post(f"{self._mine()}/reports", encoded(report), JSON_HEADERS)
+
+    def append(self, stream: StreamName, offset: int, data: bytes) -> None:
+        """See :class:`vmjobs.ports.JobSource`."""
+        for start in range(0, len(data), APPEND_BYTES):
+            piece = data[start : start + APPEND_BYTES]
+            path = f"{self._mine()}/streams/{stream.value}?offset={offset + start}"
+            self._post(path, piece, {"Content-Type": "application/octet-stream"})
+
+    def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
+        """See :class:`vmjobs.ports.JobSource`."""
+        target = f"{self._mine()}/outputs/{quote(path)}"
+        return parse(Output, self._http.call("PUT", target, body=Upload(source, size)))
+
+    def _mine(self) -> str:
+        if not self._attempt:
+            raise Conflict("the job has not been claimed")
+        return f"{self._path}/attempts/{self._attempt}"
+
+    def _post(self, path: str, body: bytes, headers: dict[str, str]) -> requests.Response:
+        # Claims, reports and appended bytes may all be repeated: the API is made for it.
+        return self._http.call("POST", path, body=body, headers=headers, repeatable=True)
+
+
+class ImageClient:
+    """Fetches images by digest, with a node's, a job's or a user's token."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        session: requests.Session | None = None,
+        retries: Retries = AGENT_RETRIES,
+    ) -> None:
+        self._http = Transport(url, token, session=session, retries=retries)
+
+    def close(self) -> None:
+        """Give connections back; calls that wait for another try fail at once."""
+        self._http.close()
+
+    def manifest(self, digest: str) -> bytes:
+        """The exact bytes of an image's manifest.
+
+        Raises:
+            NotFound: there is no such image.
+            DigestMismatch: what arrived is another manifest.
+        """
+        data = self._http.call("GET", f"/v1/images/{quote(digest, safe=':')}/manifest").content
+        if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+            raise DigestMismatch(f"what came as the manifest {digest} has other bytes")
+        return data
+
+    def blob(
+        self, image_digest: str, blob_digest: str, sink: BinaryIO, progress: Progress | None = None
+    ) -> None:
+        """Write a blob of an image to ``sink``, verified.
+
+        Raises:
+            NotFound: there is no such image, or the blob is none of its.
+            DigestMismatch: what arrived has other bytes; ``sink`` has them and must be dropped.
+        """
+        image, blob = (quote(d, safe=":") for d in (image_digest, blob_digest))
+        path = f"/v1/images/{image}/blobs/{blob}"
+        self._http.download(path, sink.write, digest=blob_digest, progress=progress)
+
+
+class NodeClient:
+    """Announces a node, with the node's token."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        session: requests.Session | None = None,
+        retries: Retries | None = None,
+    ) -> None:
+        self._http = Transport(url, token, session=session, retries=retries)
+
+    def close(self) -> None:
+        """Give connections back; calls that wait for another try fail at once."""
+        self._http.close()
+
+    def put_node(self, node: Node) -> None:
+        """Tell the API what this node has and does."""
+        path = f"/v1/nodes/{quote(node.name, safe='')}"
+        self._http.call("PUT", path, body=encoded(node), headers=JSON_HEADERS)

@@ -1,0 +1,92 @@
+"""What an HTTP failure means, as one of our errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import requests
+from pydantic import ValidationError
+
+from vmjobs.errors import (
+    Conflict,
+    Fault,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    Unauthenticated,
+    Unavailable,
+    VMJobsError,
+)
+from vmjobs.wire import Problem
+
+_BY_STATUS: Final[dict[int, type[VMJobsError]]] = {
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: PayloadTooLarge,
+}
+#: A longer problem document is not read to its end.
+MAX_PROBLEM_BYTES: Final = 4 * 1024 * 1024
+
+
+class ServiceError(VMJobsError):
+    """The service failed inside. ``hint`` says what to tell its operators."""
+
+    code = "INTERNAL"
+    exit_code = 70
+
+
+def error_from(response: requests.Response) -> VMJobsError:
+    """The error that a response with a status of 300 or more stands for."""
+    status = response.status_code
+    problem = _problem(response)
+    if problem is None:
+        if status in {429, 502, 503, 504}:
+            return Unavailable("api", f"the API at {_origin(response)} answers with {status}")
+        if status < 400:
+            return Unavailable("api", f"the API at {_origin(response)} redirects elsewhere")
+        problem = Problem(title="", status=status, detail=f"the API answered with HTTP {status}")
+    message = problem.detail or problem.title or f"the API answered with HTTP {status}"
+    if status in {429, 503}:
+        return Unavailable(problem.service or "api", message, hint=problem.hint)
+    faults = [Fault(f.field, f.code, f.message) for f in problem.errors]
+    error = _kind(problem)(message, hint=problem.hint, faults=faults)
+    if problem.code:
+        # The service may be newer and know finer codes than this client has classes for.
+        vars(error)["code"] = problem.code
+    return error
+
+
+def _kind(problem: Problem) -> type[VMJobsError]:
+    for kind in _all_kinds(VMJobsError):
+        if kind.code == problem.code and kind is not Unavailable:
+            return kind
+    if problem.status in _BY_STATUS:
+        return _BY_STATUS[problem.status]
+    return ServiceError if problem.status >= 500 else InvalidRequest
+
+
+def _all_kinds(base: type[VMJobsError]) -> Iterator[type[VMJobsError]]:
+    for kind in base.__subclasses__():
+        if kind.__module__ == "vmjobs.errors":
+            yield kind
+            yield from _all_kinds(kind)
+
+
+def _problem(response: requests.Response) -> Problem | None:
+    if response.headers.get("Content-Type", "").partition(";")[0] != "application/problem+json":
+        return None
+    try:
+        # The content may be there already (a plain call) or still on the wire (a download).
+        data = next(response.iter_content(MAX_PROBLEM_BYTES), b"")
+        return Problem.model_validate_json(data)
+    except (ValidationError, requests.RequestException):
+        return None
+
+
+def _origin(response: requests.Response) -> str:
+    scheme, _, rest = response.url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"

@@ -1,0 +1,83 @@
+"""Local files on one side, the API's bytes on the other."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import requests
+from pydantic import ValidationError
+
+from vmjobs.client.transport import PIECE, Transport
+from vmjobs.errors import InvalidRequest, Unavailable
+from vmjobs.model import InputFile, Output, faults_of
+from vmjobs.paths import below
+from vmjobs.ports import Progress
+
+
+def describe(path: Path, name: str) -> InputFile:
+    """A local file as an input called ``name``, with digest and size.
+
+    Raises:
+        InvalidRequest: it is no readable regular file, or ``name`` is no good path.
+    """
+    try:
+        if not path.is_file():
+            raise InvalidRequest(f"{path} is not a file")
+        with path.open("rb") as source:
+            digest = hashlib.file_digest(source, "sha256").hexdigest()
+            size = source.tell()
+        return InputFile(name=name, digest=f"sha256:{digest}", size=size)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+    except ValidationError as error:
+        faults = faults_of(error)
+        raise InvalidRequest(f"{name!r} cannot be an input's name", faults=faults) from error
+
+
+def fetch(
+    http: Transport, url: str, directory: Path, output: Output, progress: Progress | None
+) -> Path:
+    """Fetch an output into ``directory``: verified, and whole or not at all."""
+    try:
+        target = below(directory, output.path)
+    except ValueError as error:
+        raise InvalidRequest(f"the output's name is refused: {error}") from error
+    partial = target.with_name(f".vmjobs-{secrets.token_hex(8)}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("xb") as sink:
+            http.download(url, sink.write, digest=output.digest, progress=progress)
+            sink.flush()
+            os.fsync(sink.fileno())
+        partial.replace(target)
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def read_stream(http: Transport, url: str, offset: int) -> Iterator[bytes]:
+    """The bytes from ``offset`` to the present end; none where nothing was added."""
+    headers = {"Accept-Encoding": "identity"}
+    if offset:
+        headers["Range"] = f"bytes={offset}-"
+    response = http.call("GET", url, headers=headers, stream=True, accept=frozenset({416}))
+    with response:
+        if response.status_code == 416:
+            return
+        if offset and response.status_code != 206:
+            raise Unavailable("api", "the API does not serve a part of the stream")
+        left = int(response.headers.get("Content-Length", "0"))
+        try:
+            for data in response.iter_content(PIECE):
+                left -= len(data)
+                yield data
+        except requests.RequestException as error:
+            raise Unavailable("api", f"the transfer of {url} broke off") from error
+        if left > 0:
+            raise Unavailable("api", f"the transfer of {url} broke off")

@@ -1,0 +1,318 @@
+"""HTTP with patience: tries again where that is safe, within a deadline, and never silently."""
+
+from __future__ import annotations
+
+import email.utils
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final, TypeVar
+
+import requests
+from pydantic import BaseModel, ValidationError
+
+from vmjobs import __version__
+from vmjobs.client.faults import error_from
+from vmjobs.errors import DigestMismatch, Unavailable
+from vmjobs.ports import Progress
+
+PIECE: Final = 256 * 1024
+_PASSING: Final = frozenset({429, 502, 503, 504})
+_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How patient a client is. All times in seconds.
+
+    deadline: for a call with all of its tries; a transfer gets it anew whenever bytes have moved.
+    first, ceiling: the pauses between tries grow from one to the other.
+    connect, read: how long one try may wait for a connection, and for a sign of life on it.
+    """
+
+    deadline: float = 15.0
+    first: float = 0.2
+    ceiling: float = 5.0
+    connect: float = 5.0
+    read: float = 60.0
+
+    def pause(self, tries: int) -> float:
+        """Before try number ``tries`` + 1: exponential, and random so that clients spread."""
+        longest = min(self.ceiling, self.first * 2.0 ** min(tries - 1, 16))
+        return random.uniform(longest / 2, longest)  # noqa: S311 - no secret depends on it
+
+
+class _Bearer(requests.auth.AuthBase):
+    """Sends the token. As an auth object it also keeps ``~/.netrc`` from replacing it."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._token:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
+class Upload:
+    """A request's body: ``size`` bytes of ``source``, from where it stands now."""
+
+    def __init__(self, source: BinaryIO, size: int, progress: Progress | None = None) -> None:
+        self._source = source
+        self._size = size
+        self._progress = progress
+        self._left = size
+        self.repeatable = source.seekable()
+        self._start = source.tell() if self.repeatable else 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, length: int = -1) -> bytes:
+        """The next bytes, at most ``length``."""
+        data = self._source.read(self._left if length < 0 else min(length, self._left))
+        self._left -= len(data)
+        if self._progress and data:
+            self._progress(self._size - self._left, self._size)
+        return data
+
+    def rewind(self) -> None:
+        """Be ready to be sent again."""
+        if self.repeatable:
+            self._source.seek(self._start)
+        self._left = self._size
+
+
+Body = bytes | Upload | None
+
+
+@dataclass(frozen=True)
+class _Request:
+    method: str
+    path: str
+    body: Body
+    params: Mapping[str, Any]
+    headers: Mapping[str, str]
+    stream: bool
+
+
+class Transport:
+    """A connection to one API with one token. Safe to share between threads."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        session: requests.Session | None = None,
+        retries: Retries | None = None,
+    ) -> None:
+        self._base = url.rstrip("/")
+        self._session = session or requests.Session()
+        self._auth = _Bearer(token.strip())
+        self._retries = retries or Retries()
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Give connections back; calls that wait for another try fail at once."""
+        self._closed.set()
+        self._session.close()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless the transport is closed meanwhile.
+
+        Raises:
+            Unavailable: it was closed.
+        """
+        if self._closed.wait(seconds):
+            raise Unavailable("api", "the connection to the API was closed")
+
+    def get(self, model: type[Model], path: str, params: Mapping[str, Any] | None = None) -> Model:
+        """GET a JSON object."""
+        return parse(model, self.call("GET", path, params=params))
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Body = None,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        repeatable: bool | None = None,
+        accept: frozenset[int] = frozenset(),
+        stream: bool = False,
+    ) -> requests.Response:
+        """Send a request until it is answered for good.
+
+        repeatable: trying again does no harm; by default the methods that HTTP calls idempotent.
+        accept: statuses of 300 and more that the caller wants to see itself.
+
+        Raises:
+            VMJobsError: what the answer stands for.
+            Unavailable: no answer within the deadline.
+        """
+        again = method in _IDEMPOTENT if repeatable is None else repeatable
+        if isinstance(body, Upload):
+            again = again and body.repeatable
+        ask = _Request(method, path, body, params or {}, headers or {}, stream)
+        end = time.monotonic() + self._retries.deadline
+        tries = 0
+        while True:
+            tries += 1
+            wish = 0.0
+            try:
+                response = self._once(ask, end)
+            except requests.RequestException as error:
+                failure: Exception = self._unreachable(error)
+            else:
+                if response.status_code < 300 or response.status_code in accept:
+                    return response
+                failure = error_from(response)
+                response.close()
+                if response.status_code not in _PASSING:
+                    raise failure
+                wish = retry_after(response.headers.get("Retry-After"))
+            wait = max(wish, self._retries.pause(tries))
+            if not again or time.monotonic() + wait > end:
+                raise failure
+            self.pause(wait)
+
+    def _once(self, ask: _Request, end: float) -> requests.Response:
+        if self._closed.is_set():
+            raise Unavailable("api", "the connection to the API was closed")
+        if isinstance(ask.body, Upload):
+            ask.body.rewind()
+        left = max(0.5, end - time.monotonic())
+        # A body or an answer of any length takes as long as it takes; silence is what times out.
+        transfer = ask.stream or isinstance(ask.body, Upload)
+        read = self._retries.read if transfer else min(self._retries.read, left)
+        return self._session.request(
+            ask.method,
+            self._base + ask.path,
+            # An upload without bytes would be sent in chunks; plain b"" has its length told.
+            data=ask.body if ask.body is None or len(ask.body) else b"",
+            params=ask.params,
+            headers={"User-Agent": f"vmjobs/{__version__}", **ask.headers},
+            auth=self._auth,
+            timeout=(min(self._retries.connect, left), read),
+            stream=ask.stream,
+            allow_redirects=False,
+        )
+
+    def _unreachable(self, error: requests.RequestException) -> Unavailable:
+        return Unavailable(
+            "api",
+            f"cannot reach the API at {self._base}: {_cause(error)}",
+            hint="is 'vmjobs serve' running there, and is api_url right?",
+        )
+
+    def download(
+        self,
+        path: str,
+        write: Callable[[bytes], object],
+        *,
+        digest: str = "",
+        progress: Progress | None = None,
+    ) -> int:
+        """GET bytes and ``write`` them; a broken transfer goes on where it broke. The size.
+
+        Raises:
+            DigestMismatch: the bytes are not what ``digest`` names. They were written already,
+                so whoever keeps them must do so under another name until this returns.
+        """
+        state = hashlib.sha256()
+        done, tries = 0, 0
+        end = time.monotonic() + self._retries.deadline
+        while True:
+            headers = {"Accept-Encoding": "identity"}
+            if done:
+                headers["Range"] = f"bytes={done}-"
+            response = self.call("GET", path, headers=headers, stream=True)
+            with response:
+                total, skip = _extent(response, done)
+                before = done
+                try:
+                    for data in response.iter_content(PIECE):
+                        piece, skip = data[skip:], max(0, skip - len(data))
+                        state.update(piece)
+                        write(piece)
+                        done += len(piece)
+                        if progress:
+                            progress(done, total)
+                    failure = f"the transfer ended after {done} of {total} bytes"
+                except requests.RequestException as error:
+                    failure = _cause(error)
+            if done == total:
+                break
+            if done > before:
+                end, tries = time.monotonic() + self._retries.deadline, 0
+            tries += 1
+            wait = self._retries.pause(tries)
+            if time.monotonic() + wait > end:
+                raise Unavailable("api", f"cannot read {path} from {self._base}: {failure}")
+            self.pause(wait)
+        if digest and f"sha256:{state.hexdigest()}" != digest:
+            raise DigestMismatch(f"what came as {digest} has other bytes")
+        return done
+
+
+def _extent(response: requests.Response, done: int) -> tuple[int, int]:
+    """How long the whole body is, and how much of this answer is known already."""
+    if response.status_code == 206:
+        first, _, total = response.headers.get("Content-Range", "").partition("/")
+        if first.startswith(f"bytes {done}-") and total.isdigit():
+            return int(total), 0
+        raise Unavailable("api", "the API answers with a range that was not asked for")
+    length = response.headers.get("Content-Length", "")
+    if not length.isdigit():
+        raise Unavailable("api", "the API does not tell the length of what it sends")
+    return int(length), done
+
+
+def retry_after(header: str | None) -> float:
+    """The seconds that a ``Retry-After`` header asks for; 0 if it is absent or unreadable."""
+    text = (header or "").strip()
+    if text.isascii() and text.isdigit():
+        return float(min(int(text[:9]), 86400))
+    try:
+        moment = email.utils.parsedate_to_datetime(text)
+        return max(0.0, moment.timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def parse(model: type[Model], response: requests.Response) -> Model:
+    """A JSON answer as ``model``.
+
+    Raises:
+        Unavailable: it is none; something else than our API answers at this address.
+    """
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError as error:
+        raise Unavailable(
+            "api",
+            f"what answers at {response.url} does not speak as the vmjobs API does",
+            hint="is api_url right, and are client and service of like versions?",
+        ) from error
+
+
+def _cause(error: requests.RequestException) -> str:
+    """The plain reason at the bottom of the layers of wrapped exceptions."""
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    cause: BaseException = error
+    seen: set[int] = set()
+    while id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, OSError) and cause.errno and cause.strerror:
+            return cause.strerror
+        inner = [getattr(cause, "reason", None), *cause.args, cause.__cause__, cause.__context__]
+        cause = next((i for i in inner if isinstance(i, BaseException)), cause)
+    return str(cause) or type(cause).__name__

@@ -1,0 +1,272 @@
+"""The API as people and their programs use it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import quote
+
+import requests
+
+from vmjobs.client import files
+from vmjobs.client.agent import JSON_HEADERS, encoded
+from vmjobs.client.transport import Retries, Transport, Upload, parse
+from vmjobs.errors import NotFound
+from vmjobs.model import (
+    InputFile,
+    Job,
+    JobEvent,
+    JobSpec,
+    JobState,
+    Node,
+    Output,
+    StreamName,
+    Submission,
+)
+from vmjobs.ports import Progress
+from vmjobs.wire import (
+    EventList,
+    Health,
+    ImageDetail,
+    ImageInfo,
+    ImageList,
+    JobPage,
+    NodeList,
+    OutputList,
+    ServiceInfo,
+    Submitted,
+)
+
+FIRST_POLL: Final = 0.3
+LAST_POLL: Final = 2.0
+#: Whoever waits for very many jobs asks for about this many in a second.
+POLLS_PER_SECOND: Final = 100
+
+
+class Client:
+    """One person's view of the API.
+
+    Methods raise what the service answers with: ``NotFound``, ``Forbidden``, ``InvalidSpec`` …,
+    and ``Unavailable`` where it, or something behind it, does not answer within the deadline.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        session: requests.Session | None = None,
+        retries: Retries | None = None,
+    ) -> None:
+        self._http = Transport(url, token, session=session, retries=retries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give connections back; calls that wait for another try fail at once."""
+        self._http.close()
+
+    # -- jobs
+
+    def submit(self, spec: JobSpec, count: int = 1, *, key: str = "") -> Submitted:
+        """Submit ``count`` jobs. ``key`` makes repeating the call harmless; one is made if unset.
+
+        Raises:
+            InvalidSpec: with every fault of the specification.
+            IdempotencyConflict: ``key`` was used with another submission.
+        """
+        headers = {**JSON_HEADERS, "Idempotency-Key": key or uuid.uuid4().hex}
+        body = encoded(Submission(spec=spec, count=count))
+        answer = self._http.call("POST", "/v1/jobs", body=body, headers=headers, repeatable=True)
+        return parse(Submitted, answer)
+
+    def job(self, job_id: str) -> Job:
+        """One job."""
+        return self._http.get(Job, _job(job_id))
+
+    def job_if_changed(self, job_id: str, etag: str = "") -> tuple[Job | None, str]:
+        """The job and its ETag; ``None`` if it still is as ``etag`` says."""
+        headers = {"If-None-Match": etag} if etag else {}
+        answer = self._http.call("GET", _job(job_id), headers=headers, accept=frozenset({304}))
+        if answer.status_code == 304:
+            return None, etag
+        return parse(Job, answer), answer.headers.get("ETag", "")
+
+    def job_page(
+        self,
+        states: Collection[JobState] = (),
+        array: str = "",
+        limit: int = 256,
+        cursor: str = "",
+    ) -> JobPage:
+        """Some of one's jobs, newest first, and the cursor of the next page."""
+        wish = {"state": ",".join(states), "array": array, "cursor": cursor, "limit": str(limit)}
+        params = {name: value for name, value in wish.items() if value}
+        return self._http.get(JobPage, "/v1/jobs", params)
+
+    def jobs(self, states: Collection[JobState] = (), array: str = "") -> Iterator[Job]:
+        """All of one's jobs, newest first, fetched page by page."""
+        cursor = ""
+        while True:
+            page = self.job_page(states, array, cursor=cursor)
+            yield from page.jobs
+            cursor = page.next
+            if not cursor:
+                return
+
+    def events(self, job_id: str, after: int = 0) -> list[JobEvent]:
+        """A job's history past event number ``after``."""
+        path = f"{_job(job_id)}/events"
+        return list(self._http.get(EventList, path, {"after": after}).events)
+
+    def cancel(self, job_id: str) -> Job:
+        """Ask a job to stop.
+
+        Raises:
+            Conflict: it has ended already.
+        """
+        return parse(Job, self._http.call("DELETE", _job(job_id)))
+
+    def wait(
+        self,
+        job_ids: Sequence[str],
+        timeout: float | None = None,
+        on_change: Callable[[Job], None] | None = None,
+    ) -> list[Job]:
+        """Wait until all jobs are final or ``timeout`` seconds are over; the jobs as last seen.
+
+        on_change: called with each job when it is first seen and whenever it has changed.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        seen: dict[str, Job] = {}
+        tags: dict[str, str] = {}
+        pause = FIRST_POLL
+        while True:
+            waiting = [i for i in dict.fromkeys(job_ids) if i not in seen or not seen[i].state.final]
+            changed = [job for i in waiting if (job := self._news(i, tags)) is not None]
+            for job in changed:
+                seen[job.id] = job
+                if on_change:
+                    on_change(job)
+            left = sum(1 for i in waiting if not seen[i].state.final)
+            if not left or (end is not None and time.monotonic() >= end):
+                return [seen[i] for i in job_ids]
+            pause = FIRST_POLL if changed else min(LAST_POLL, pause * 1.5)
+            patience = max(pause, left / POLLS_PER_SECOND)
+            self._http.pause(patience if end is None else _until(end, patience))
+
+    def _news(self, job_id: str, tags: dict[str, str]) -> Job | None:
+        job, tags[job_id] = self.job_if_changed(job_id, tags.get(job_id, ""))
+        return job
+
+    # -- what jobs leave
+
+    def stream(self, job_id: str, name: StreamName, offset: int = 0) -> Iterator[bytes]:
+        """The bytes of a stream from ``offset`` to where it ends now, piece by piece."""
+        return files.read_stream(self._http, f"{_job(job_id)}/{name.value}", offset)
+
+    def follow(
+        self, job_id: str, name: StreamName, offset: int = 0, timeout: float | None = None
+    ) -> Iterator[bytes]:
+        """The bytes of a stream as they come, until the job is final (or ``timeout`` seconds)."""
+        end = None if timeout is None else time.monotonic() + timeout
+        pause, etag, final = FIRST_POLL, "", False
+        while True:
+            job, etag = self.job_if_changed(job_id, etag)
+            # Known before the bytes are read: what a final job wrote is complete by then.
+            final = job.state.final if job else final
+            before = offset
+            for data in self.stream(job_id, name, offset):
+                offset += len(data)
+                yield data
+            if final or (end is not None and time.monotonic() >= end):
+                return
+            pause = FIRST_POLL if offset > before else min(LAST_POLL, pause * 1.5)
+            self._http.pause(pause if end is None else _until(end, pause))
+
+    def outputs(self, job_id: str) -> OutputList:
+        """The files that a job delivered, and what was refused."""
+        return self._http.get(OutputList, f"{_job(job_id)}/outputs")
+
+    def download_output(
+        self, job_id: str, output: Output, directory: Path, progress: Progress | None = None
+    ) -> Path:
+        """Fetch one output into ``directory`` and say where it is. It appears whole or not at all.
+
+        Raises:
+            InvalidRequest: the output's path would leave ``directory``.
+            DigestMismatch: what arrived has other bytes.
+        """
+        url = f"{_job(job_id)}/outputs/{quote(output.path)}"
+        return files.fetch(self._http, url, directory, output, progress)
+
+    # -- input files
+
+    def upload_input(self, path: Path, name: str = "", progress: Progress | None = None) -> InputFile:
+        """Have a local file in the repository; ``name`` is what the job will call it.
+
+        Raises:
+            InvalidRequest: it cannot be read, or changed during the upload.
+        """
+        found = files.describe(path, name or path.name)
+        if not self.has_blob(found.digest):
+            with path.open("rb") as source:
+                body = Upload(source, found.size, progress)
+                self._http.call("PUT", f"/v1/blobs/{found.digest}", body=body)
+        elif progress:
+            progress(found.size, found.size)
+        return found
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether the repository has these bytes."""
+        accept = frozenset({404})
+        return self._http.call("HEAD", f"/v1/blobs/{digest}", accept=accept).status_code == 200
+
+    # -- images, nodes, the service
+
+    def images(self) -> list[ImageInfo]:
+        """All images."""
+        return list(self._http.get(ImageList, "/v1/images").images)
+
+    def image(self, ref: str) -> ImageDetail:
+        """One image with its manifest."""
+        return self._http.get(ImageDetail, f"/v1/images/{quote(ref, safe=':')}")
+
+    def nodes(self) -> list[Node]:
+        """All execute nodes."""
+        return list(self._http.get(NodeList, "/v1/nodes").nodes)
+
+    def node(self, name: str) -> Node:
+        """One execute node."""
+        return self._http.get(Node, f"/v1/nodes/{quote(name, safe='')}")
+
+    def service_info(self) -> ServiceInfo:
+        """Versions, limits and choices."""
+        return self._http.get(ServiceInfo, "/v1/service-info")
+
+    def health(self) -> Health:
+        """Whether the service and those behind it work; an unhealthy one is no error here."""
+        return parse(Health, self._http.call("GET", "/healthz", accept=frozenset({503})))
+
+
+def _job(job_id: str) -> str:
+    if not job_id.strip() or job_id in {".", ".."}:
+        raise NotFound(f"{job_id!r} is not a job")
+    return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def _until(end: float, pause: float) -> float:
+    return max(0.0, min(pause, end - time.monotonic()))
