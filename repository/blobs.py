@@ -110,8 +110,12 @@ class BlobStore(ABC):
         """Open a blob for verified reading.  Raises NotFound."""
 
     @abstractmethod
+    def size(self, digest: str) -> int | None:
+        """Bytes of the blob; ``None`` if it is not here."""
+
     def has(self, digest: str) -> bool:
         """Whether the blob is here."""
+        return self.size(digest) is not None
 
     @abstractmethod
     def clean(self) -> int:
@@ -156,9 +160,13 @@ class LocalBlobStore(BlobStore):
                 raise NotFound(f"there is no blob {digest}") from None
             return BlobReader(digest, file, os.fstat(file.fileno()).st_size)
 
-    def has(self, digest: str) -> bool:
-        """See :meth:`BlobStore.has`."""
-        return self._path(digest).is_file()
+    def size(self, digest: str) -> int | None:
+        """See :meth:`BlobStore.size`."""
+        with _translated():
+            try:
+                return self._path(digest).stat().st_size
+            except FileNotFoundError:
+                return None
 
     def clean(self) -> int:
         """See :meth:`BlobStore.clean`."""

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
+
+from repository.blobs import BlobStore
+from vmjobs.config import Config
+from vmjobs.errors import Fault, InvalidRequest, InvalidSpec, NotFound
+from vmjobs.model import MIB, JobSpec, Node
 
 
 class ImageResolver(Protocol):
@@ -13,3 +19,90 @@ class ImageResolver(Protocol):
 
         Raises NotFound.
         """
+
+
+def check(
+    spec: JobSpec, config: Config, nodes: Sequence[Node], images: ImageResolver, blobs: BlobStore
+) -> str:
+    """The digest of the image that will run.
+
+    nodes: those that are alive; none means that nothing is known about the site.
+    Raises InvalidSpec with every fault, not only the first.
+    """
+    digest = ""
+    faults: list[Fault] = []
+    try:
+        digest = images.resolve(spec.image)
+    except (NotFound, InvalidRequest) as error:
+        faults.append(Fault("image", "unknown_image", error.message))
+    faults += _beyond_limits(spec, config)
+    faults += _beyond_nodes(spec, nodes)
+    faults += _missing_inputs(spec, blobs)
+    if faults:
+        raise InvalidSpec("the job cannot run here", faults=faults)
+    return digest
+
+
+def _beyond_limits(spec: JobSpec, config: Config) -> Iterator[Fault]:
+    limits = (
+        ("cpus", spec.cpus, config.max_cpus, "processors"),
+        ("memory", spec.memory, config.max_memory, "MiB"),
+        ("disk", spec.disk, config.max_disk, "MiB"),
+        ("run_seconds", spec.run_seconds, config.max_run_seconds, "seconds"),
+    )
+    for field, asked, limit, unit in limits:
+        if asked > limit:
+            yield Fault(field, "above_limit", f"{asked} {unit} asked for, the limit here is {limit}")
+    known = {"", "local", config.default_route, *config.routes}
+    if spec.route not in known:
+        names = ", ".join(sorted(known - {""}))
+        yield Fault("route", "unknown_route", f"there is no route {spec.route!r}; known are {names}")
+
+
+def _beyond_nodes(spec: JobSpec, nodes: Sequence[Node]) -> Iterator[Fault]:
+    """What no live node has: each field by itself, and if those fit, all of them together."""
+    if not nodes:
+        return
+    before = 0
+    wanted = {"cpus": spec.cpus, "memory": spec.memory, "disk": spec.disk}
+    for field, asked in wanted.items():
+        largest = max(int(getattr(node, field)) for node in nodes)
+        if asked > largest:
+            before += 1
+            unit = "processors" if field == "cpus" else "MiB"
+            yield Fault(
+                field, "above_nodes", f"{asked} {unit} asked for, the largest node has {largest}"
+            )
+    kinds = {info.kind for node in nodes for info in node.hypervisors if info.works}
+    if spec.hypervisor is not None and spec.hypervisor not in kinds:
+        before += 1
+        have = ", ".join(sorted(kinds)) or "none"
+        yield Fault(
+            "hypervisor", "no_node", f"no live node has a working {spec.hypervisor}; there is {have}"
+        )
+    if not before and not any(_fits(spec, node) for node in nodes):
+        yield Fault("", "no_node", "no single live node has all that the job asks for")
+
+
+def _fits(spec: JobSpec, node: Node) -> bool:
+    kinds = {info.kind for info in node.hypervisors if info.works}
+    enough = spec.cpus <= node.cpus and spec.memory <= node.memory and spec.disk <= node.disk
+    return enough and (spec.hypervisor in kinds if spec.hypervisor else bool(kinds))
+
+
+def _missing_inputs(spec: JobSpec, blobs: BlobStore) -> Iterator[Fault]:
+    for number, file in enumerate(spec.inputs):
+        size = blobs.size(file.digest)
+        if size is None:
+            yield Fault(
+                f"inputs.{number}",
+                "missing_blob",
+                f"the bytes of {file.name} were not uploaded: there is no blob {file.digest}",
+            )
+        elif size != file.size:
+            yield Fault(
+                f"inputs.{number}", "wrong_size", f"{file.name} has {size} bytes, not {file.size}"
+            )
+    total = sum(file.size for file in spec.inputs)
+    if total > spec.disk * MIB:
+        yield Fault("disk", "too_small", f"the inputs alone have {total} bytes")

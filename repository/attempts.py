@@ -1,0 +1,318 @@
+"""What agents do: claim a job, report, deliver streams and outputs.
+
+A newer claim fences off older attempts: their calls fail with AttemptSuperseded, whatever they
+were about to say.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import BinaryIO, Final
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from repository.core import Core
+from repository.decide import GONE
+from repository.models import AttemptRow, JobRow, OutputRow
+from repository.reading import visible
+from repository.transitions import locked, missing, move, record, touch
+from repository.views import spec_of
+from vmjobs.errors import (
+    AttemptSuperseded,
+    Conflict,
+    Fault,
+    InvalidRequest,
+    JobFinal,
+    PayloadTooLarge,
+)
+from vmjobs.model import (
+    MIB,
+    ON_NODE,
+    Actor,
+    AttemptClaim,
+    JobState,
+    JobTicket,
+    Output,
+    ReasonCode,
+    Report,
+    StreamName,
+    reason,
+)
+from vmjobs.model import now as utc_now
+from vmjobs.paths import refusal
+from vmjobs.ports import BatchStatus
+
+MAX_OUTPUTS: Final = 10_000
+#: Streams prove that an agent lives; its row is written at most this often for that.
+HEARD_EVERY: Final = timedelta(seconds=10)
+#: States that are an agent's to report.
+REPORTABLE: Final = ON_NODE | {
+    JobState.COMPLETED,
+    JobState.FAILED,
+    JobState.CANCELING,
+    JobState.CANCELED,
+    JobState.PREEMPTED,
+}
+#: States into which the scheduler's word may have put a job whose agent is at work after all.
+PUSHED_BACK: Final = frozenset({JobState.QUEUED, JobState.HELD, JobState.PREEMPTED})
+_UP: Final = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING)
+
+
+class Attempts(Core):
+    """The agents' part of the repository."""
+
+    def claim(self, job_id: str, claim: AttemptClaim) -> JobTicket:
+        """Take a job for an attempt; older attempts are fenced off. Repeating it is no error.
+
+        Raises NotFound; JobFinal; Conflict (CANCELING); AttemptSuperseded (an old attempt again).
+        """
+        try:
+            with self.database.write() as session:
+                row = locked(session, job_id)
+                if row.attempt != claim.attempt:
+                    _start(session, row, claim)
+                elif JobState(row.state).final:
+                    raise _ended(row)
+                return JobTicket(
+                    job_id=row.id,
+                    attempt=claim.attempt,
+                    index=row.index,
+                    count=row.submission.count,
+                    image_digest=row.submission.image_digest,
+                    spec=spec_of(row),
+                )
+        except IntegrityError as error:
+            raise Conflict(f"attempt id {claim.attempt} is in use for another job") from error
+
+    def report(self, job_id: str, attempt: str, report: Report) -> None:
+        """Take one report of the current attempt; the state it is in already is no error.
+
+        Raises NotFound; JobFinal; AttemptSuperseded; Conflict (a step the table does not have);
+        InvalidRequest (a state that is not an agent's to report).
+        """
+        if report.state not in REPORTABLE:
+            fault = Fault("state", "not_reportable", f"{report.state} is not an agent's to report")
+            raise InvalidRequest("the report is refused", faults=[fault])
+        with self.database.write() as session:
+            row = locked(session, job_id)
+            tried = _current(session, row, attempt)
+            if row.state == report.state and JobState(row.state).final:
+                return  # the answer to the first delivery was lost
+            if JobState(row.state).final:
+                raise _ended(row)
+            _note_facts(row, tried, report)
+            _follow(session, row, tried, report)
+            if report.state not in ON_NODE and report.state is not JobState.CANCELING:
+                tried.ended = tried.ended or utc_now()
+                _settle_cancel(session, row)
+            settle(row)
+
+    def append(self, job_id: str, attempt: str, stream: StreamName, offset: int, data: bytes) -> None:
+        """Add to a stream of the current attempt; what is there already stays as it is.
+
+        Raises NotFound; JobFinal; AttemptSuperseded; Conflict (offset beyond the end).
+        """
+        with self.database.read() as session:
+            heard = _open_attempt(session, job_id, attempt).heard
+        self.streams.append(job_id, attempt, stream, offset, data)
+        if utc_now() - heard > HEARD_EVERY:
+            with self.database.write() as session:
+                tried = _current(session, locked(session, job_id), attempt)
+                tried.heard = utc_now()
+
+    def put_output(self, job_id: str, attempt: str, path: str, source: BinaryIO, size: int) -> Output:
+        """Store one output file of exactly ``size`` bytes; the same path again replaces it.
+
+        Raises NotFound; JobFinal; AttemptSuperseded; InvalidRequest (path, or size is not what
+        came); PayloadTooLarge (outputs together beyond the job's disk, or too many).
+        """
+        if why := refusal(path):
+            raise InvalidRequest(
+                "the output's path is refused", faults=[Fault("path", "bad_path", why)]
+            )
+        with self.database.read() as session:
+            _open_attempt(session, job_id, attempt)
+            room = _room(session, visible(session, job_id, None), path)
+        if not 0 <= size <= room:
+            raise PayloadTooLarge(f"{path} has {size} bytes, the job's disk leaves {room} for it")
+        stored = self.blobs.put(source, size=size, limit=room)
+        with self.database.write() as session:
+            row = locked(session, job_id)
+            tried = _current(session, row, attempt)
+            if JobState(row.state).final:
+                raise _ended(row)
+            if size > _room(session, row, path):
+                raise PayloadTooLarge(f"the outputs together are larger than the job's disk: {path}")
+            known = session.scalars(
+                select(OutputRow).where(OutputRow.attempt_id == attempt, OutputRow.path == path)
+            ).one_or_none()
+            if known is None:
+                known = OutputRow(attempt_id=attempt, path=path)
+                session.add(known)
+            known.size, known.digest = stored.size, stored.digest
+            tried.heard = utc_now()
+            touch(row, tried.heard)
+        return Output(path=path, size=stored.size, digest=stored.digest)
+
+
+def settle(row: JobRow) -> None:
+    """Note whether anything of a final job is left at the scheduler."""
+    gone = row.dispatched is None or row.batch_status in {status.value for status in GONE}
+    row.settled = JobState(row.state).final and gone
+
+
+def _start(session: Session, row: JobRow, claim: AttemptClaim) -> None:
+    """A new attempt: fence off the one before, and bring the job back to QUEUED."""
+    state = JobState(row.state)
+    known = session.get(AttemptRow, claim.attempt)
+    if known is not None:
+        if known.job_id == row.id:
+            raise AttemptSuperseded(f"a newer attempt has claimed job {row.id}")
+        raise Conflict(f"attempt id {claim.attempt} is in use for another job")
+    if state.final:
+        raise _ended(row)
+    if state is JobState.CANCELING:
+        raise Conflict(f"job {row.id} is being canceled and cannot be claimed")
+    before = session.get(AttemptRow, row.attempt) if row.attempt else None
+    if state in ON_NODE:
+        same = before is not None and before.node == claim.node
+        code = ReasonCode.AGENT_RESTARTED if same else ReasonCode.EVICTED
+        text = f"node {claim.node} takes the job anew" if same else f"node {claim.node} takes over"
+        move(session, row, JobState.PREEMPTED, reason(code, text))
+        move(session, row, JobState.QUEUED, reason(code, text))
+    elif state is JobState.PREEMPTED:
+        text = f"node {claim.node} takes over"
+        move(session, row, JobState.QUEUED, reason(ReasonCode.SCHEDULED, text))
+    elif state is JobState.HELD:
+        move(session, row, JobState.QUEUED, reason(ReasonCode.RELEASED, "the hold was released"))
+    present = utc_now()
+    row.attempts += 1
+    row.attempt = claim.attempt
+    session.add(
+        AttemptRow(
+            id=claim.attempt,
+            job_id=row.id,
+            number=row.attempts,
+            node=claim.node,
+            claimed=present,
+            heard=present,
+            reached="",
+            seen_running=False,
+            seconds={},
+            rejected=[],
+        )
+    )
+    record(session, row, reason(ReasonCode.SCHEDULED, f"claimed by node {claim.node}"))
+
+
+def _open_attempt(session: Session, job_id: str, attempt: str) -> AttemptRow:
+    """The attempt, if it may still write.  Raises NotFound, JobFinal, AttemptSuperseded."""
+    row = visible(session, job_id, None)
+    tried = _current(session, row, attempt)
+    if JobState(row.state).final:
+        raise _ended(row)
+    return tried
+
+
+def _current(session: Session, row: JobRow, attempt: str) -> AttemptRow:
+    tried = session.get(AttemptRow, attempt)
+    if tried is None or tried.job_id != row.id:
+        raise missing(f"{row.id} with attempt {attempt[:32]}")
+    if row.attempt != attempt:
+        raise AttemptSuperseded(f"a newer attempt has claimed job {row.id}")
+    return tried
+
+
+def _ended(row: JobRow) -> JobFinal:
+    return JobFinal(f"job {row.id} has ended: it is {row.state}")
+
+
+def _note_facts(row: JobRow, tried: AttemptRow, report: Report) -> None:
+    """What the report tells besides the state; kept also where the state goes nowhere."""
+    tried.heard = utc_now()
+    if report.hypervisor is not None:
+        tried.hypervisor = report.hypervisor.value
+    if report.exit is not None:
+        tried.exit = report.exit.model_dump(mode="json")
+    if report.seconds:
+        tried.seconds = {**tried.seconds, **report.seconds}
+    if report.rejected:
+        tried.rejected = [item.model_dump(mode="json") for item in report.rejected]
+    touch(row, tried.heard)
+
+
+def _follow(session: Session, row: JobRow, tried: AttemptRow, report: Report) -> None:
+    """Move the job where the report says, by the table."""
+    at = report.time if report.time.tzinfo else report.time.replace(tzinfo=UTC)
+    if row.state == JobState.CANCELING and not _ends_canceling(report):
+        return
+    if row.state in PUSHED_BACK and tried.reached and tried.ended is None:
+        if report.state is JobState.PREEMPTED:
+            return
+        if report.state in ON_NODE or report.state is JobState.COMPLETED:
+            _catch_up(session, row, JobState(tried.reached), at)
+    if row.state == report.state:
+        return
+    if report.state is JobState.CANCELED:
+        # The VM is gone; that the job is over is the scheduler's to say.
+        move(session, row, JobState.CANCELING, report.reason, at=at)
+        return
+    move(session, row, report.state, report.reason, at=at)
+    tried.reached = report.state.value
+
+
+def _ends_canceling(report: Report) -> bool:
+    """Whether a job that is being canceled ended by itself, before the cancel reached it.
+
+    A script killed, or a machine lost, while we are taking it down is what we asked for.
+    """
+    if report.state is JobState.FAILED:
+        return report.reason.actor is Actor.USER and report.reason.code not in {
+            ReasonCode.SCRIPT_KILLED,
+            ReasonCode.NO_EXIT_REPORT,
+            ReasonCode.USER_CANCELED,
+        }
+    return report.state is JobState.COMPLETED
+
+
+def _catch_up(session: Session, row: JobRow, reached: JobState, at: datetime) -> None:
+    """The scheduler's word was stale: the agent is still at work where it was."""
+    if reached not in ON_NODE:
+        return
+    why = reason(ReasonCode.PROGRESS, "the node is still at work on the job")
+    if row.state != JobState.QUEUED:
+        move(session, row, JobState.QUEUED, why, at=at)
+    target = JobState.RUNNING if reached is JobState.SUSPENDED else reached
+    for state in _UP[: _UP.index(target) + 1]:
+        move(session, row, state, why, at=at)
+    if reached is JobState.SUSPENDED:
+        move(session, row, reached, why, at=at)
+
+
+def _settle_cancel(session: Session, row: JobRow) -> None:
+    """CANCELED once both are known: the VM is gone, and so is the batch job."""
+    if row.state != JobState.CANCELING:
+        return
+    gone = row.batch_status and BatchStatus(row.batch_status) in GONE
+    if gone or row.dispatched is None:
+        code = ReasonCode(row.reason_code)
+        move(
+            session,
+            row,
+            JobState.CANCELED,
+            reason(code, "canceled; the virtual machine is gone"),
+        )
+
+
+def _room(session: Session, row: JobRow, path: str) -> int:
+    """Bytes left on the job's disk for the output ``path``.  Raises PayloadTooLarge."""
+    taken, files = session.execute(
+        select(func.coalesce(func.sum(OutputRow.size), 0), func.count()).where(
+            OutputRow.attempt_id == row.attempt, OutputRow.path != path
+        )
+    ).one()
+    if files >= MAX_OUTPUTS:
+        raise PayloadTooLarge(f"more than {MAX_OUTPUTS} output files")
+    return max(0, spec_of(row).disk * MIB - int(taken))

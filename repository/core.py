@@ -1,0 +1,27 @@
+"""What all parts of the repository share: its collaborators."""
+
+from __future__ import annotations
+
+from repository.blobs import BlobStore
+from repository.database import Database
+from repository.streams import StreamStore
+from repository.validation import ImageResolver
+from vmjobs.config import Config
+
+
+class Core:
+    """Holds the collaborators. Nothing is opened here; safe to share between threads."""
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: BlobStore,
+        streams: StreamStore,
+        images: ImageResolver,
+        config: Config,
+    ) -> None:
+        self.database = database
+        self.blobs = blobs
+        self.streams = streams
+        self.images = images
+        self.config = config

@@ -1,0 +1,203 @@
+"""What the scheduler's word means for a job: a pure function of both, written as a table.
+
+The agent's own reports move a job while a node works on it. The scheduler's word counts where the
+agent cannot speak: held, released, evicted, removed, lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from vmjobs.model import ON_NODE, JobState, Reason, ReasonCode, reason
+from vmjobs.ports import BatchStatus, Observation
+
+#: The batch job ended; this long the agent's final report may still be on its way.
+REPORT_GRACE: Final = timedelta(seconds=30)
+#: The batch job was removed; this long the node may take to say that its VM is gone.
+CANCEL_GRACE: Final = timedelta(seconds=60)
+#: The word of a schedd that forwards jobs is late. An idle job that we never saw running there
+#: counts as evicted only once its agent has been silent for this long.
+SILENCE: Final = timedelta(seconds=180)
+#: A job the schedd does not know is given up after this long.
+LOST_AFTER: Final = timedelta(seconds=300)
+
+#: Statuses in which nothing of the job is left at the scheduler.
+GONE: Final = frozenset({BatchStatus.REMOVED, BatchStatus.COMPLETED, BatchStatus.MISSING})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the repository knows of a job.
+
+    code: the reason it is in ``state``.
+    claimed: an agent has claimed it.  ended: that agent said that its VM is gone.
+    heard: when that agent was last heard of.
+    seen_running: the scheduler said, after the claim, that the job runs.
+    since: when the scheduler first said what it says now.
+    """
+
+    state: JobState
+    code: ReasonCode
+    since: datetime
+    claimed: bool = False
+    ended: bool = False
+    heard: datetime | None = None
+    seen_running: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One move to make."""
+
+    state: JobState
+    reason: Reason
+
+
+class Rule(StrEnum):
+    """What one cell of the table says."""
+
+    KEEP = "keep"
+    REQUEUE = "requeue"
+    RELEASE = "release"
+    EVICT = "evict"
+    HOLD = "hold"
+    CANCEL = "cancel"
+    END = "end"
+    LOSE = "lose"
+
+
+_S, _B = JobState, BatchStatus
+_QUEUED, _HELD, _PREEMPTED, _CANCELING = _S.QUEUED, _S.HELD, _S.PREEMPTED, _S.CANCELING
+
+
+def _row(
+    queued: Rule, on_node: Rule, held: Rule, preempted: Rule, canceling: Rule
+) -> dict[JobState, Rule]:
+    return {
+        _QUEUED: queued,
+        _HELD: held,
+        _PREEMPTED: preempted,
+        _CANCELING: canceling,
+        **dict.fromkeys(ON_NODE, on_node),
+    }
+
+
+_R = Rule
+#: Scheduler's status, then the job's state. Final states are in no row: nothing moves them.
+TABLE: Final[Mapping[BatchStatus, Mapping[JobState, Rule]]] = {
+    # status            QUEUED     on a node  HELD        PREEMPTED   CANCELING
+    _B.IDLE: _row(_R.KEEP, _R.EVICT, _R.RELEASE, _R.REQUEUE, _R.KEEP),
+    _B.RUNNING: _row(_R.KEEP, _R.KEEP, _R.RELEASE, _R.REQUEUE, _R.KEEP),
+    _B.SUSPENDED: _row(_R.KEEP, _R.KEEP, _R.RELEASE, _R.REQUEUE, _R.KEEP),
+    _B.HELD: _row(_R.HOLD, _R.HOLD, _R.KEEP, _R.HOLD, _R.KEEP),
+    _B.REMOVED: _row(_R.CANCEL, _R.CANCEL, _R.CANCEL, _R.CANCEL, _R.CANCEL),
+    _B.COMPLETED: _row(_R.END, _R.END, _R.END, _R.END, _R.CANCEL),
+    _B.MISSING: _row(_R.LOSE, _R.LOSE, _R.LOSE, _R.LOSE, _R.CANCEL),
+}
+
+
+def decide(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
+    """The moves to make now, in order; none if the job stays, or has to wait for a grace to end."""
+    rule = TABLE[seen.status].get(facts.state, Rule.KEEP)
+    return _RULES[rule](facts, seen, now)
+
+
+def silent(facts: Facts, now: datetime, span: timedelta) -> bool:
+    """Whether no agent has been heard of for ``span``."""
+    return facts.heard is None or now - facts.heard >= span
+
+
+def _keep(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
+    del facts, seen, now
+    return []
+
+
+def _requeue(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
+    del facts, seen, now
+    return [Step(_QUEUED, reason(ReasonCode.SCHEDULED, "waiting for a node again"))]
+
+
+def _release(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
+    del facts, seen, now
+    return [Step(_QUEUED, reason(ReasonCode.RELEASED, "the hold was released"))]
+
+
+def _evict(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
+    del seen
+    if not (facts.seen_running or facts.ended or silent(facts, now, SILENCE)):
+        return []
+    why = "the scheduler took the job off its node; it waits for another"
+    return [
+        Step(_PREEMPTED, reason(ReasonCode.EVICTED, why)),
+        Step(_QUEUED, reason(ReasonCode.EVICTED, why)),
+    ]
+
+
+def _hold(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
+    del now
+    held = Step(_HELD, reason(ReasonCode.SCHEDULER_HELD, seen.reason or "no reason was given"))
+    if facts.state is _PREEMPTED:
+        return [Step(_QUEUED, reason(ReasonCode.SCHEDULED, "taken off its node")), held]
+    return [held]
+
+
+def _cancel(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
+    """The scheduler has let go of it. CANCELED needs the node's word too, or a grace."""
+    steps = []
+    code = facts.code
+    if facts.state is not _CANCELING:
+        code = ReasonCode.SCHEDULER_REMOVED
+        why = seen.reason or "the job was removed at the scheduler"
+        steps.append(Step(_CANCELING, reason(code, why)))
+    if not facts.claimed:
+        steps.append(Step(_S.CANCELED, reason(code, "canceled before a node took it")))
+    elif facts.ended:
+        steps.append(Step(_S.CANCELED, reason(code, "canceled; the virtual machine is gone")))
+    elif now - facts.since >= CANCEL_GRACE:
+        why = "canceled; the node did not confirm that the virtual machine is gone"
+        steps.append(Step(_S.CANCELED, reason(code, why)))
+    return steps
+
+
+def _end(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
+    if now - facts.since < REPORT_GRACE:
+        return []
+    how = "ended"
+    if seen.exit_signal is not None:
+        how = f"was killed by signal {seen.exit_signal}"
+    elif seen.exit_code is not None:
+        how = f"ended with code {seen.exit_code}"
+    if not facts.claimed:
+        return [
+            Step(
+                _S.FAILED,
+                reason(ReasonCode.NODE_FAILED, f"the batch job {how} before any agent took the job"),
+            )
+        ]
+    code = ReasonCode.NO_EXIT_REPORT if seen.exit_code == 0 else ReasonCode.GUEST_LOST
+    why = f"the batch job {how} while the job was {facts.state}; no exit report came from the node"
+    return [Step(_S.FAILED, reason(code, why))]
+
+
+def _lose(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
+    del seen
+    if now - facts.since < LOST_AFTER or not silent(facts, now, SILENCE):
+        return []
+    why = f"the schedd has not known the job for {int((now - facts.since).total_seconds())} s"
+    return [Step(_S.FAILED, reason(ReasonCode.SCHEDULER_LOST, why))]
+
+
+_RULES: Final[Mapping[Rule, Callable[[Facts, Observation, datetime], list[Step]]]] = {
+    Rule.KEEP: _keep,
+    Rule.REQUEUE: _requeue,
+    Rule.RELEASE: _release,
+    Rule.EVICT: _evict,
+    Rule.HOLD: _hold,
+    Rule.CANCEL: _cancel,
+    Rule.END: _end,
+    Rule.LOSE: _lose,
+}

@@ -1,0 +1,37 @@
+"""The schema's history, and the one call that brings a database up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config as AlembicConfig
+from sqlalchemy import Connection, text
+
+from repository.database import Database, translated
+
+#: Any number, the same in every process: the lock that only one migration holds at a time.
+_LOCK = 0x766D6A6F
+
+
+def upgrade(database_url: str) -> None:
+    """Bring the schema to the newest revision; several processes may try at once.
+
+    Raises Unavailable("database"), ConfigError.
+    """
+    database = Database(database_url)
+    try:
+        with translated(), database.engine.execution_options(vmjobs_write=True).begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            command.upgrade(alembic_config(connection), "head")
+    finally:
+        database.close()
+
+
+def alembic_config(connection: Connection) -> AlembicConfig:
+    """Alembic's settings for work on an open connection."""
+    config = AlembicConfig()
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    config.attributes["connection"] = connection
+    return config

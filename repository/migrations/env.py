@@ -1,0 +1,29 @@
+"""Alembic's entry point; the connection comes from :func:`repository.migrations.upgrade`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from alembic import context
+
+from repository.database import UtcDateTime
+from repository.models import Base
+
+
+def _render(kind: str, item: Any, _: Any) -> str | Literal[False]:
+    """A migration must not change its meaning with our code, so it names plain types."""
+    if kind == "type" and isinstance(item, UtcDateTime):
+        return "sa.DateTime(timezone=True)"
+    return False
+
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    compare_type=True,
+    compare_server_default=True,
+    render_as_batch=True,
+    render_item=_render,
+)
+with context.begin_transaction():
+    context.run_migrations()

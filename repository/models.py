@@ -1,0 +1,177 @@
+"""The tables. Rows are storage only: what a job *is* stands in ``vmjobs.model``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+from repository.database import UtcDateTime
+
+ID = String(32)
+DIGEST = String(71)
+STATE = String(16)
+#: SQLite counts only an INTEGER PRIMARY KEY by itself.
+BIG_ID = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Base(DeclarativeBase):
+    """Base of all tables; constraints have names, so that migrations can speak of them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: UtcDateTime(),
+        dict[str, Any]: JSON(none_as_null=True),
+        list[Any]: JSON(),
+    }
+
+
+class SubmissionRow(Base):
+    """One ``POST /v1/jobs``: the spec that all jobs of the array share.
+
+    forgotten: the scheduler's spool directory of the array is gone.
+    """
+
+    __tablename__ = "submissions"
+    __table_args__ = (UniqueConstraint("owner", "key"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    owner: Mapped[str] = mapped_column(String(255))
+    key: Mapped[str | None] = mapped_column(String(255))
+    body_digest: Mapped[str] = mapped_column(DIGEST)
+    created: Mapped[datetime]
+    count: Mapped[int]
+    image_digest: Mapped[str] = mapped_column(DIGEST)
+    spec: Mapped[dict[str, Any]]
+    forgotten: Mapped[bool] = mapped_column(default=False, index=True)
+
+
+class JobRow(Base):
+    """A job as it is now.
+
+    version: grows with every change that a client can see.
+    settled: final, and nothing of it is left at the scheduler.
+    dispatched: when handing it to the scheduler began; set before the scheduler hears of it.
+    batch_*: the scheduler's last word, and since when it has been that.
+    """
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        Index(None, "owner", "id"),
+        Index(None, "owner", "created"),
+        Index(None, "state", "updated"),
+        Index(None, "array_id", "index"),
+        Index(None, "settled", "state"),
+    )
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    array_id: Mapped[str] = mapped_column(ID, ForeignKey("submissions.id", ondelete="CASCADE"))
+    index: Mapped[int]
+    owner: Mapped[str] = mapped_column(String(255))
+    state: Mapped[str] = mapped_column(STATE)
+    reason_code: Mapped[str] = mapped_column(String(32))
+    reason_message: Mapped[str] = mapped_column(Text, default="")
+    reason_actor: Mapped[str] = mapped_column(String(16))
+    created: Mapped[datetime]
+    updated: Mapped[datetime]
+    version: Mapped[int] = mapped_column(default=1)
+    events_count: Mapped[int] = mapped_column(default=0)
+    settled: Mapped[bool] = mapped_column(default=False)
+
+    attempts: Mapped[int] = mapped_column(default=0)
+    attempt: Mapped[str] = mapped_column(ID, default="")
+
+    dispatched: Mapped[datetime | None]
+    schedd: Mapped[str | None] = mapped_column(String(255))
+    cluster: Mapped[int | None]
+    proc: Mapped[int | None]
+    grid_job_id: Mapped[str] = mapped_column(String(512), default="")
+    batch_status: Mapped[str] = mapped_column(STATE, default="")
+    batch_reason: Mapped[str] = mapped_column(Text, default="")
+    batch_since: Mapped[datetime | None]
+    batch_exit: Mapped[str] = mapped_column(String(32), default="")
+
+    submission: Mapped[SubmissionRow] = relationship(lazy="joined", innerjoin=True)
+
+
+class EventRow(Base):
+    """One line of a job's history."""
+
+    __tablename__ = "events"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    time: Mapped[datetime]
+    state: Mapped[str] = mapped_column(STATE)
+    reason_code: Mapped[str] = mapped_column(String(32))
+    reason_message: Mapped[str] = mapped_column(Text, default="")
+    reason_actor: Mapped[str] = mapped_column(String(16))
+    attempt: Mapped[str] = mapped_column(ID, default="")
+
+
+class AttemptRow(Base):
+    """One node's try at a job.
+
+    reached: the last state that the agent itself reported, ``""`` before its first report.
+    heard: when the agent was last heard of.  ended: when it said that its VM is gone.
+    seen_running: the scheduler said, after the claim, that the job runs.
+    """
+
+    __tablename__ = "attempts"
+    __table_args__ = (Index(None, "job_id", "number"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    node: Mapped[str] = mapped_column(String(255))
+    claimed: Mapped[datetime]
+    heard: Mapped[datetime]
+    ended: Mapped[datetime | None]
+    reached: Mapped[str] = mapped_column(STATE, default="")
+    seen_running: Mapped[bool] = mapped_column(default=False)
+    hypervisor: Mapped[str | None] = mapped_column(STATE)
+    exit: Mapped[dict[str, Any] | None]
+    seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    rejected: Mapped[list[Any]] = mapped_column(default=list)
+
+
+class OutputRow(Base):
+    """A file that an attempt delivered."""
+
+    __tablename__ = "outputs"
+    __table_args__ = (UniqueConstraint("attempt_id", "path"), Index(None, "digest"))
+
+    id: Mapped[int] = mapped_column(BIG_ID, primary_key=True)
+    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id", ondelete="CASCADE"))
+    path: Mapped[str] = mapped_column(String(255))
+    size: Mapped[int] = mapped_column(BigInteger)
+    digest: Mapped[str] = mapped_column(DIGEST)
+
+
+class NodeRow(Base):
+    """An execute node as it last announced itself."""
+
+    __tablename__ = "nodes"
+
+    name: Mapped[str] = mapped_column(String(255), primary_key=True)
+    heard: Mapped[datetime] = mapped_column(index=True)
+    description: Mapped[dict[str, Any]]

@@ -1,0 +1,55 @@
+"""Execute nodes as they announce themselves."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from repository.core import Core
+from repository.models import NodeRow
+from vmjobs.errors import NotFound
+from vmjobs.model import Node
+from vmjobs.model import now as utc_now
+
+#: A node that was not heard of for longer offers nothing.
+LIVE: Final = timedelta(minutes=5)
+
+
+class Nodes(Core):
+    """The nodes' part of the repository."""
+
+    def put_node(self, node: Node) -> None:
+        """Remember what a node announces; ``updated`` becomes the time of arrival."""
+        try:
+            self._store_node(node)
+        except IntegrityError:  # announced twice at once, for the first time
+            self._store_node(node)
+
+    def _store_node(self, node: Node) -> None:
+        present = utc_now()
+        description = node.model_copy(update={"updated": present}).model_dump(mode="json")
+        with self.database.write() as session:
+            row = session.get(NodeRow, node.name)
+            if row is None:
+                session.add(NodeRow(name=node.name, heard=present, description=description))
+            else:
+                row.heard, row.description = present, description
+
+    def nodes(self, live: bool = False) -> list[Node]:
+        """All nodes by name; with ``live`` only those heard of in the last five minutes."""
+        query = select(NodeRow).order_by(NodeRow.name)
+        if live:
+            query = query.where(NodeRow.heard >= utc_now() - LIVE)
+        with self.database.read() as session:
+            return [Node.model_validate(row.description) for row in session.scalars(query)]
+
+    def node(self, name: str) -> Node:
+        """One node.  Raises NotFound."""
+        with self.database.read() as session:
+            row = session.get(NodeRow, name)
+            if row is None:
+                raise NotFound(f"there is no node {name[:255]}")
+            return Node.model_validate(row.description)

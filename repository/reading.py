@@ -1,0 +1,163 @@
+"""What can be read of jobs: by their owners, and by anybody who may see all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import BinaryIO, Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from repository.blobs import BlobReader
+from repository.core import Core
+from repository.ids import is_id
+from repository.models import AttemptRow, EventRow, JobRow, OutputRow
+from repository.streams import StreamReader
+from repository.transitions import missing
+from repository.views import (
+    JobPage,
+    OutputList,
+    event_of,
+    output_of,
+    rejected_of,
+    spec_of,
+    views,
+)
+from vmjobs.errors import Fault, InvalidRequest, NotFound
+from vmjobs.model import MIB, Job, JobEvent, JobState, StreamName
+
+MAX_PAGE: Final = 2000
+MAX_EVENTS: Final = 10_000
+
+
+def visible(session: Session, job_id: str, owner: str | None) -> JobRow:
+    """A job's row without a lock.  Raises NotFound, also for another owner's."""
+    row = session.get(JobRow, job_id)
+    if row is None or (owner is not None and row.owner != owner):
+        raise missing(job_id)
+    return row
+
+
+class Reading(Core):
+    """The reading part of the repository. ``owner=None`` sees everybody's jobs."""
+
+    def job(self, job_id: str, owner: str | None = None) -> Job:
+        """One job.  Raises NotFound."""
+        with self.database.read() as session:
+            return views(session, [visible(session, job_id, owner)])[0]
+
+    def version(self, job_id: str, owner: str | None = None) -> int:
+        """A number that grows with every change of the job: cheap to read, good as an ETag.
+
+        Raises NotFound.
+        """
+        query = select(JobRow.version, JobRow.owner).where(JobRow.id == job_id)
+        with self.database.read() as session:
+            found = session.execute(query).one_or_none()
+        if found is None or (owner is not None and found.owner != owner):
+            raise missing(job_id)
+        return int(found.version)
+
+    def jobs(
+        self,
+        owner: str | None,
+        states: Collection[JobState] = (),
+        array: str = "",
+        limit: int = 256,
+        cursor: str = "",
+    ) -> JobPage:
+        """Jobs, newest first; ``limit`` is capped at 2,000.
+
+        Raises InvalidRequest for a cursor that is none of ours.
+        """
+        limit = max(1, min(limit, MAX_PAGE))
+        query = select(JobRow).order_by(JobRow.id.desc()).limit(limit + 1)
+        if owner is not None:
+            query = query.where(JobRow.owner == owner)
+        if states:
+            query = query.where(JobRow.state.in_([JobState(s).value for s in states]))
+        if array:
+            query = query.where(JobRow.array_id == array)
+        if cursor:
+            if not is_id(cursor):
+                fault = Fault("cursor", "bad_cursor", "use what an earlier page gave as `next`")
+                raise InvalidRequest("the cursor is none of ours", faults=[fault])
+            query = query.where(JobRow.id < cursor)
+        with self.database.read() as session:
+            rows = session.scalars(query).all()
+            more = rows[limit - 1].id if len(rows) > limit else ""
+            return JobPage(views(session, rows[:limit]), more)
+
+    def events(self, job_id: str, after: int = 0, owner: str | None = None) -> list[JobEvent]:
+        """The job's history past ``seq`` ``after``, at most 10,000 lines.  Raises NotFound."""
+        with self.database.read() as session:
+            visible(session, job_id, owner)
+            query = (
+                select(EventRow)
+                .where(EventRow.job_id == job_id, EventRow.seq > after)
+                .order_by(EventRow.seq)
+                .limit(MAX_EVENTS)
+            )
+            return [event_of(row) for row in session.scalars(query)]
+
+    def outputs(self, job_id: str, owner: str | None = None) -> OutputList:
+        """What the job's latest attempt delivered.  Raises NotFound."""
+        with self.database.read() as session:
+            row = visible(session, job_id, owner)
+            query = (
+                select(OutputRow).where(OutputRow.attempt_id == row.attempt).order_by(OutputRow.path)
+            )
+            found = [output_of(item) for item in session.scalars(query)]
+            return OutputList(found, rejected_of(session.get(AttemptRow, row.attempt)))
+
+    def open_stream(self, job_id: str, name: StreamName, owner: str | None = None) -> StreamReader:
+        """The latest attempt's stream, as long as it is now; empty if there is none.
+
+        Raises NotFound (no such job).
+        """
+        with self.database.read() as session:
+            attempt = visible(session, job_id, owner).attempt
+        return self.streams.open(job_id, attempt, name) if attempt else StreamReader(None, 0)
+
+    def open_output(self, job_id: str, path: str, owner: str | None = None) -> BlobReader:
+        """One output file (``.digest``, ``.size``, iterate for verified bytes; close it).
+
+        Raises NotFound.
+        """
+        with self.database.read() as session:
+            row = visible(session, job_id, owner)
+            digest = session.scalars(
+                select(OutputRow.digest).where(
+                    OutputRow.attempt_id == row.attempt, OutputRow.path == path
+                )
+            ).one_or_none()
+        if digest is None:
+            raise NotFound(f"job {job_id} has no output {path[:255]!r}")
+        return self.blobs.open(digest)
+
+    def open_input(self, job_id: str, name: str, owner: str | None = None) -> BlobReader:
+        """One input file by its name in the spec.  Raises NotFound."""
+        with self.database.read() as session:
+            spec = spec_of(visible(session, job_id, owner))
+        for file in spec.inputs:
+            if file.name == name:
+                return self.blobs.open(file.digest)
+        raise NotFound(f"job {job_id} has no input {name[:255]!r}")
+
+    def put_blob(self, digest: str, source: BinaryIO) -> bool:
+        """Store a blob; true if it is new.
+
+        Raises:
+            DigestMismatch: the bytes are others; nothing is stored.
+            InvalidRequest: ``digest`` is none.
+            PayloadTooLarge: more than ``max_disk`` MiB.
+        """
+        return self.blobs.put(source, digest=digest, limit=self.config.max_disk * MIB).new
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether the blob is here.  Raises InvalidRequest where ``digest`` is none."""
+        return self.blobs.has(digest)
+
+    def ping(self) -> None:
+        """Return if the database answers.  Raises Unavailable("database")."""
+        self.database.ping()

@@ -1,0 +1,175 @@
+"""Submission and cancellation: what users do to jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from repository.ids import new_ids
+from repository.models import EventRow, JobRow, SubmissionRow
+from repository.nodes import Nodes
+from repository.transitions import locked, move
+from repository.validation import check
+from repository.views import Publish, Submitted, views
+from vmjobs.errors import Conflict, Fault, IdempotencyConflict, InvalidRequest, Unavailable
+from vmjobs.model import Job, JobState, ReasonCode, Submission, reason
+from vmjobs.model import now as utc_now
+
+logger = logging.getLogger(__name__)
+MAX_KEY = 255
+
+
+class Submissions(Nodes):
+    """The submitting part of the repository."""
+
+    def submit(
+        self, owner: str, submission: Submission, key: str = "", publish: Publish | None = None
+    ) -> Submitted:
+        """Store ``count`` jobs and publish the array's id before the commit.
+
+        ``publish`` may be called for an array whose commit then fails, never the other way round.
+
+        Raises:
+            InvalidSpec: with every fault (limits, image, inputs, what no live node offers).
+            InvalidRequest: the key is too long.
+            IdempotencyConflict: ``key`` was used with another body.
+            Unavailable: what ``publish`` raises (``broker``); then nothing is stored.
+        """
+        if len(key) > MAX_KEY or not key.isprintable():
+            fault = Fault("Idempotency-Key", "bad_key", f"at most {MAX_KEY} printable characters")
+            raise InvalidRequest("the idempotency key is refused", faults=[fault])
+        body = body_digest(submission)
+        if seen := self._seen(owner, key, body):
+            return seen
+        image = check(submission.spec, self.config, self.nodes(live=True), self.images, self.blobs)
+        try:
+            return self._store(_parent(owner, submission, key, image), publish)
+        except IntegrityError as error:  # the same key at the same moment; the other one won
+            if seen := self._seen(owner, key, body):
+                return seen
+            raise Unavailable("database", f"the submission was not stored: {error.orig}") from error
+
+    def _seen(self, owner: str, key: str, body: str) -> Submitted | None:
+        """The jobs of an earlier submission with this key."""
+        if not key:
+            return None
+        with self.database.read() as session:
+            earlier = session.scalars(
+                select(SubmissionRow).where(SubmissionRow.owner == owner, SubmissionRow.key == key)
+            ).one_or_none()
+            if earlier is None:
+                return None
+            if earlier.body_digest != body:
+                raise IdempotencyConflict(
+                    "this idempotency key was used for another submission",
+                    hint="use a fresh key for each new submission",
+                )
+            rows = session.scalars(
+                select(JobRow).where(JobRow.array_id == earlier.id).order_by(JobRow.index)
+            ).all()
+            return Submitted(earlier.id, views(session, rows), False)
+
+    def _store(self, parent: SubmissionRow, publish: Publish | None) -> Submitted:
+        ids = new_ids(parent.count)
+        with self.database.write() as session:
+            session.add(parent)
+            session.flush()  # the key's uniqueness is settled before anything is published
+            rows = [_queued(parent, job, number) for number, job in enumerate(ids)]
+            session.add_all(rows)
+            session.flush()
+            session.add_all(_first_event(row) for row in rows)
+            result = Submitted(parent.id, views(session, rows), True)
+            if publish is not None:
+                publish(parent.id)
+        return result
+
+    def cancel(self, job_id: str, owner: str | None = None, publish: Publish | None = None) -> Job:
+        """Ask the job to stop: it is CANCELING, or CANCELED where nothing was started yet.
+
+        ``publish`` is called with the job's id after the commit; where it fails with Unavailable
+        the worker's sweep finds the job later. Repeating the call is no error.
+        Raises NotFound; Conflict for a job that has ended.
+        """
+        with self.database.write() as session:
+            row = locked(session, job_id, owner)
+            state = JobState(row.state)
+            if state.final:
+                raise Conflict(f"the job is {state} already: there is nothing to cancel")
+            if state is not JobState.CANCELING:
+                why = reason(ReasonCode.USER_CANCELED, "canceled by its owner")
+                move(session, row, JobState.CANCELING, why)
+            if row.dispatched is None and not row.attempt:
+                why = reason(ReasonCode.USER_CANCELED, "canceled before it was handed to a scheduler")
+                move(session, row, JobState.CANCELED, why)
+                row.settled = True
+            session.flush()
+            (job,) = views(session, [row])
+        if publish is not None and not job.state.final:
+            try:
+                publish(job_id)
+            except Unavailable as error:
+                logger.warning("job %s: canceling waits for the next sweep: %s", job_id, error.message)
+        return job
+
+
+def body_digest(submission: Submission) -> str:
+    """The digest of what was submitted; spelling out a default changes nothing."""
+    text = json.dumps(submission.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def _parent(owner: str, submission: Submission, key: str, image: str) -> SubmissionRow:
+    return SubmissionRow(
+        id=new_ids(1)[0],
+        owner=owner,
+        key=key or None,
+        body_digest=body_digest(submission),
+        created=utc_now(),
+        count=submission.count,
+        image_digest=image,
+        spec=submission.spec.model_dump(mode="json"),
+        forgotten=False,
+    )
+
+
+def _queued(parent: SubmissionRow, job_id: str, index: int) -> JobRow:
+    why = reason(ReasonCode.SUBMITTED, "accepted; waiting for the scheduler")
+    return JobRow(
+        id=job_id,
+        array_id=parent.id,
+        submission=parent,
+        index=index,
+        owner=parent.owner,
+        state=JobState.QUEUED.value,
+        reason_code=why.code.value,
+        reason_message=why.message,
+        reason_actor=why.actor.value,
+        created=parent.created,
+        updated=parent.created,
+        version=1,
+        events_count=1,
+        settled=False,
+        attempts=0,
+        attempt="",
+        grid_job_id="",
+        batch_status="",
+        batch_reason="",
+        batch_exit="",
+    )
+
+
+def _first_event(row: JobRow) -> EventRow:
+    return EventRow(
+        job_id=row.id,
+        seq=1,
+        time=row.created,
+        state=row.state,
+        reason_code=row.reason_code,
+        reason_message=row.reason_message,
+        reason_actor=row.reason_actor,
+        attempt="",
+    )

@@ -1,0 +1,75 @@
+"""The one place where a stored job changes its state, and the row locks that make it safe."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from repository.models import EventRow, JobRow
+from vmjobs.errors import NotFound
+from vmjobs.model import JobState, Reason, advance
+from vmjobs.model import now as utc_now
+
+
+def locked(session: Session, job_id: str, owner: str | None = None) -> JobRow:
+    """The job's row, ours until the (write) transaction ends.
+
+    Raises NotFound; also where the job is another owner's.
+    """
+    found = session.scalars(
+        select(JobRow).where(JobRow.id == job_id).with_for_update(of=JobRow)
+    ).one_or_none()
+    if found is None or (owner is not None and found.owner != owner):
+        raise missing(job_id)
+    return found
+
+
+def missing(job_id: str) -> NotFound:
+    """The error for a job that is not there, or not the caller's to see."""
+    return NotFound(f"there is no job {job_id[:64]}")
+
+
+def move(
+    session: Session, row: JobRow, new: JobState, why: Reason, *, at: datetime | None = None
+) -> None:
+    """Take a locked job one step further and append the event.
+
+    ``at``: when it happened, by somebody else's clock; kept between the last event and now.
+    Raises Conflict: the table has no such step.
+    """
+    row.state = advance(JobState(row.state), new, job_id=row.id)
+    record(session, row, why, at=at)
+
+
+def record(session: Session, row: JobRow, why: Reason, *, at: datetime | None = None) -> None:
+    """Append an event to a locked job's history, in the state that it is in."""
+    present = utc_now()
+    moment = present if at is None else max(row.updated, min(at, present))
+    explain(row, why, moment)
+    row.events_count += 1
+    session.add(
+        EventRow(
+            job_id=row.id,
+            seq=row.events_count,
+            time=moment,
+            state=row.state,
+            reason_code=why.code,
+            reason_message=why.message,
+            reason_actor=why.actor,
+            attempt=row.attempt,
+        )
+    )
+
+
+def explain(row: JobRow, why: Reason, moment: datetime) -> None:
+    """Change the reason of a locked job without a line in its history."""
+    row.reason_code, row.reason_message, row.reason_actor = why.code, why.message, why.actor
+    touch(row, moment)
+
+
+def touch(row: JobRow, moment: datetime) -> None:
+    """Let clients see that a locked job changed."""
+    row.updated = max(row.updated, moment)
+    row.version += 1

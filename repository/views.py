@@ -1,0 +1,146 @@
+"""What callers get: rows as the value objects of the model, and the results of longer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from repository.models import AttemptRow, EventRow, JobRow, OutputRow
+from vmjobs.errors import Unavailable
+from vmjobs.model import (
+    Actor,
+    CondorRef,
+    ExitStatus,
+    HypervisorKind,
+    Job,
+    JobEvent,
+    JobSpec,
+    JobState,
+    Output,
+    Reason,
+    ReasonCode,
+    RejectedEntry,
+)
+
+#: Called with an array's or a job's id.
+Publish = Callable[[str], None]
+
+
+class Submitted(NamedTuple):
+    """What became of a submission. ``created`` is false where the key was seen before."""
+
+    array: str
+    jobs: list[Job]
+    created: bool
+
+
+class JobPage(NamedTuple):
+    """Some jobs, newest first, and the cursor of the next page (``""``: there is none)."""
+
+    jobs: list[Job]
+    next: str
+
+
+class OutputList(NamedTuple):
+    """What the latest attempt delivered, and what was not taken."""
+
+    outputs: list[Output]
+    rejected: list[RejectedEntry]
+
+
+def views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
+    """Jobs as clients see them, with two queries however many they are."""
+    ids = [row.attempt for row in rows if row.attempt]
+    attempts: dict[str, AttemptRow] = {}
+    outputs: dict[str, list[Output]] = {}
+    if ids:
+        for attempt in session.scalars(select(AttemptRow).where(AttemptRow.id.in_(ids))):
+            attempts[attempt.id] = attempt
+        found = select(OutputRow).where(OutputRow.attempt_id.in_(ids)).order_by(OutputRow.path)
+        for item in session.scalars(found):
+            outputs.setdefault(item.attempt_id, []).append(output_of(item))
+    specs: dict[str, JobSpec] = {}
+    for row in rows:
+        if row.array_id not in specs:
+            specs[row.array_id] = spec_of(row)
+    return [
+        _view(row, specs[row.array_id], attempts.get(row.attempt), outputs.get(row.attempt, []))
+        for row in rows
+    ]
+
+
+def _view(row: JobRow, spec: JobSpec, attempt: AttemptRow | None, outputs: list[Output]) -> Job:
+    kind = attempt.hypervisor if attempt else None
+    return Job(
+        id=row.id,
+        array=row.array_id,
+        index=row.index,
+        count=row.submission.count,
+        owner=row.owner,
+        spec=spec,
+        image_digest=row.submission.image_digest,
+        state=JobState(row.state),
+        reason=reason_of(row),
+        created=row.created,
+        updated=row.updated,
+        attempts=row.attempts,
+        node=attempt.node if attempt else "",
+        hypervisor=HypervisorKind(kind) if kind else None,
+        exit=ExitStatus.model_validate(attempt.exit) if attempt and attempt.exit else None,
+        seconds=attempt.seconds if attempt else {},
+        outputs=tuple(outputs),
+        rejected=tuple(rejected_of(attempt)),
+        condor=ref_of(row),
+    )
+
+
+def spec_of(row: JobRow) -> JobSpec:
+    """The spec that the job runs.
+
+    Raises Unavailable where the stored one is none: the database is damaged or from elsewhere.
+    """
+    try:
+        return JobSpec.model_validate(row.submission.spec)
+    except ValidationError as error:
+        raise Unavailable("database", f"the stored spec of job {row.id} is unreadable") from error
+
+
+def reason_of(row: JobRow | EventRow) -> Reason:
+    """A stored reason."""
+    return Reason(
+        code=ReasonCode(row.reason_code), message=row.reason_message, actor=Actor(row.reason_actor)
+    )
+
+
+def rejected_of(attempt: AttemptRow | None) -> list[RejectedEntry]:
+    """What the attempt's guest offered and was not taken."""
+    return [RejectedEntry.model_validate(item) for item in attempt.rejected] if attempt else []
+
+
+def output_of(row: OutputRow) -> Output:
+    """A delivered file."""
+    return Output(path=row.path, size=row.size, digest=row.digest)
+
+
+def event_of(row: EventRow) -> JobEvent:
+    """A line of history."""
+    return JobEvent(
+        seq=row.seq,
+        time=row.time,
+        state=JobState(row.state),
+        reason=reason_of(row),
+        attempt=row.attempt,
+    )
+
+
+def ref_of(row: JobRow) -> CondorRef | None:
+    """Where the job is at the scheduler, if it got there."""
+    if row.cluster is None or row.proc is None:
+        return None
+    return CondorRef(
+        schedd=row.schedd or "", cluster=row.cluster, proc=row.proc, grid_job_id=row.grid_job_id
+    )
