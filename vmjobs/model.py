@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -24,6 +23,7 @@ from pydantic import (
 )
 
 from vmjobs.errors import Conflict, Fault, InvalidSpec
+from vmjobs.paths import refusal
 
 MIB: Final = 1024 * 1024
 MAX_SCRIPT_BYTES: Final = 256 * 1024
@@ -200,11 +200,8 @@ def actor_for(code: ReasonCode) -> Actor:
 
 
 def _safe_relative(value: str) -> str:
-    path = PurePosixPath(value)
-    if not value or value != value.strip() or "\0" in value or "\n" in value or "\\" in value:
-        raise ValueError("must be a plain relative path")
-    if path.is_absolute() or ".." in path.parts or value in {".", "./"}:
-        raise ValueError("must stay inside the job's directory: no '..' and no leading '/'")
+    if why := refusal(value):
+        raise ValueError(f"{why}: it must be a plain path inside the job's directory")
     return value
 
 

@@ -40,6 +40,9 @@ class JobSource(Protocol):
     def claim(self, claim: AttemptClaim) -> JobTicket:
         """Take the job for this attempt; from now on older attempts are refused."""
 
+    def resume(self, attempt: str) -> None:
+        """Speak for an attempt that was claimed earlier, by a process that is gone."""
+
     def fetch_input(self, file: InputFile, sink: BinaryIO) -> None:
         """Write the file's bytes to ``sink``, verified against its digest."""
 

@@ -52,6 +52,10 @@ class JobAgentClient:
         self._attempt = claim.attempt
         return parse(JobTicket, ticket)
 
+    def resume(self, attempt: str) -> None:
+        """See :class:`vmjobs.ports.JobSource`."""
+        self._attempt = attempt
+
     def fetch_input(self, file: InputFile, sink: BinaryIO) -> None:
         """See :class:`vmjobs.ports.JobSource`."""
         self._http.download(f"{self._path}/inputs/{quote(file.name)}", sink.write, digest=file.digest)

@@ -1,0 +1,138 @@
+"""The courier takes a run's reports and streams to the job's repository.
+
+The run never waits for the network: it drops reports here and writes streams to files. The
+courier delivers reports in order, and each stream from where the repository has it, as often as
+it takes while the repository is out of reach.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmjobs.agent.inbox import Inbox, Superseded
+from vmjobs.errors import Conflict, Unavailable, VMJobsError
+from vmjobs.model import Report, StreamName
+from vmjobs.ports import JobSource
+
+log = logging.getLogger(__name__)
+
+CHUNK = 512 * 1024
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 15.0
+
+
+@dataclass
+class _Stream:
+    path: Path
+    sent: int = 0
+
+    def next(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.sent)
+                return file.read(CHUNK)
+        except FileNotFoundError:
+            return b""
+
+
+class Courier:
+    """Delivers for one attempt, in a thread of its own."""
+
+    def __init__(self, source: JobSource, inbox: Inbox, streams: Mapping[StreamName, Path]) -> None:
+        self._source = source
+        self._inbox = inbox
+        self._streams = {name: _Stream(path) for name, path in streams.items()}
+        self._reports: deque[Report] = deque()
+        self._changed = threading.Condition()
+        self._dirty = False
+        self._stop = False
+        self._idle = True
+        self.superseded = ""
+        self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
+        self._thread.start()
+
+    def report(self, report: Report) -> None:
+        """Deliver a report, after all earlier ones."""
+        with self._changed:
+            self._reports.append(report)
+            self._changed.notify_all()
+
+    def streams_grew(self) -> None:
+        """Look at the stream files again."""
+        with self._changed:
+            self._dirty = True
+            self._changed.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all is delivered. False after ``timeout`` seconds, or if no longer wanted."""
+        self.streams_grew()
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: self.superseded or (self._idle and not self._reports and not self._dirty),
+                timeout,
+            )
+        return bool(done) and not self.superseded
+
+    def close(self) -> None:
+        """Stop; what is not delivered yet stays undelivered."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        pause = FIRST_PAUSE
+        while self._wait_for_work():
+            try:
+                self._deliver()
+                pause = FIRST_PAUSE
+            except Conflict as conflict:
+                self._give_up(conflict.message)
+            except Unavailable as error:
+                log.warning("not delivered yet, trying again in %.1f s: %s", pause, error)
+                self._pause(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            except VMJobsError as error:
+                log.error("the repository refuses what this run reports: %s", error)
+                self._give_up(error.message)
+
+    def _wait_for_work(self) -> bool:
+        with self._changed:
+            self._idle = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._stop or self._reports or self._dirty)
+            self._idle = False
+            return not self._stop and not self.superseded
+
+    def _deliver(self) -> None:
+        while self._reports and not self._stop:
+            self._source.report(self._reports[0])
+            self._reports.popleft()
+        with self._changed:
+            self._dirty = False
+        try:
+            for name, stream in self._streams.items():
+                while (data := stream.next()) and not self._stop:
+                    self._source.append(name, stream.sent, data)
+                    stream.sent += len(data)
+        except VMJobsError:
+            with self._changed:
+                self._dirty = True
+            raise
+
+    def _give_up(self, why: str) -> None:
+        with self._changed:
+            self.superseded = why
+            self._reports.clear()
+            self._changed.notify_all()
+        self._inbox.put(Superseded(why))
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop, max(0.0, end - time.monotonic()))

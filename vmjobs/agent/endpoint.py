@@ -1,0 +1,196 @@
+"""The endpoint: an HTTP service for one guest (guest contract, point 4).
+
+It listens on a Unix socket of its own, which the machine's user-mode network makes reachable at
+one address in the guest. The token is good for this service only; the guest never sees another.
+Bodies go to files at once, so that a guest is never slowed down by what is behind the agent.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import waitress.server
+from flask import Flask, Request, Response, request, send_file
+
+from vmjobs.agent.inbox import ExitReported, Inbox, Ready, ScriptEnded
+from vmjobs.agent.outputs import OutputTray, Refused
+from vmjobs.model import ExitChannel, ExitStatus
+
+log = logging.getLogger(__name__)
+
+MAX_WAIT = 25.0
+MAX_LOG_CHUNK = 1024 * 1024
+#: Room for protocol overhead above the largest output.
+SLACK = 1024 * 1024
+CONNECTIONS = 32
+THREADS = 6
+
+
+@dataclass
+class GuestLink:
+    """What the endpoint and the run share about one guest.
+
+    logs: files for ``out`` and ``err``; ``max_log`` bytes are kept of each.
+    on_log: called after a log has grown.
+    """
+
+    token: str
+    inbox: Inbox
+    tray: OutputTray
+    job_tar: Path
+    logs: dict[str, Path]
+    max_log: int
+    on_log: Callable[[], None]
+    heard: float = field(default_factory=time.monotonic)
+    signals: list[int] = field(default_factory=list)
+    closed: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def send_signal(self, number: int) -> None:
+        """Have the guest deliver a signal to the script."""
+        with self.changed:
+            self.signals.append(number)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Let waiting requests go."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def take_signals(self, timeout: float) -> list[int]:
+        """Wait for signals to deliver; an empty list after ``timeout`` seconds."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.signals or self.closed, timeout)
+            taken, self.signals[:] = list(self.signals), []
+            return taken
+
+
+def create_endpoint(link: GuestLink) -> Flask:
+    """The endpoint's application."""
+    app = Flask("vmjobs-endpoint", static_folder=None)
+
+    @app.before_request
+    def _authenticate() -> Response | None:
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {link.token}".encode()):
+            return _plain("this endpoint belongs to another guest", 401)
+        link.heard = time.monotonic()
+        return None
+
+    @app.get("/v1/job.tar")
+    def _job() -> Response:
+        return send_file(link.job_tar, mimetype="application/x-tar")
+
+    @app.post("/v1/ready")
+    def _ready() -> Response:
+        link.inbox.put(Ready())
+        return _plain("", 204)
+
+    @app.get("/v1/control")
+    def _control() -> Response:
+        wait = min(request.args.get("wait", 0.0, float), MAX_WAIT)
+        return _plain("".join(f"signal {n}\n" for n in link.take_signals(wait)), 200)
+
+    @app.post("/v1/log/<any(out,err):name>")
+    def _log(name: str) -> Response:
+        return _append(link, name, request)
+
+    @app.post("/v1/collecting")
+    def _collecting() -> Response:
+        words = _words(request)
+        ended = _exit_status(words)
+        if ended is None:
+            return _plain("want code=N or signal=N", 400)
+        link.inbox.put(ScriptEnded(ended, disk_full=words.get("disk") == "full"))
+        return _plain("", 204)
+
+    @app.post("/v1/outputs/<path:name>")
+    def _output(name: str) -> Response:
+        size = request.content_length
+        if size is None:
+            return _plain("want a Content-Length", 411)
+        try:
+            link.tray.accept(name, request.stream, size)
+        except Refused as refused:
+            return _plain(str(refused), 413 if refused.too_large else 422)
+        return _plain("", 201)
+
+    @app.post("/v1/exit")
+    def _exit() -> Response:
+        ended = _exit_status(_words(request))
+        if ended is None:
+            return _plain("want code=N or signal=N", 400)
+        link.inbox.put(ExitReported(ended))
+        return _plain("", 204)
+
+    return app
+
+
+@contextmanager
+def serving(link: GuestLink, socket: Path) -> Iterator[None]:
+    """Serve the endpoint on a Unix socket for as long as the context lasts."""
+    options: dict[str, Any] = {
+        "unix_socket": str(socket),
+        "unix_socket_perms": "600",
+        "threads": THREADS,
+        "connection_limit": CONNECTIONS,
+        "asyncore_use_poll": True,
+        "max_request_body_size": link.tray.limit + SLACK,
+        "channel_timeout": 60,
+        "ident": "vmjobs",
+        "clear_untrusted_proxy_headers": True,
+    }
+    server = waitress.server.create_server(create_endpoint(link), **options)
+    thread = threading.Thread(target=server.run, name=f"endpoint-{socket.parent.name[:8]}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        link.close()
+        server.close()
+        server.task_dispatcher.shutdown(timeout=1)
+        socket.unlink(missing_ok=True)
+
+
+def _append(link: GuestLink, name: str, incoming: Request) -> Response:
+    offset = incoming.args.get("offset", -1, int)
+    data = incoming.stream.read(MAX_LOG_CHUNK + 1)
+    path = link.logs[name]
+    size = path.stat().st_size if path.exists() else 0
+    if offset < 0 or (offset > size and size < link.max_log):
+        return _plain(f"the next offset is {size}", 409)
+    if len(data) > MAX_LOG_CHUNK:
+        return _plain(f"at most {MAX_LOG_CHUNK} bytes at once", 413)
+    fresh = data[max(0, size - offset) :][: max(0, link.max_log - size)]
+    if fresh and offset <= size:
+        with path.open("ab") as file:
+            file.write(fresh)
+        link.on_log()
+    return _plain("", 204)
+
+
+def _words(incoming: Request) -> dict[str, str]:
+    text = incoming.stream.read(256).decode("ascii", "replace")
+    return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
+
+def _exit_status(words: dict[str, str]) -> ExitStatus | None:
+    try:
+        if "signal" in words:
+            return ExitStatus(signal=int(words["signal"]), channel=ExitChannel.ENDPOINT)
+        return ExitStatus(code=int(words["code"]), channel=ExitChannel.ENDPOINT)
+    except (KeyError, ValueError):
+        return None
+
+
+def _plain(text: str, status: int) -> Response:
+    return Response(text, status, mimetype="text/plain")

@@ -1,0 +1,100 @@
+"""What can happen to a run, as values in one queue.
+
+The endpoint, the console, the machine, the lease and the repository each put observations in;
+the run alone takes them out and decides.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from dataclasses import dataclass
+
+from vmjobs.model import ExitStatus
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The guest is up and has its job."""
+
+
+@dataclass(frozen=True)
+class ScriptEnded:
+    """The script has ended; outputs are still to come. ``disk_full``: its disk was full then."""
+
+    exit: ExitStatus
+    disk_full: bool = False
+
+
+@dataclass(frozen=True)
+class ExitReported:
+    """The guest has delivered everything and powers off."""
+
+    exit: ExitStatus
+
+
+@dataclass(frozen=True)
+class MachineGone:
+    """The hypervisor says that the machine is no more."""
+
+
+@dataclass(frozen=True)
+class GuestSilent:
+    """The guest has not been heard of for ``seconds``."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ConsoleFlooded:
+    """The console has grown beyond its limit."""
+
+
+@dataclass(frozen=True)
+class SignalSent:
+    """Whoever runs the job sent it a signal."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class LeaseLost:
+    """Whoever ran the job has gone."""
+
+
+@dataclass(frozen=True)
+class Superseded:
+    """The repository takes no more word from this attempt."""
+
+    why: str
+
+
+Observation = (
+    Ready
+    | ScriptEnded
+    | ExitReported
+    | MachineGone
+    | GuestSilent
+    | ConsoleFlooded
+    | SignalSent
+    | LeaseLost
+    | Superseded
+)
+
+
+class Inbox:
+    """A queue of observations with deadlines (monotonic seconds)."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[Observation] = queue.Queue()
+
+    def put(self, observation: Observation) -> None:
+        """Add an observation; callable from any thread."""
+        self._queue.put(observation)
+
+    def next(self, deadline: float) -> Observation | None:
+        """The next observation, or None once ``deadline`` has passed."""
+        try:
+            return self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None

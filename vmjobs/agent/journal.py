@@ -1,0 +1,166 @@
+"""The agent's journal: what exists on this node on behalf of a run, written before it is made.
+
+Everything a run makes lies in its own directory; only the machine itself lives outside of it.
+So one small record, durable before anything else, is enough to know what to remove:
+
+====================================  =======================================================
+killed after                          what a restarted agent finds and does
+====================================  =======================================================
+``mkdir``                             a directory without record: no machine was ever started
+record written                        a record: destroy the machine by name, remove the rest
+verdict written                       the same, and the verdict is kept for whoever asks again
+machine destroyed                     the same; destroying it again is no error
+contents removed                      record alone: the same
+====================================  =======================================================
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor.base import NAME_PREFIX, Hypervisor
+from vmjobs.model import HypervisorKind
+
+log = logging.getLogger(__name__)
+
+RECORD = "run.json"
+VERDICT = "verdict.json"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What must be known to undo a run."""
+
+    attempt: str
+    job: str
+    machine: str
+    hypervisor: HypervisorKind
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A run that an earlier process did not end; ``verdict`` is ``""`` if it had none yet."""
+
+    record: RunRecord
+    verdict: str
+
+
+def machine_name(attempt: str) -> str:
+    """The name of an attempt's machine: unique, and told from foreign machines by its prefix."""
+    return f"{NAME_PREFIX}{attempt}"
+
+
+class Journal:
+    """Run directories below one root, each with its record."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @contextmanager
+    def run(self, record: RunRecord, driver: Hypervisor) -> Iterator[Path]:
+        """A directory for one run; on leaving, the machine is gone and so is the directory.
+
+        Raises:
+            HypervisorError: the machine could not be verified gone. The record stays, and the
+                next start of the agent tries again.
+        """
+        directory = self.root / record.attempt
+        directory.mkdir(mode=0o700)
+        write_durably(directory / RECORD, json.dumps(asdict(record)).encode())
+        try:
+            yield directory
+        finally:
+            self._remove(directory, record, driver)
+
+    def conclude(self, attempt: str, verdict: str) -> None:
+        """Keep a run's verdict (JSON): all that is left to do is to tell it."""
+        write_durably(self.root / attempt / VERDICT, verdict.encode())
+
+    def recover(self, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[Leftover]:
+        """Remove what an earlier process left, and say what that was."""
+        cleaned = []
+        for directory in sorted(p for p in self.root.iterdir() if p.is_dir()):
+            record = _read(directory / RECORD)
+            verdict = _text(directory / VERDICT)
+            if record is None:
+                shutil.rmtree(directory)
+                continue
+            if (driver := drivers.get(record.hypervisor)) is None:
+                log.error("run %s needs the %s driver to be undone", record.attempt, record.hypervisor)
+                continue
+            self._remove(directory, record, driver)
+            cleaned.append(Leftover(record, verdict))
+        return cleaned
+
+    def _remove(self, directory: Path, record: RunRecord, driver: Hypervisor) -> None:
+        driver.destroy(record.machine)
+        for entry in directory.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != RECORD:
+                entry.unlink()
+        (directory / RECORD).unlink()
+        directory.rmdir()
+
+
+def sweep(journal: Journal, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
+    """Destroy machines with our prefix that no record knows. Returns their names.
+
+    Only for a node where one agent holds all machines of its user.
+    """
+    known = {machine_name(p.name) for p in journal.root.iterdir() if p.is_dir()}
+    swept = []
+    for driver in drivers.values():
+        for name in _names(driver):
+            if name not in known:
+                driver.destroy(name)
+                swept.append(name)
+    return swept
+
+
+def _names(driver: Hypervisor) -> list[str]:
+    try:
+        return driver.list()
+    except HypervisorError as error:
+        log.warning("cannot list machines of %s: %s", driver.kind, error)
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _read(path: Path) -> RunRecord | None:
+    text = _text(path)
+    if not text:
+        return None
+    data = json.loads(text)
+    return RunRecord(data["attempt"], data["job"], data["machine"], HypervisorKind(data["hypervisor"]))
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file that is whole or absent, whatever happens to this process or machine."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    for directory in (path.parent, path.parent.parent):
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

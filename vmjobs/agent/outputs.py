@@ -1,0 +1,189 @@
+"""What a guest delivers, and the gate it goes through.
+
+Outputs come as uploads to the endpoint or as a tar stream on the output disk. Either way each
+file passes :class:`OutputTray`, which checks name, type, count and size; what it refuses is
+listed, the rest is kept for delivery.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import IO
+
+from vmjobs.model import ExitChannel, ExitStatus, RejectedEntry
+from vmjobs.paths import matches, refusal
+
+MAX_FILES = 10_000
+MAX_REJECTED = 1000
+CHUNK = 1024 * 1024
+MAX_EXIT_JSON = 4096
+
+
+class Refused(Exception):
+    """One output was not taken; the text says why. ``too_large``: it did not fit."""
+
+    def __init__(self, why: str, *, too_large: bool = False) -> None:
+        super().__init__(why)
+        self.too_large = too_large
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An accepted output, waiting for delivery."""
+
+    path: str
+    file: Path
+    size: int
+
+
+@dataclass
+class OutputTray:
+    """Accepted outputs of one run, in a directory of its own.
+
+    limit: bytes that all outputs together may have.
+    """
+
+    directory: Path
+    globs: Sequence[str]
+    limit: int
+    kept: dict[str, Kept] = field(default_factory=dict)
+    rejected: list[RejectedEntry] = field(default_factory=list)
+    too_large: bool = False
+    _files: int = 0
+    _lock: Lock = field(default_factory=Lock)
+
+    def accept(self, name: str, source: IO[bytes], size: int) -> None:
+        """Take one file of ``size`` bytes.
+
+        Raises:
+            Refused: it was not taken, and is listed under ``rejected``.
+        """
+        with self._lock:
+            try:
+                self._check(name, size)
+            except Refused as refused:
+                self.refuse(name, str(refused))
+                self.too_large = self.too_large or refused.too_large
+                raise
+            self._files += 1
+            file = self.directory / f"{self._files:05d}"
+            self.kept[name] = Kept(name, file, size)
+        with file.open("wb") as sink:
+            copied = _copy(source, sink, size)
+        if copied != size:
+            with self._lock:
+                del self.kept[name]
+                self.refuse(name, f"only {copied} of {size} bytes came")
+            raise Refused("the file came in short")
+
+    def refuse(self, name: str, why: str) -> None:
+        """Note something that is not taken."""
+        if len(self.rejected) < MAX_REJECTED:
+            shown = name.encode("utf-8", "backslashreplace").decode()[:1024]
+            self.rejected.append(RejectedEntry(path=shown, why=why))
+
+    def missing(self) -> list[str]:
+        """The globs that nothing answered to."""
+        return [g for g in self.globs if not any(matches(name, g) for name in self.kept)]
+
+    def _check(self, name: str, size: int) -> None:
+        if why := refusal(name):
+            raise Refused(why)
+        if not any(matches(name, glob) for glob in self.globs):
+            raise Refused("no output glob of the job asks for it")
+        if len(self.kept) >= MAX_FILES:
+            raise Refused(f"more than {MAX_FILES} files")
+        others = sum(kept.size for path, kept in self.kept.items() if path != name)
+        if size < 0 or others + size > self.limit:
+            raise Refused(f"the outputs have more than {self.limit} bytes", too_large=True)
+
+
+@dataclass(frozen=True)
+class DiskContents:
+    """What lay on an output disk. ``complete`` is false if the tar stream breaks off."""
+
+    exit: ExitStatus | None
+    complete: bool
+
+
+def read_output_disk(disk: Path, tray: OutputTray, streams: dict[str, Path]) -> DiskContents:
+    """Read the guest's tar stream: ``exit.json``, streams by name, and outputs.
+
+    Nothing is extracted by its own name; every entry goes to a place we choose.
+    """
+    found: ExitStatus | None = None
+    try:
+        with tarfile.open(disk, mode="r:", errorlevel=2) as tar:
+            for entry, content in _entries(tar):
+                if entry.name == "exit.json" and content is not None:
+                    found = parse_exit_json(content.read(MAX_EXIT_JSON))
+                elif entry.name in streams and content is not None:
+                    with streams[entry.name].open("wb") as sink:
+                        _copy(content, sink, entry.size)
+                else:
+                    _take(entry, content, tray)
+    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError):
+        return DiskContents(found, complete=False)
+    return DiskContents(found, complete=True)
+
+
+def _entries(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    for count, entry in enumerate(tar):
+        if count > MAX_FILES + 3:
+            return
+        content = tar.extractfile(entry) if entry.isreg() else None
+        yield entry, content
+
+
+def _take(entry: tarfile.TarInfo, content: IO[bytes] | None, tray: OutputTray) -> None:
+    name = entry.name.removeprefix("outputs/")
+    if entry.isdir():
+        return
+    if content is None:
+        tray.refuse(entry.name, f"not a regular file but a {_type_name(entry)}")
+        return
+    if name == entry.name:
+        tray.refuse(entry.name, "outside of outputs/" if not refusal(name) else refusal(name))
+        return
+    try:
+        tray.accept(name, content, entry.size)
+    except Refused:
+        return  # listed by the tray; the next entry may be good
+
+
+def _type_name(entry: tarfile.TarInfo) -> str:
+    kinds = (
+        (entry.issym(), "symbolic link"),
+        (entry.islnk(), "hard link"),
+        (entry.ischr(), "character device"),
+        (entry.isblk(), "block device"),
+        (entry.isfifo(), "FIFO"),
+    )
+    return next((name for is_it, name in kinds if is_it), "special entry")
+
+
+def parse_exit_json(data: bytes) -> ExitStatus | None:
+    """``{"code": 3}`` or ``{"signal": 9}``; None for anything else."""
+    try:
+        value = json.loads(data)
+        return ExitStatus(
+            code=value.get("code"), signal=value.get("signal"), channel=ExitChannel.OUTPUT_DISK
+        )
+    except (ValueError, AttributeError):
+        return None
+
+
+def _copy(source: IO[bytes], sink: IO[bytes], size: int) -> int:
+    done = 0
+    while done < size:
+        chunk = source.read(min(CHUNK, size - done))
+        if not chunk:
+            break
+        sink.write(chunk)
+        done += len(chunk)
+    return done

@@ -1,0 +1,269 @@
+"""One run of one job: the steps of :mod:`vmjobs.agent.steps`, undone in reverse, then reported.
+
+First the machine is verified gone, then everything is delivered, then the directory goes. See
+:mod:`vmjobs.agent.journal` for what a ``kill -9`` leaves at each point.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from vmjobs.agent.courier import FIRST_PAUSE, Courier
+from vmjobs.agent.endpoint import GuestLink
+from vmjobs.agent.inbox import Inbox, LeaseLost, ScriptEnded, SignalSent, Superseded
+from vmjobs.agent.journal import Journal, RunRecord, machine_name
+from vmjobs.agent.outputs import Kept, OutputTray
+from vmjobs.agent.steps import STEPS, STOPPING, Step
+from vmjobs.agent.verdict import Ended, Verdict, failed, stopped
+from vmjobs.agent.watch import Watch
+from vmjobs.errors import (
+    Conflict,
+    DigestMismatch,
+    HypervisorError,
+    NoHypervisor,
+    NotFound,
+    Unavailable,
+    VMJobsError,
+)
+from vmjobs.hypervisor.base import BootImage, Hypervisor
+from vmjobs.model import (
+    MIB,
+    AttemptClaim,
+    HypervisorKind,
+    JobState,
+    JobTicket,
+    ReasonCode,
+    Report,
+    StreamName,
+    now,
+    reason,
+)
+from vmjobs.ports import ImageSource, JobSource
+
+log = logging.getLogger(__name__)
+
+
+class Lease(Protocol):
+    """Whoever asked for the run and hears of its progress."""
+
+    def progress(self, report: Report) -> None:
+        """A state was reached. Must not block for long and must not raise."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Limits (bytes) and deadlines (seconds) of runs."""
+
+    node: str
+    max_console: int
+    max_log: int
+    collect_seconds: float = 1800.0
+    deliver_seconds: float = 1800.0
+    grace_seconds: float = 10.0
+    silence_seconds: float = 120.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What runs on this node are made with.
+
+    choose: the driver for a job that demands a hypervisor or leaves it open (None); raises
+        :class:`vmjobs.errors.NoHypervisor`.
+    """
+
+    images: ImageSource
+    choose: Callable[[HypervisorKind | None], Hypervisor]
+    journal: Journal
+    settings: RunSettings
+
+
+@dataclass
+class Run:
+    """A job on its way through this node. Call :meth:`execute` once."""
+
+    source: JobSource
+    lease: Lease
+    parts: Parts
+    job_id: str
+    attempt: str
+    inbox: Inbox = field(default_factory=Inbox)
+    seconds: dict[str, float] = field(default_factory=dict)
+    sentinel: str = field(default_factory=lambda: secrets.token_hex(16))
+    #: Machine, endpoint: whatever must be gone before anything is delivered.
+    resources: ExitStack = field(default_factory=ExitStack)
+    watch: Watch | None = None
+    script_ended: ScriptEnded | None = None
+    stop_by: float = math.inf
+    stopped_by: int = 0
+
+    ticket: JobTicket = field(init=False)
+    driver: Hypervisor = field(init=False)
+    directory: Path = field(init=False)
+    courier: Courier = field(init=False)
+    tray: OutputTray = field(init=False)
+    image: BootImage = field(init=False)
+    link: GuestLink = field(init=False)
+
+    def execute(self) -> Verdict:
+        """Run the job to its end, undo everything and report.
+
+        Raises:
+            VMJobsError: the job could not be claimed, or the machine could not be removed.
+        """
+        claim = AttemptClaim(attempt=self.attempt, node=self.parts.settings.node)
+        self.ticket = self.source.claim(claim)
+        try:
+            self.driver = self.parts.choose(self.ticket.spec.hypervisor)
+        except NoHypervisor as error:
+            return self._refuse(failed(ReasonCode.NO_HYPERVISOR, error.message).verdict)
+        record = RunRecord(self.attempt, self.job_id, machine_name(self.attempt), self.driver.kind)
+        with self.parts.journal.run(record, self.driver) as self.directory:
+            self._open()
+            try:
+                verdict = self._deliver(self._go_through(STEPS))
+            finally:
+                self.courier.close()
+        self.lease.progress(self._report(verdict))
+        return verdict
+
+    def stream(self, name: StreamName) -> Path:
+        """The file in which a stream grows."""
+        return self.directory / f"stream-{name}"
+
+    def check_stop(self) -> None:
+        """End the run if it is not wanted any more. For steps without a machine."""
+        seen = self.inbox.next(0.0)
+        unwanted = isinstance(seen, LeaseLost | Superseded)
+        if unwanted or (isinstance(seen, SignalSent) and seen.number in STOPPING):
+            raise stopped("stopped before the machine was started")
+
+    def _refuse(self, verdict: Verdict) -> Verdict:
+        for state in (JobState.STAGING, verdict.state):
+            report = Report(state=state, reason=verdict.reason, time=now())
+            self.source.report(report)
+            self.lease.progress(report)
+        return verdict
+
+    def _open(self) -> None:
+        outputs = self.directory / "outputs"
+        outputs.mkdir(mode=0o700)
+        spec = self.ticket.spec
+        self.tray = OutputTray(outputs, spec.outputs, spec.disk * MIB)
+        self.courier = Courier(self.source, self.inbox, {n: self.stream(n) for n in StreamName})
+
+    def _go_through(self, steps: tuple[Step, ...]) -> Verdict:
+        try:
+            with self.resources:
+                for step in steps:
+                    self._take(step)
+        except Ended as end:
+            return end.verdict
+        except VMJobsError as error:
+            return _verdict_of(error)
+        except OSError as error:
+            log.exception("job %s failed on this node", self.job_id)
+            return failed(ReasonCode.NODE_FAILED, f"the node failed: {error}").verdict
+        return failed(ReasonCode.INTERNAL, "the steps ended without a verdict").verdict
+
+    def _take(self, step: Step) -> None:
+        if step.state is not None:
+            self._tell(step.state, step.title)
+        if self.watch is None:
+            self.check_stop()
+        with self._clock(step.phase, step.title):
+            step.action(self)
+
+    def _clock(self, phase: str, title: str) -> _Clock:
+        return _Clock(self.seconds, phase, f"job {self.job_id}: {title}")
+
+    def _tell(self, state: JobState, message: str) -> None:
+        report = self._report(Verdict(state, reason(ReasonCode.PROGRESS, message)))
+        self.courier.report(report)
+        self.lease.progress(report)
+
+    def _report(self, verdict: Verdict) -> Report:
+        return Report(
+            state=verdict.state,
+            reason=verdict.reason,
+            time=now(),
+            hypervisor=self.driver.kind,
+            exit=verdict.exit,
+            seconds=dict(self.seconds),
+            rejected=tuple(self.tray.rejected),
+        )
+
+    def _deliver(self, verdict: Verdict) -> Verdict:
+        """Hand over outputs, streams and at last the verdict. The machine is verified gone."""
+        patience = self.parts.settings.deliver_seconds
+        if not self.courier.superseded:
+            with self._clock("collecting", "deliver"):
+                verdict = self._deliver_outputs(verdict)
+                self.courier.flush(patience)
+        report = self._report(verdict)
+        self.parts.journal.conclude(self.attempt, report.model_dump_json())
+        self.courier.report(report)
+        if not self.courier.flush(patience):
+            log.warning("job %s: its end was not taken: %s", self.job_id, self.courier.superseded)
+        return verdict
+
+    def _deliver_outputs(self, verdict: Verdict) -> Verdict:
+        deadline = time.monotonic() + self.parts.settings.deliver_seconds
+        for kept in self.tray.kept.values():
+            try:
+                self._deliver_output(kept, deadline)
+            except Conflict as error:
+                log.warning("job %s: outputs are no longer wanted: %s", self.job_id, error)
+                return verdict
+            except VMJobsError as error:
+                message = f"output {kept.path} could not be delivered: {error.message}"
+                return failed(ReasonCode.INTERNAL, message, verdict.exit).verdict
+        return verdict
+
+    def _deliver_output(self, kept: Kept, deadline: float) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                with kept.file.open("rb") as source:
+                    self.source.put_output(kept.path, source, kept.size)
+                return
+            except Unavailable:
+                if time.monotonic() + pause > deadline:
+                    raise
+                time.sleep(pause)  # nothing to wait on: the repository will not call us
+                pause = min(2 * pause, 15.0)
+
+
+class _Clock:
+    """Adds the time spent in its context to one of the run's phases."""
+
+    def __init__(self, seconds: dict[str, float], phase: str, title: str) -> None:
+        self._seconds, self._phase, self._title = seconds, phase, title
+
+    def __enter__(self) -> None:
+        self._begun = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        took = time.monotonic() - self._begun
+        self._seconds[self._phase] = round(self._seconds.get(self._phase, 0.0) + took, 3)
+        log.info("%s took %.3f s", self._title, took)
+
+
+def _verdict_of(error: VMJobsError) -> Verdict:
+    """What an error of a step means for the job."""
+    if isinstance(error, Conflict):
+        return stopped(error.message).verdict
+    if isinstance(error, HypervisorError):
+        return failed(ReasonCode.BOOT_FAILED, error.message).verdict
+    if isinstance(error, NotFound | Unavailable):
+        return failed(ReasonCode.INPUT_UNAVAILABLE, error.message).verdict
+    if isinstance(error, DigestMismatch):
+        return failed(ReasonCode.IMAGE_REJECTED, error.message).verdict
+    return failed(ReasonCode.INTERNAL, error.message).verdict

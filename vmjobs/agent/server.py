@@ -1,0 +1,201 @@
+"""The agent: takes jobs over its socket and runs each in a machine.
+
+One thread a connection; the connection is the lease of the run it asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vmjobs.agent import protocol
+from vmjobs.agent.inbox import Inbox, LeaseLost, SignalSent
+from vmjobs.agent.journal import Leftover
+from vmjobs.agent.run import Parts, Run
+from vmjobs.agent.verdict import Verdict
+from vmjobs.errors import ConfigError, Conflict, Unavailable, VMJobsError
+from vmjobs.model import JobState, Node, Report
+from vmjobs.ports import JobSource
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 128
+#: Longest path that fits into ``sun_path`` (unix(7)).
+MAX_SOCKET_PATH = 107
+
+
+@dataclass
+class SocketLease:
+    """The other end of a connection. Once it is gone nothing is sent any more."""
+
+    connection: socket.socket
+    node: str
+    last: Report | None = None
+
+    def progress(self, report: Report) -> None:
+        """Pass a report on."""
+        self.last = report
+        self.send(protocol.ProgressMessage(node=self.node, report=report))
+
+    def send(self, message: protocol.Message) -> None:
+        """Send, unless nobody listens."""
+        try:
+            protocol.send(self.connection, message)
+        except OSError as error:
+            log.info("the other end is gone: %s", error)
+
+
+@dataclass
+class Agent:
+    """All runs of this node.
+
+    open_job: the repository's view of one job, from job id and job token.
+    describe: this node, with the given jobs as those that run.
+    """
+
+    parts: Parts
+    open_job: Callable[[str, str], JobSource]
+    describe: Callable[[tuple[str, ...]], Node]
+    running: dict[str, int] = field(default_factory=dict)
+    verdicts: dict[str, Leftover] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def remember(self, leftovers: list[Leftover]) -> None:
+        """Keep verdicts of runs that an earlier process reached but may not have told."""
+        self.verdicts = {left.record.job: left for left in leftovers if left.verdict}
+
+    def jobs(self, uid: int | None = None) -> tuple[str, ...]:
+        """Jobs that run now: all, or those that ``uid`` may see."""
+        everything = uid is None or uid in (0, os.getuid())
+        with self._lock:
+            return tuple(job for job, owner in self.running.items() if everything or owner == uid)
+
+    def serve(self, connection: socket.socket) -> None:
+        """Talk with one client until it goes."""
+        _, uid, _ = protocol.peer(connection)
+        lease = SocketLease(connection, self.parts.settings.node)
+        try:
+            for message in protocol.receive(connection):
+                if isinstance(message, protocol.StatusMessage):
+                    lease.send(protocol.StatusMessage(node=self.describe(self.jobs(uid))))
+                elif isinstance(message, protocol.RunMessage):
+                    self._run(message, lease, uid)
+                    return
+        except VMJobsError as error:
+            lease.send(protocol.ErrorMessage(code=error.code, message=error.message))
+        except OSError as error:
+            log.info("connection of uid %d: %s", uid, error)
+        finally:
+            connection.close()
+
+    def _run(self, message: protocol.RunMessage, lease: SocketLease, uid: int) -> None:
+        try:
+            with self._registered(message.job, uid):
+                source = self.open_job(message.job, message.token)
+                verdict = self._told_before(message.job, source, lease)
+                if verdict is None:
+                    run = Run(source, lease, self.parts, message.job, uuid.uuid4().hex)
+                    _listen(lease.connection, run.inbox)
+                    verdict = run.execute()
+        except VMJobsError as error:
+            log.warning("job %s: %s", message.job, error)
+            retry = isinstance(error, Unavailable)
+            lease.send(protocol.ErrorMessage(code=error.code, message=error.message, retry=retry))
+            return
+        if lease.last is not None:
+            lease.send(
+                protocol.EndMessage(node=lease.node, exit_code=verdict.exit_code, report=lease.last)
+            )
+
+    def _told_before(self, job: str, source: JobSource, lease: SocketLease) -> Verdict | None:
+        """The verdict that an earlier process of this agent reached, told (again)."""
+        left = self.verdicts.pop(job, None)
+        if left is None:
+            return None
+        report = Report.model_validate_json(left.verdict)
+        if report.state is JobState.PREEMPTED:
+            return None
+        try:
+            source.resume(left.record.attempt)
+            source.report(report)
+        except Conflict:
+            log.info("job %s: its end was known already", job)
+        lease.progress(report)
+        return Verdict(report.state, report.reason, report.exit)
+
+    @contextmanager
+    def _registered(self, job: str, uid: int) -> Iterator[None]:
+        with self._lock:
+            if job in self.running:
+                raise Conflict(f"job {job} runs on this node already")
+            self.running[job] = uid
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self.running[job]
+
+
+def _listen(connection: socket.socket, inbox: Inbox) -> None:
+    """Turn what the client sends, and its going, into observations."""
+
+    def work() -> None:
+        try:
+            for message in protocol.receive(connection):
+                if isinstance(message, protocol.SignalMessage):
+                    inbox.put(SignalSent(message.number))
+        except (OSError, ValueError, VMJobsError) as error:
+            log.info("lease: %s", error)
+        inbox.put(LeaseLost())
+
+    threading.Thread(target=work, name="lease", daemon=True).start()
+
+
+@contextmanager
+def listening(path: Path, serve: Callable[[socket.socket], None]) -> Iterator[socket.socket]:
+    """Accept connections at ``path``, each in a thread of its own, while the context lasts.
+
+    Raises:
+        ConfigError: the path is too long for a socket, or another agent listens there.
+    """
+    if len(str(path).encode()) > MAX_SOCKET_PATH:
+        raise ConfigError(f"socket: {path} is longer than {MAX_SOCKET_PATH} bytes")
+    _clear_stale(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        path.chmod(0o666)  # who may do what is decided by the peer's credentials and its token
+        listener.listen(BACKLOG)
+        threading.Thread(target=_accept, args=(listener, serve), name="accept", daemon=True).start()
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=serve, args=(connection,), name="run", daemon=True).start()
+
+
+def _clear_stale(path: Path) -> None:
+    if not path.exists():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise ConfigError(f"socket: another agent listens at {path}")

@@ -1,0 +1,89 @@
+"""Watches one machine: its end, its console, and whether its guest is still heard of."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from vmjobs.agent.console import ConsoleReader
+from vmjobs.agent.inbox import ConsoleFlooded, GuestSilent, Inbox, MachineGone
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor.base import Hypervisor, MachineState
+
+log = logging.getLogger(__name__)
+
+#: How often the console file is looked at while the machine runs, in seconds. Files written by a
+#: foreign process offer no event that is both portable and complete; the machine's end does.
+TICK = 0.25
+
+
+@dataclass
+class Watch:
+    """What a machine shows from outside.
+
+    heard: monotonic time at which the guest was last heard of at its endpoint; None where it has
+        no network and so cannot be heard.
+    """
+
+    driver: Hypervisor
+    machine: str
+    inbox: Inbox
+    reader: ConsoleReader
+    max_console: int
+    silence: float
+    heard: Callable[[], float] | None
+    on_console: Callable[[], None]
+
+    def run(self, stop: threading.Event) -> None:
+        """Look until the machine is gone or ``stop`` is set."""
+        warned = False
+        while not stop.is_set():
+            gone = self._wait()
+            self._read_console()
+            if gone:
+                self.inbox.put(MachineGone())
+                return
+            if not warned:
+                warned = self._warn()
+
+    def _wait(self) -> bool:
+        try:
+            return self.driver.wait(self.machine, TICK) is MachineState.GONE
+        except HypervisorError as error:
+            log.warning("cannot watch %s: %s", self.machine, error)
+            time.sleep(TICK)
+            return False
+
+    def _read_console(self) -> None:
+        before = self.reader.offset
+        for observation in self.reader.read():
+            self.inbox.put(observation)
+        if self.reader.offset > before:
+            self.on_console()
+
+    def _warn(self) -> bool:
+        if self.reader.offset > self.max_console:
+            self.inbox.put(ConsoleFlooded())
+            return True
+        quiet = time.monotonic() - self.heard() if self.heard else 0.0
+        if quiet > self.silence:
+            self.inbox.put(GuestSilent(quiet))
+            return True
+        return False
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[Watch]:
+    """Watch in a thread of its own for as long as the context lasts."""
+    stop = threading.Event()
+    thread = threading.Thread(target=watch.run, args=(stop,), name="watch", daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        stop.set()
+        thread.join(timeout=10 * TICK)

@@ -1,0 +1,84 @@
+"""``vmjobs agent``: the one process on an execute node that holds rights over its VMs."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+
+import click
+
+from vmjobs.agent import node as this_node
+from vmjobs.agent.fleet import Fleet
+from vmjobs.agent.journal import sweep
+from vmjobs.agent.server import Agent, listening
+from vmjobs.cli.main import configure_logging
+from vmjobs.cli.node_parts import fleet, parts
+from vmjobs.cli.support import config, node_name, read_token
+from vmjobs.client import ImageClient, JobAgentClient, NodeClient
+from vmjobs.config import Config
+from vmjobs.errors import NoHypervisor
+from vmjobs.model import Node
+from vmjobs.ports import ImageSource, JobSource
+
+log = logging.getLogger(__name__)
+
+
+@click.command()
+def agent() -> None:
+    """Run jobs for HTCondor on this node, until a signal ends it.
+
+    Jobs come from `vmjobs exec` over a Unix socket. What an earlier agent left behind is removed
+    before the socket opens.
+    """
+    settings = config()
+    configure_logging(settings.log_level)
+    hypervisors = fleet(settings)
+    images = _images(settings)
+    made = parts(settings, images, hypervisors, settings.state_dir / "runs")
+    leftovers = made.journal.recover(hypervisors.drivers)
+    swept = sweep(made.journal, hypervisors.drivers)
+    log.info("removed %d left-over runs and %d unknown machines", len(leftovers), len(swept))
+    _require_one(hypervisors)
+
+    def describe(running: tuple[str, ...]) -> Node:
+        return this_node.describe(
+            node_name(settings), settings.state_dir, hypervisors.results, images.cached(), running
+        )
+
+    def open_job(job_id: str, token: str) -> JobSource:
+        return JobAgentClient(settings.api_url, token, job_id)
+
+    service = Agent(made, open_job, describe)
+    service.remember(leftovers)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with listening(settings.socket, service.serve):
+        log.info("ready at %s", settings.socket)
+        if settings.agent_token_file is not None:
+            registry = NodeClient(settings.api_url, read_token(settings.agent_token_file))
+            threading.Thread(
+                target=this_node.announce,
+                args=(registry, lambda: describe(service.jobs()), stop),
+                name="announce",
+                daemon=True,
+            ).start()
+        stop.wait()
+
+
+def _images(settings: Config) -> ImageSource:
+    from images.cache import ImageCache  # noqa: PLC0415
+    from images.store import ImageStore  # noqa: PLC0415
+
+    if settings.agent_token_file is None:
+        return ImageStore(settings.images)
+    fetcher = ImageClient(settings.api_url, read_token(settings.agent_token_file))
+    return ImageCache(settings.state_dir / "images", fetcher)
+
+
+def _require_one(hypervisors: Fleet) -> None:
+    found = hypervisors.probe()
+    if not any(result.works for result in found):
+        listing = "; ".join(f"{result.kind}: {result.detail}" for result in found)
+        raise NoHypervisor(f"no hypervisor works on this node: {listing}", hint="run vmjobs doctor")

@@ -1,0 +1,44 @@
+"""``vmjobs exec``: what HTCondor's starter runs on the execute node."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from vmjobs.agent import protocol
+from vmjobs.cli.main import configure_logging
+from vmjobs.cli.support import config, read_token
+from vmjobs.execute import run_job
+
+log = logging.getLogger(__name__)
+
+
+@click.command("exec")
+@click.option("--job", required=True, help="The job's id.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    default=Path("job.token"),
+    show_default=True,
+    help="File with the job's token.",
+)
+def exec_job(job: str, token_file: Path) -> None:
+    """Run one job through this node's agent and exit with its script's status.
+
+    Inside of an HTCondor job, progress goes into the job ad as ChirpVM* attributes.
+    """
+    from condor.chirp import ChirpReporter  # noqa: PLC0415
+    from condor.progress import attributes  # noqa: PLC0415
+
+    settings = config()
+    configure_logging(settings.log_level)
+    reporter = ChirpReporter()
+
+    def on_progress(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
+        log.info("%s %s: %s", message.node, message.report.state, message.report.reason.message)
+        reporter.publish(attributes(message.node, message.report))
+
+    sys.exit(run_job(settings.socket, job, read_token(token_file), on_progress))

@@ -1,0 +1,42 @@
+"""``vmjobs job outputs``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vmjobs.cli.job_table import expand
+from vmjobs.cli.support import client, json_option, print_json, print_table
+from vmjobs.cli.transfer import download_all
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.option(
+    "--fetch",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Fetch them into this directory, each job's into a directory of its own if there are several.",
+)
+@json_option
+def outputs(jobs: tuple[str, ...], directory: Path | None, as_json: bool) -> None:
+    """List the files that JOBs delivered, or fetch them."""
+    api = client()
+    found = expand(api, jobs)
+    if directory is not None:
+        for job in found:
+            target = directory / str(job.index) if len(found) > 1 else directory
+            for path in download_all(api, job.id, job.outputs, target):
+                click.echo(str(path))
+        return
+    if as_json:
+        print_json([{"job": j.id, "outputs": j.outputs, "rejected": j.rejected} for j in found])
+        return
+    print_table(
+        ("JOB", "OUTPUT", "BYTES", "DIGEST"),
+        [(j.id, o.path, o.size, o.digest) for j in found for o in j.outputs],
+    )
+    for job in found:
+        for entry in job.rejected:
+            click.echo(f"{job.id} refused {entry.path}: {entry.why}", err=True)

@@ -1,0 +1,56 @@
+"""``vmjobs job submit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vmjobs.cli.job_wait import wait_and_show
+from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs
+from vmjobs.cli.support import client, json_option, print_json
+from vmjobs.cli.transfer import upload_all
+
+
+@click.command()
+@spec_options
+@click.option(
+    "--array", "count", type=int, default=1, show_default=True, help="Run it this many times."
+)
+@click.option("--route", default="", help="Where to send it; default: the service's default route.")
+@click.option("--accounting-group", default="", help="HTCondor accounting group.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option("--idempotency-key", default="", help="Submitting again with the same key is harmless.")
+@click.option("--wait", "and_wait", is_flag=True, help="Wait until the jobs have ended.")
+@json_option
+def submit(
+    script: Path,
+    arguments: tuple[str, ...],
+    inputs: tuple[str, ...],
+    environment: tuple[str, ...],
+    labels: tuple[str, ...],
+    count: int,
+    idempotency_key: str,
+    and_wait: bool,
+    as_json: bool,
+    **fields: Any,
+) -> None:
+    """Submit SCRIPT with ARGUMENTS as a job.
+
+    In the guest, VMJOBS_ARRAY_INDEX counts from 0 to one less than VMJOBS_ARRAY_COUNT.
+    """
+    api = client()
+    described = upload_all(api, split_inputs(inputs))
+    pairs = dict(item.partition("=")[::2] for item in labels)
+    spec = build_spec(script, arguments, described, environment, labels=pairs, **fields)
+    submitted = api.submit(spec, count, key=idempotency_key)
+    ids = [job.id for job in submitted.jobs]
+    if and_wait:
+        wait_and_show(api, ids, None, as_json)
+    elif as_json:
+        print_json(submitted)
+    else:
+        click.echo(f"array {submitted.array}" if count > 1 else ids[0])
+        for identifier in ids if count > 1 else ():
+            click.echo(identifier)

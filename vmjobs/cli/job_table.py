@@ -1,0 +1,74 @@
+"""How jobs are shown in rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from vmjobs.cli.support import print_table
+from vmjobs.errors import NotFound
+from vmjobs.model import Job
+
+if TYPE_CHECKING:
+    from vmjobs.client import Client
+
+PHASES = ("queued", "staging", "booting", "running", "collecting")
+COLUMNS = (
+    "JOB",
+    "STRATEGY",
+    "STATE",
+    "EXIT",
+    "VIA",
+    "NODE",
+    "VM",
+    *(p.upper() for p in PHASES),
+    "OUTPUT",
+)
+
+
+def expand(api: Client, names: Iterable[str]) -> list[Job]:
+    """Jobs by id; an array's id stands for all of its jobs.
+
+    Raises:
+        NotFound: neither a job nor an array.
+    """
+    found: list[Job] = []
+    for name in names:
+        try:
+            found.append(api.job(name))
+        except NotFound:
+            members = list(api.jobs(array=name))
+            if not members:
+                raise
+            found.extend(sorted(members, key=lambda job: job.index))
+    return found
+
+
+def exit_text(job: Job) -> str:
+    """The exit status as people read it."""
+    if job.exit is None:
+        return "-"
+    return f"signal {job.exit.signal}" if job.exit.signal is not None else str(job.exit.code)
+
+
+def row(job: Job) -> list[str]:
+    """One line of the table."""
+    phases = [f"{job.seconds[p]:.1f} s" if p in job.seconds else "-" for p in PHASES]
+    digest = job.outputs[0].digest.removeprefix("sha256:")[:12] if job.outputs else "-"
+    more = f" +{len(job.outputs) - 1}" if len(job.outputs) > 1 else ""
+    return [
+        job.id,
+        job.spec.strategy.value,
+        job.state.value if job.state != "FAILED" else f"{job.state} {job.reason.code}",
+        exit_text(job),
+        job.exit.channel.value if job.exit else "-",
+        job.node or "-",
+        job.hypervisor.value if job.hypervisor else "-",
+        *phases,
+        digest + more,
+    ]
+
+
+def print_jobs(jobs: Sequence[Job]) -> None:
+    """Print the table of jobs."""
+    print_table(COLUMNS, [row(job) for job in jobs])

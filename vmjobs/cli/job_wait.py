@@ -1,0 +1,59 @@
+"""``vmjobs job wait``, and the table of ended jobs that ``submit --wait`` shows too."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from vmjobs.cli.job_table import expand, print_jobs
+from vmjobs.cli.support import client, json_option, print_json
+from vmjobs.model import Job, JobState
+
+if TYPE_CHECKING:
+    from vmjobs.client import Client
+
+#: Exit status where a job did not complete, and where the time was over first (timeout(1)).
+NOT_ALL_COMPLETED = 1
+TIMED_OUT = 124
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.option("--timeout", type=float, help="Seconds to wait at most.")
+@json_option
+def wait(jobs: tuple[str, ...], timeout: float | None, as_json: bool) -> None:
+    """Wait until all JOBs have ended; exit with 0 if all of them completed."""
+    api = client()
+    wait_and_show(api, [job.id for job in expand(api, jobs)], timeout, as_json)
+
+
+def wait_and_show(api: Client, ids: Sequence[str], timeout: float | None, as_json: bool) -> None:
+    """Wait, show the jobs, exit."""
+    seen: dict[str, JobState] = {}
+    terminal = Console(stderr=True)
+    with terminal.status("waiting") as status:
+
+        def on_change(job: Job) -> None:
+            seen[job.id] = job.state
+            counts = ", ".join(f"{n} {state}" for state, n in _count(seen.values()))
+            status.update(counts)
+            if not terminal.is_terminal:
+                click.echo(f"{job.id} {job.state} {job.reason.message.splitlines()[0:1]}", err=True)
+
+        ended = api.wait(ids, timeout=timeout, on_change=on_change)
+    if as_json:
+        print_json(list(ended))
+    else:
+        print_jobs(ended)
+    if any(not job.state.final for job in ended):
+        sys.exit(TIMED_OUT)
+    sys.exit(0 if all(job.state is JobState.COMPLETED for job in ended) else NOT_ALL_COMPLETED)
+
+
+def _count(states: Iterable[JobState]) -> list[tuple[JobState, int]]:
+    found = list(states)
+    return [(state, found.count(state)) for state in JobState if state in found]

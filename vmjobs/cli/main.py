@@ -1,0 +1,93 @@
+"""The ``vmjobs`` command: nouns and verbs, wired together here and nowhere else.
+
+Sub-commands are imported when they are called, so that a client needs none of the libraries of
+a server, and ``vmjobs --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from typing import Any
+
+import click
+
+from vmjobs import __version__
+from vmjobs.errors import VMJobsError
+
+#: name -> (module, attribute, one line of help). The help stands here so that listing the
+#: commands imports none of them.
+COMMANDS = {
+    "job": ("vmjobs.cli.job", "job", "Submit jobs and look after them."),
+    "image": ("vmjobs.cli.image", "image", "Build images and look at them."),
+    "node": ("vmjobs.cli.node", "node", "Look at execute nodes."),
+    "token": ("vmjobs.cli.token", "token", "Make bearer tokens (on the API's host)."),
+    "run": ("vmjobs.cli.run", "run", "Run a script in a VM on this machine."),
+    "agent": ("vmjobs.cli.agent", "agent", "Run jobs for HTCondor on this node."),
+    "exec": ("vmjobs.cli.exec", "exec_job", "Run one job through this node's agent."),
+    "serve": ("vmjobs.cli.serve", "serve", "Serve the REST API."),
+    "worker": ("vmjobs.cli.worker", "worker", "Submit and track jobs (Celery worker and beat)."),
+    "doctor": ("vmjobs.cli.doctor", "doctor", "Check this machine and say what is wrong."),
+    "completion": ("vmjobs.cli.completion", "completion", "Print shell completion code."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a sub-command when it is called for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, attribute, _ = entry
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="vmjobs")
+@click.option("-v", "--verbose", is_flag=True, help="Say more on standard error.")
+@click.pass_context
+def cli(ctx: click.Context, verbose: bool) -> None:
+    """Run grid jobs in virtual machines."""
+    ctx.obj = {"verbose": verbose}
+    if verbose:
+        configure_logging("DEBUG")
+
+
+def configure_logging(level: str) -> None:
+    """Log to standard error; only commands do this, libraries never."""
+    logging.basicConfig(
+        level=level,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Entry point. Errors of ours become one sentence and the right exit status."""
+    try:
+        return cli.main(args=arguments, standalone_mode=True)
+    except VMJobsError as error:
+        _tell(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has had enough
+        sys.exit(141)
+
+
+def _tell(error: VMJobsError) -> None:
+    click.echo(f"vmjobs: {error.message} [{error.code}]", err=True)
+    for fault in error.faults:
+        click.echo(f"  {fault.field or 'request'}: {fault.message}", err=True)
+    if error.hint:
+        click.echo(f"  hint: {error.hint}", err=True)

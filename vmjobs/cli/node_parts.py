@@ -1,0 +1,32 @@
+"""Wires what a node needs to run jobs; shared by ``vmjobs run``, ``agent`` and ``doctor``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vmjobs.agent.fleet import Fleet
+from vmjobs.agent.journal import Journal
+from vmjobs.agent.run import Parts, RunSettings
+from vmjobs.cli.support import node_name
+from vmjobs.config import Config
+from vmjobs.hypervisor.registry import drivers
+from vmjobs.ports import ImageSource
+
+
+def fleet(settings: Config) -> Fleet:
+    """The node's hypervisors, not probed yet."""
+    return Fleet(drivers(settings), settings.probe_seconds)
+
+
+def parts(settings: Config, images: ImageSource, hypervisors: Fleet, runs: Path) -> Parts:
+    """What runs are made with."""
+    return Parts(
+        images=images,
+        choose=hypervisors.choose,
+        journal=Journal(runs),
+        settings=RunSettings(
+            node=node_name(settings),
+            max_console=settings.max_console_bytes,
+            max_log=settings.max_stream_bytes,
+        ),
+    )

@@ -1,0 +1,136 @@
+"""``vmjobs run``: a script in a VM on this machine, in one process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, Any
+
+import click
+from images.store import ImageStore
+from rich.console import Console
+from rich.status import Status
+
+from vmjobs.agent.inbox import SignalSent
+from vmjobs.agent.run import Run
+from vmjobs.agent.verdict import Verdict
+from vmjobs.cli.node_parts import fleet, parts
+from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs
+from vmjobs.cli.support import config
+from vmjobs.local import LocalJob, describe_inputs
+from vmjobs.model import JobState, Report, StreamName
+
+_DOING = {
+    JobState.STAGING: "preparing",
+    JobState.BOOTING: "booting",
+    JobState.COLLECTING: "collecting outputs",
+}
+
+
+@click.command()
+@spec_options
+@click.option(
+    "--output-dir", type=click.Path(path_type=Path, file_okay=False), default=Path(), show_default="."
+)
+@click.option("--console", type=click.Path(path_type=Path), help="Keep the VM's console in this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON on standard error.")
+def run(
+    script: Path,
+    arguments: tuple[str, ...],
+    inputs: tuple[str, ...],
+    output_dir: Path,
+    console: Path | None,
+    as_json: bool,
+    **fields: Any,
+) -> None:
+    """Run SCRIPT in a VM on this machine: no scheduler, no server.
+
+    The script's output and exit status become this command's own.
+    """
+    settings = config()
+    files = split_inputs(inputs)
+    environment = fields.pop("environment")
+    spec = build_spec(script, arguments, describe_inputs(files), environment, **fields)
+    images = ImageStore(settings.images)
+    terminal = Console(stderr=True)
+    with _console_file(console) as console_sink, _status(terminal) as status:
+        job = LocalJob(
+            job_id=f"local-{uuid.uuid4().hex[:12]}",
+            spec=spec,
+            image_digest=images.resolve(spec.image),
+            files=files,
+            output_directory=output_dir,
+            on_report=lambda report: None,
+            sinks={
+                StreamName.OUT: sys.stdout.buffer,
+                StreamName.ERR: sys.stderr.buffer,
+                **({StreamName.CONSOLE: console_sink} if console_sink else {}),
+            },
+        )
+        lease = _TerminalLease(status)
+        runs = settings.state_dir / "local" / "runs"
+        made = parts(settings, images, fleet(settings), runs)
+        verdict = _execute(Run(job, lease, made, job.job_id, uuid.uuid4().hex))
+    _tell(terminal, verdict, job, lease, as_json)
+    sys.exit(verdict.exit_code)
+
+
+def _execute(this_run: Run) -> Verdict:
+    def stop(number: int, _frame: object) -> None:
+        this_run.inbox.put(SignalSent(number))
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    return this_run.execute()
+
+
+class _TerminalLease:
+    def __init__(self, status: Status | None) -> None:
+        self._status = status
+        self.last: Report | None = None
+
+    def progress(self, report: Report) -> None:
+        """Show where the job is, as long as it has nothing to say itself."""
+        self.last = report
+        if self._status is None:
+            return
+        doing = _DOING.get(report.state)
+        if doing is None:
+            self._status.stop()
+        else:
+            name = f" ({report.hypervisor})" if report.hypervisor else ""
+            self._status.update(f"{doing}{name}: {report.reason.message}")
+            self._status.start()
+
+
+def _status(terminal: Console) -> Any:
+    return terminal.status("preparing") if terminal.is_terminal else nullcontext()
+
+
+@contextmanager
+def _console_file(path: Path | None) -> Iterator[IO[bytes] | None]:
+    if path is None:
+        yield None
+        return
+    with path.open("wb") as file:
+        yield file
+
+
+def _tell(
+    terminal: Console, verdict: Verdict, job: LocalJob, lease: _TerminalLease, as_json: bool
+) -> None:
+    report = lease.last
+    if as_json:
+        sys.stderr.flush()
+        click.echo(report.model_dump_json(indent=2) if report else "{}", err=True)
+        return
+    for output in job.outputs:
+        click.echo(f"vmjobs: {output.path} ({output.size} bytes)", err=True)
+    for entry in report.rejected if report else ():
+        click.echo(f"vmjobs: refused {entry.path}: {entry.why}", err=True)
+    if verdict.state is not JobState.COMPLETED:
+        click.echo(f"vmjobs: {verdict.reason.message} [{verdict.reason.code}]", err=True)

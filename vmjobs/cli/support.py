@@ -1,0 +1,99 @@
+"""What several commands share: settings, client, node parts, tables."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+from vmjobs.config import Config, load
+from vmjobs.errors import Unauthenticated
+
+if TYPE_CHECKING:
+    from vmjobs.client import Client
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@lru_cache(maxsize=1)
+def config() -> Config:
+    """The settings of this process."""
+    return load()
+
+
+def client() -> Client:
+    """A client for the API with the user's token.
+
+    Raises:
+        Unauthenticated: there is no token file.
+    """
+    from vmjobs.client import Client  # noqa: PLC0415 - only commands that need the network pay
+
+    settings = config()
+    return Client(settings.api_url, read_token(settings.token_file))
+
+
+def read_token(path: Path) -> str:
+    """The token in ``path``."""
+    try:
+        return path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unauthenticated(
+            f"cannot read a token from {path}: {error}",
+            hint="set VMJOBS_TOKEN_FILE to a file with your token",
+        ) from error
+
+
+def node_name(settings: Config) -> str:
+    """This node's name."""
+    return settings.node_name or socket.getfqdn()
+
+
+def json_option(command: _F) -> _F:
+    """``--json`` beside the table."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def plain(value: Any) -> Any:
+    """Models and tuples as what JSON knows."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    click.echo(json.dumps(plain(value), indent=2, default=str))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """Print a table; a terminal decides on colours, a pipe gets plain text of full width."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    table = Table(*columns, title=title or None, title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    console.print(table)
+
+
+def ago(moment: datetime) -> str:
+    """A time as people say it."""
+    seconds = int((datetime.now(moment.tzinfo) - moment).total_seconds())
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return f"{max(0, seconds)} s ago"

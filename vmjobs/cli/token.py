@@ -1,0 +1,57 @@
+"""``vmjobs token``: bearer tokens from the built-in issuer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from api.tokens import Issuer
+from vmjobs.cli.support import config
+
+
+@click.group()
+def token() -> None:
+    """Make bearer tokens (on the API's host)."""
+
+
+def _issuer() -> Issuer:
+    settings = config()
+    return Issuer(settings.data_dir / "keys" / "issuer.pem", settings.issuer)
+
+
+def _hand_out(text: str, file: Path | None) -> None:
+    if file is None:
+        click.echo(text)
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as sink:
+        sink.write(text + "\n")
+
+
+_lifetime = click.option(
+    "--days", type=click.FloatRange(min=0.0007), default=30.0, show_default=True, help="Lifetime."
+)
+_file = click.option(
+    "--file", type=click.Path(path_type=Path), help="Write it there (0600), not to stdout."
+)
+
+
+@token.command()
+@click.argument("subject")
+@_lifetime
+@_file
+def user(subject: str, days: float, file: Path | None) -> None:
+    """A token with which SUBJECT submits jobs and looks after them."""
+    _hand_out(_issuer().user_token(subject, lifetime=days * 86400), file)
+
+
+@token.command()
+@click.argument("name")
+@_lifetime
+@_file
+def node(name: str, days: float, file: Path | None) -> None:
+    """A token with which the agent of node NAME announces itself and fetches images."""
+    _hand_out(_issuer().node_token(name, lifetime=days * 86400), file)

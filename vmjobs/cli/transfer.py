@@ -1,0 +1,82 @@
+"""Uploads and downloads with progress bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from vmjobs.errors import Fault, InvalidSpec
+from vmjobs.model import InputFile, Output
+
+if TYPE_CHECKING:
+    from vmjobs.client import Client
+
+
+@contextmanager
+def bars() -> Iterator[Progress]:
+    """Progress bars on a terminal's standard error; silence elsewhere."""
+    terminal = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=terminal, transient=True, disable=not terminal.is_terminal
+    ) as shown:
+        yield shown
+
+
+def upload_all(api: Client, files: Mapping[str, Path]) -> tuple[InputFile, ...]:
+    """Upload input files that the repository does not have yet.
+
+    Raises:
+        InvalidSpec: with a fault for every file that is not there.
+    """
+    missing = [
+        Fault(f"inputs.{n}", "missing_input", f"no file {p}")
+        for n, p in files.items()
+        if not p.is_file()
+    ]
+    if missing:
+        raise InvalidSpec(
+            f"input files are missing: {', '.join(f.message for f in missing)}", faults=missing
+        )
+    with bars() as shown:
+        return tuple(_upload(api, name, path, shown) for name, path in files.items())
+
+
+def _upload(api: Client, name: str, path: Path, shown: Progress) -> InputFile:
+    task = shown.add_task(name, total=path.stat().st_size)
+    return api.upload_input(
+        path, name, lambda done, total: shown.update(task, completed=done, total=total)
+    )
+
+
+def download_all(api: Client, job_id: str, wanted: tuple[Output, ...], directory: Path) -> list[Path]:
+    """Fetch outputs of one job into a directory, each whole and verified."""
+    with bars() as shown:
+        return [_download(api, job_id, output, directory, shown) for output in wanted]
+
+
+def _download(api: Client, job_id: str, output: Output, directory: Path, shown: Progress) -> Path:
+    task = shown.add_task(output.path, total=output.size)
+
+    def show(done: int, total: int) -> None:
+        shown.update(task, completed=done, total=total)
+
+    return api.download_output(job_id, output, directory, show)

@@ -1,0 +1,53 @@
+"""The one gate for file names that come from outside.
+
+A name is either a plain relative path or refused with the reason; nothing is repaired.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+MAX_LENGTH = 255
+MAX_DEPTH = 16
+
+
+def refusal(name: str) -> str:
+    """Why ``name`` is not taken as a path below some directory; ``""`` if it is."""
+    parts = name.split("/")
+    found = (
+        (not name, "the name is empty"),
+        (len(name.encode("utf-8", "surrogateescape")) > MAX_LENGTH, f"over {MAX_LENGTH} bytes long"),
+        ("\\" in name or not name.isprintable(), "a backslash, or bytes that are not printable UTF-8"),
+        (name.startswith("/"), "the path is absolute"),
+        (".." in parts, "the path leaves its directory by '..'"),
+        ("" in parts or "." in parts, "the path is not in its plain form"),
+        (len(parts) > MAX_DEPTH, f"the path is deeper than {MAX_DEPTH} levels"),
+    )
+    return next((why for is_it, why in found if is_it), "")
+
+
+def below(directory: Path, name: str) -> Path:
+    """The file ``name`` below ``directory``.
+
+    Raises:
+        ValueError: the name was refused; the text says why.
+    """
+    why = refusal(name)
+    if why:
+        raise ValueError(why)
+    return directory / PurePosixPath(name)
+
+
+def matches(name: str, glob: str) -> bool:
+    """Whether a delivered file answers to an output glob, the way a POSIX shell would say.
+
+    ``*`` and ``?`` do not cross a ``/``; a leading dot must be matched explicitly.
+    """
+    names, globs = name.split("/"), glob.removeprefix("./").split("/")
+    if len(names) != len(globs):
+        return False
+    return all(
+        fnmatchcase(part, pattern) and (not part.startswith(".") or pattern.startswith("."))
+        for part, pattern in zip(names, globs, strict=True)
+    )
