@@ -1,0 +1,211 @@
+"""A file tree held in memory: names and modes here, contents where they lie.
+
+Both disk formats that a build writes (ext4 and cpio) start from a :class:`Tree`. Nothing is ever
+unpacked, so ownership needs no root rights and time stamps cannot leak in.
+"""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final
+
+from vmjobs.errors import BuildError
+
+_CHUNK: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Content:
+    """Bytes of a file: in memory, or a range of another file on disk."""
+
+    size: int
+    data: bytes = b""
+    file: Path | None = None
+    offset: int = 0
+
+    def chunks(self, opened: dict[Path, BinaryIO]) -> Iterator[bytes]:
+        """The bytes, in order; ``opened`` keeps files open between calls."""
+        if self.file is None:
+            if self.data:
+                yield self.data
+            return
+        if self.file not in opened:
+            opened[self.file] = self.file.open("rb")
+        source = opened[self.file]
+        source.seek(self.offset)
+        left = self.size
+        while left:
+            piece = source.read(min(left, _CHUNK))
+            if not piece:
+                raise BuildError(f"{self.file} ends {left} bytes before it should")
+            left -= len(piece)
+            yield piece
+
+    def read(self) -> bytes:
+        """All of the bytes at once."""
+        opened: dict[Path, BinaryIO] = {}
+        try:
+            return b"".join(self.chunks(opened))
+        finally:
+            for file in opened.values():
+                file.close()
+
+
+def in_memory(data: bytes) -> Content:
+    """Content that consists of ``data``."""
+    return Content(len(data), data)
+
+
+@dataclass
+class Node:
+    """An inode: a regular file, a directory or a symbolic link.
+
+    mode: type and permission bits, as in ``st_mode``. target: of a symbolic link.
+    """
+
+    mode: int
+    uid: int = 0
+    gid: int = 0
+    content: Content = field(default_factory=lambda: in_memory(b""))
+    target: str = ""
+
+    @property
+    def is_dir(self) -> bool:
+        """True for a directory."""
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        """True for a symbolic link."""
+        return stat.S_ISLNK(self.mode)
+
+
+class Tree:
+    """Paths (relative, without a leading ``./``) and their nodes; hard links share a node."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {"": Node(stat.S_IFDIR | 0o755)}
+
+    def add(self, path: str, node: Node) -> None:
+        """Put ``node`` at ``path``, replacing what was there, and make parents that are missing.
+
+        A parent that is a symbolic link is followed (``sbin`` is one in a merged /usr).
+        """
+        path = self.resolve_parent(path)
+        for parent in reversed(PurePosixPath(path).parents):
+            name = "" if str(parent) == "." else str(parent)
+            self.nodes.setdefault(name, Node(stat.S_IFDIR | 0o755))
+        self.nodes[path] = node
+
+    def add_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Put a small file owned by root at ``path``."""
+        self.add(path, Node(stat.S_IFREG | mode, content=in_memory(data)))
+
+    def add_dir(self, path: str, mode: int = 0o755) -> None:
+        """Have a directory at ``path``; one that is there already stays as it is."""
+        path = self.resolve_parent(path)
+        if path not in self.nodes:
+            self.add(path, Node(stat.S_IFDIR | mode))
+
+    def add_link(self, path: str, target: str) -> None:
+        """Put a symbolic link to ``target`` at ``path``."""
+        self.add(path, Node(stat.S_IFLNK | 0o777, target=target))
+
+    def resolve_parent(self, path: str) -> str:
+        """``path`` with symbolic links among its parent directories followed."""
+        done: tuple[str, ...] = ()
+        parts = list(PurePosixPath(path.strip("/")).parts)
+        hops = 0
+        while len(parts) > 1:
+            done = (*done, parts.pop(0))
+            node = self.nodes.get("/".join(done))
+            if node is not None and node.is_link:
+                hops += 1
+                if hops > 40:
+                    raise BuildError(f"symbolic links go round in circles at {path}")
+                base = () if node.target.startswith("/") else done[:-1]
+                parts = [*_normal(base, node.target), *parts]
+                done = ()
+        return "/".join((*done, *parts))
+
+    def remove(self, keep: Callable[[str, Node], bool]) -> None:
+        """Drop every path (but the root) for which ``keep`` is false, and all below it."""
+        gone: set[str] = set()
+        for path in sorted(self.nodes):
+            parent = path.rpartition("/")[0]
+            if path and (parent in gone or not keep(path, self.nodes[path])):
+                gone.add(path)
+        for path in gone:
+            del self.nodes[path]
+
+    def walk(self) -> Iterator[tuple[str, Node]]:
+        """Every path with its node, parents first, in an order that depends on names alone."""
+        for path in sorted(self.nodes, key=lambda p: p.split("/")):
+            yield path, self.nodes[path]
+
+    def file(self, path: str) -> Content:
+        """Content of the regular file at ``path``, symbolic links followed.
+
+        Raises:
+            BuildError: there is no such file.
+        """
+        here = path
+        for _ in range(40):
+            here = self.resolve_parent(here)
+            node = self.nodes.get(here)
+            if node is None or node.is_dir:
+                break
+            if not node.is_link:
+                return node.content
+            parent = () if node.target.startswith("/") else PurePosixPath(here).parts[:-1]
+            here = "/".join(_normal(parent, node.target))
+        raise BuildError(f"the image has no file /{path}")
+
+
+def _normal(base: tuple[str, ...], target: str) -> tuple[str, ...]:
+    parts = list(base)
+    for part in PurePosixPath(target).parts:
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in {"/", "."}:
+            parts.append(part)
+    return tuple(parts)
+
+
+def from_tar(file: Path) -> Tree:
+    """Index an uncompressed tar archive. Device nodes and sockets are left out.
+
+    Raises:
+        BuildError: the archive cannot be read.
+    """
+    tree = Tree()
+    try:
+        with tarfile.open(file, "r:") as archive:
+            for member in archive:
+                _take(tree, member, file)
+    except (OSError, tarfile.TarError) as error:
+        raise BuildError(f"cannot read {file}: {error}") from error
+    return tree
+
+
+def _take(tree: Tree, member: tarfile.TarInfo, file: Path) -> None:
+    path = member.name.removeprefix("./").strip("/")
+    if path in {"", "."}:
+        return
+    bits, owner = member.mode & 0o7777, (member.uid, member.gid)
+    if member.isdir():
+        tree.nodes[path] = Node(stat.S_IFDIR | bits, *owner)
+    elif member.issym():
+        tree.nodes[path] = Node(stat.S_IFLNK | 0o777, *owner, target=member.linkname)
+    elif member.islnk():
+        first = tree.nodes.get(member.linkname.removeprefix("./").strip("/"))
+        if first is None:
+            raise BuildError(f"{path}: a hard link to {member.linkname}, which is not there")
+        tree.nodes[path] = first
+    elif member.isreg():
+        content = Content(member.size, file=file, offset=member.offset_data)
+        tree.nodes[path] = Node(stat.S_IFREG | bits, *owner, content=content)

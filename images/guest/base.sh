@@ -1,0 +1,46 @@
+# shellcheck shell=sh
+# Words that every part of the guest program uses.
+
+run=/run/vmjobs # what the host said, fifos, notes; in memory
+job=/job        # the scratch disk
+work=$job/work  # the script's directory
+oom_spared=-1000
+VMJOBS_SENTINEL=unknown
+
+applets=
+[ ! -x /bin/busybox ] || applets=" $(/bin/busybox --list | tr '\n' ' ')"
+
+# bb TOOL ARGUMENT...: busybox's version where there is one, so that behaviour does not depend on
+# the distribution; else whatever the PATH has.
+bb() {
+    case $applets in
+    *" $1 "*) /bin/busybox "$@" ;;
+    *) "$@" ;;
+    esac
+}
+
+# say WORD...: one line on the console, never glued to what the kernel printed before.
+say() {
+    printf '\n%s\n' "$*" >/dev/console
+}
+
+# fail WORD...: the guest cannot do its job. There is no exit report, so that the host sees a
+# failure of the guest and not of the script.
+fail() {
+    say "vmjobs: error: $*"
+    power_off
+}
+
+# power_off: at once. Root and scratch disk are thrown away, so nothing is flushed here; what was
+# written to the output disk has been by then.
+power_off() {
+    bb poweroff -n -f
+    bb reboot -n -f
+    echo o >/proc/sysrq-trigger
+    while :; do sleep 60; done
+}
+
+# pause SECONDS: between attempts at something that failed.
+pause() {
+    sleep "$1"
+}

@@ -1,0 +1,97 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154 # variables of base.sh and of job.env
+# After the script: its outputs and how it ended, to the endpoint or to the output disk.
+
+announce_collecting() {
+    say "vmjobs:$VMJOBS_SENTINEL:collecting"
+    [ "$VMJOBS_NETWORK" = none ] || post_text main /v1/collecting "$result"
+}
+
+# list_outputs: paths that match the job's globs, relative to its directory, each once. Regular files
+# only, and none that a symbolic link would take from outside.
+list_outputs() {
+    cd "$work" || return
+    real_work=$(readlink -f .)
+    set +f
+    while IFS= read -r glob; do
+        case /$glob/ in //* | */../*) continue ;; esac
+        matches "$glob"
+    done <"$run/job/outputs" | awk '!seen[$0]++'
+    cd /
+}
+
+# matches GLOB: spaces in it are part of names.
+matches() {
+    IFS=
+    for path in $1; do
+        case $path in *"$newline"*) continue ;; esac
+        if [ -f "$path" ] && [ ! -L "$path" ] && inside "$path"; then
+            printf '%s\n' "$path"
+        fi
+    done
+    unset IFS
+}
+
+newline='
+'
+
+# inside PATH: no directory on the way leads out of the job's directory.
+inside() {
+    case $1 in
+    */*) ;;
+    *) return 0 ;;
+    esac
+    case $(readlink -f "$1") in
+    "$real_work"/*) return 0 ;;
+    esac
+    return 1
+}
+
+# encode PATH: percent-encoded for a URL.
+encode() {
+    case $1 in
+    *[!A-Za-z0-9._/-]*) printf '%s' "$1" | od -An -v -tx1 | tr -d '\n' | sed 's/ /%/g; s/%2f/\//g' ;;
+    *) printf '%s' "$1" ;;
+    esac
+}
+
+deliver_outputs() {
+    list_outputs >"$run/outputs.list"
+    if [ "$VMJOBS_NETWORK" = none ]; then
+        write_output_disk
+        return
+    fi
+    while IFS= read -r path; do
+        # Time for at least 100 kB/s.
+        seconds=$((120 + $(size_of "$work/$path") / 100000))
+        post main "/v1/outputs/$(encode "$path")" "$work/$path" "$seconds" ||
+            say "vmjobs: error: output $path was not taken (status $http_status)"
+    done <"$run/outputs.list"
+}
+
+# write_output_disk: one tar stream, the exit status first, so that it arrives whatever follows.
+write_output_disk() {
+    [ -b "$output_disk" ] || fail 'there is no output disk'
+    mkdir "$job/collect"
+    printf '{"%s": %s}\n' "${result%=*}" "${result#*=}" >"$job/collect/exit.json"
+    for name in stdout stderr; do
+        : >>"$job/$name"
+        mv "$job/$name" "$job/collect/$name"
+    done
+    ln -s "$work" "$job/collect/outputs"
+    set -- exit.json stdout stderr
+    while IFS= read -r path; do
+        set -- "$@" "outputs/$path"
+    done <"$run/outputs.list"
+    {
+        bb tar -cf - -C "$job/collect" "$@" 2>"$run/tar.log" ||
+            say "vmjobs: error: cannot collect the outputs: $(cat "$run/tar.log")"
+    } | dd bs=1048576 conv=fsync of="$output_disk" 2>"$run/dd.log" ||
+        say "vmjobs: error: the output disk is too small: $(head -n 1 "$run/dd.log")"
+}
+
+announce_exit() {
+    say "vmjobs:$VMJOBS_SENTINEL:exit $result"
+    [ "$VMJOBS_NETWORK" = none ] || post_text main /v1/exit "$result" ||
+        say "vmjobs: error: the exit report was not taken (status $http_status)"
+}

@@ -1,0 +1,44 @@
+#!/bin/sh
+# The vmjobs guest program (guest contract, version 1). It runs as process 1, or is started by an
+# init: finds its job on the job disk, runs the script, tells how it ended and powers off.
+#
+# POSIX shell (dash, busybox ash) and busybox-level tools only. docs/guest-contract.md has the
+# contract; what can go wrong before the script runs ends in fail(), which says so on the console.
+#
+# shellcheck source-path=SCRIPTDIR
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+umask 022
+
+lib=/usr/lib/vmjobs
+# shellcheck source=base.sh
+. "$lib/base.sh"
+# shellcheck source=setup.sh
+. "$lib/setup.sh"
+# shellcheck source=http.sh
+. "$lib/http.sh"
+# shellcheck source=script.sh
+. "$lib/script.sh"
+# shellcheck source=collect.sh
+. "$lib/collect.sh"
+
+setup_mounts
+exec </dev/null >/dev/console 2>&1
+find_disks
+read_job_disk
+set_clock
+make_scratch
+case $VMJOBS_NETWORK in
+none) unpack_job ;;
+*)
+    start_network
+    fetch_job
+    ;;
+esac
+
+announce_ready
+run_script
+announce_collecting
+deliver_outputs
+announce_exit
+power_off

@@ -1,0 +1,220 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154 # variables of base.sh and of job.env
+# Runs the script, passes on what it prints, delivers signals, and learns how it ended.
+#
+# Process 1 is the script's parent and holds both ends of the fifos that carry its output. So it
+# outlives anything the script does to its helpers (`kill -9 -1` ends them all): they are started
+# again where they were, nothing is lost and the script gets no SIGPIPE.
+
+drain_seconds=2   # for what background processes still print when the script has ended
+flush_seconds=120 # for delivering what is in the pipes by then
+
+# announce_ready: the guest is up and has its job.
+announce_ready() {
+    if [ "$VMJOBS_NETWORK" != none ]; then
+        post_text main /v1/ready '' || fail "cannot report to $VMJOBS_ENDPOINT (status $http_status)"
+    fi
+    say "vmjobs:$VMJOBS_SENTINEL:ready"
+}
+
+# start_script: in a session of its own, so that a signal reaches all of it.
+start_script() {
+    # A shell starts background commands with SIGINT and SIGQUIT ignored, for good; env can undo it.
+    defaults=
+    if env --default-signal=INT true 2>/dev/null; then
+        defaults='--default-signal=INT,QUIT,PIPE'
+    fi
+    (
+        trap - PIPE CHLD INT TERM
+        # shellcheck disable=SC2086 # no option at all where env has none
+        exec setsid env -i $defaults PATH="$PATH" HOME="$job/home" LANG=C.UTF-8 TMPDIR="$job/tmp" \
+            VMJOBS_JOB_ID="$VMJOBS_JOB_ID" VMJOBS_ARRAY_INDEX="$VMJOBS_ARRAY_INDEX" \
+            VMJOBS_ARRAY_COUNT="$VMJOBS_ARRAY_COUNT" VMJOBS_ARGUMENTS="${VMJOBS_ARGUMENTS:-}" \
+            /bin/sh "$lib/launch.sh" 3>&- 4>&-
+    ) </dev/null >"$script_out" 2>"$script_err" &
+    script=$!
+}
+
+# deliver NUMBER: a signal for the script's process group.
+deliver() {
+    case $1 in '' | *[!0-9]*) return 0 ;; esac
+    kill "-$1" -- "-$script" 2>/dev/null || kill "-$1" "$script" 2>/dev/null
+}
+
+# control: asks the host again and again what to do; the request is also the heartbeat.
+control() {
+    trap - CHLD INT TERM
+    while :; do
+        if http control 90 GET '/v1/control?wait=25' >"$run/control.orders"; then
+            while read -r verb number _; do
+                [ "$verb" != signal ] || deliver "$number"
+            done <"$run/control.orders"
+        else
+            pause 1
+        fi
+    done
+}
+
+# pump NAME: what arrives in the fifo goes to the host, as soon as it is there. The place in the
+# stream is kept in a file, with the chunk not yet delivered, for a successor to go on from.
+pump() {
+    trap - CHLD INT TERM
+    chunk=$run/$1.chunk offset=0
+    [ ! -s "$run/$1.offset" ] || read -r offset <"$run/$1.offset"
+    exec 7<"$run/$1.fifo" 3>&- 4>&-
+    while :; do
+        if [ ! -s "$chunk" ]; then
+            dd bs=65536 count=1 of="$chunk" <&7 2>/dev/null
+            [ -s "$chunk" ] || return 0
+        fi
+        post "$1" "/v1/log/$1?offset=$offset" "$chunk" || say "vmjobs: error: std$1 lost bytes ($http_status)"
+        offset=$((offset + $(size_of "$chunk")))
+        echo "$offset" >"$run/$1.next"
+        mv "$run/$1.next" "$run/$1.offset"
+        : >"$chunk"
+    done
+}
+
+# look: what the children do. $running lists those that run; $ended is how the script ended, in the
+# shell's words, once it has.
+#
+# `wait` alone cannot tell `exit 137` from SIGKILL: both are 137. The list of jobs can: it says
+# "Done(137)" or "Killed". It is printed to a file since a $(...) would be another shell.
+look() {
+    jobs -l >"$run/jobs"
+    running=' '
+    while read -r line; do
+        # shellcheck disable=SC2086 # split into words: pid, then the state
+        set -- ${line#*]}
+        case $1 in + | -) shift ;; esac
+        pid=$1
+        shift
+        case $* in
+        Running*) running="$running$pid " ;;
+        *) [ "$pid" != "$script" ] || ended=${*:-Done} ;;
+        esac
+    done <"$run/jobs"
+}
+
+# is_running PID: as of the last look.
+is_running() {
+    case $running in *" $1 "*) return 0 ;; esac
+    return 1
+}
+
+# wait_for SECONDS PID...: until all have ended or the time is over (then: false).
+wait_for() {
+    sleep "$1" &
+    timer=$!
+    shift
+    while :; do
+        look
+        left=
+        for pid in "$@"; do
+            is_running "$pid" && left=$pid
+        done
+        if [ -z "$left" ]; then
+            kill "$timer" 2>/dev/null
+            return 0
+        fi
+        is_running "$timer" || return 1
+        wait "$left" # comes back when any child ends: SIGCHLD is trapped
+    done
+}
+
+# supervise: until the script has ended, keep the helpers alive.
+supervise() {
+    while :; do
+        look
+        is_running "$script" || return 0
+        if [ "$VMJOBS_NETWORK" != none ]; then
+            is_running "$control_pid" || { control & control_pid=$!; }
+            is_running "$out_pid" || { pump out & out_pid=$!; }
+            is_running "$err_pid" || { pump err & err_pid=$!; }
+        fi
+        wait "$script"
+        status=$?
+    done
+}
+
+# kill_leftovers: everything that the script left running, which is what is in other sessions than
+# the guest program. Where another init runs, only the script's own session.
+kill_leftovers() {
+    session_of $$
+    mine=$session
+    for entry in /proc/[0-9]*; do
+        pid=${entry#/proc/}
+        session_of "$pid" || continue
+        if [ "$session" = "$script" ] || { [ $$ = 1 ] && [ "$session" != "$mine" ]; }; then
+            kill -9 "$pid" 2>/dev/null
+        fi
+    done
+}
+
+# session_of PID: in $session. The second field of stat, a name in brackets, may hold anything.
+session_of() {
+    { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
+    # shellcheck disable=SC2086 # words: state, parent, process group, session
+    set -- ${stat##*) }
+    session=${4:-}
+}
+
+# outcome: `code=N` or `signal=N`, from the shell's words; from the status of `wait` where a shell
+# uses words that are not known here.
+outcome() {
+    case $ended in
+    Done) echo code=0 ;;
+    'Done('*) ended=${ended#*\(} && echo "code=${ended%%)*}" ;;
+    Hangup*) echo signal=1 ;;
+    Interrupt*) echo signal=2 ;;
+    Quit*) echo signal=3 ;;
+    Illegal*) echo signal=4 ;;
+    Trace*) echo signal=5 ;;
+    Aborted*) echo signal=6 ;;
+    'Bus error'*) echo signal=7 ;;
+    Floating*) echo signal=8 ;;
+    Killed*) echo signal=9 ;;
+    'User defined signal 1'*) echo signal=10 ;;
+    Segmentation*) echo signal=11 ;;
+    'User defined signal 2'*) echo signal=12 ;;
+    'Broken pipe'*) echo signal=13 ;;
+    'Alarm clock'*) echo signal=14 ;;
+    Terminated*) echo signal=15 ;;
+    'Stack fault'*) echo signal=16 ;;
+    'CPU time'*) echo signal=24 ;;
+    'File size'*) echo signal=25 ;;
+    'Virtual timer'*) echo signal=26 ;;
+    Profiling*) echo signal=27 ;;
+    'I/O possible'*) echo signal=29 ;;
+    'Power failure'*) echo signal=30 ;;
+    'Bad system call'*) echo signal=31 ;;
+    'Real-time signal '*) ended=${ended#Real-time signal } && echo "signal=$((34 + ${ended%%[!0-9]*}))" ;;
+    *) if [ "$status" -gt 128 ]; then echo "signal=$((status - 128))"; else echo "code=$status"; fi ;;
+    esac
+}
+
+# run_script: from start to end; $result is `code=N` or `signal=N`.
+run_script() {
+    ended='' running=' ' status=255 control_pid=0 out_pid=0 err_pid=0
+    trap : CHLD           # lets `wait` come back whichever child ends
+    trap 'deliver 15' INT TERM # the host asks this machine to stop
+    if [ "$VMJOBS_NETWORK" = none ]; then
+        script_out=$job/stdout script_err=$job/stderr
+        start_script
+        supervise
+        kill_leftovers
+    else
+        script_out=$run/out.fifo script_err=$run/err.fifo
+        mkfifo "$script_out" "$script_err"
+        exec 3<>"$script_out" 4<>"$script_err"
+        start_script
+        supervise
+        exec 3>&- 4>&-
+        wait_for "$drain_seconds" "$out_pid" "$err_pid" || kill_leftovers
+        wait_for "$flush_seconds" "$out_pid" "$err_pid" || say 'vmjobs: error: the logs are incomplete'
+        kill "$control_pid" 2>/dev/null
+        kill_leftovers
+    fi
+    result=$(outcome)
+    trap - CHLD
+}
