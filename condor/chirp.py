@@ -1,0 +1,101 @@
+"""Progress into the job ad, from inside of a running job.
+
+The starter of a job with ``WantIOProxy`` listens on a local port and writes address and cookie
+to ``.chirp.config`` in the scratch directory. The protocol is one line a command; the answer is
+a line with a number, negative for a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from condor import names
+from vmjobs.ports import ClassAdValue
+
+log = logging.getLogger(__name__)
+
+#: The longest line that the starter takes, in bytes.
+LINE_MAX: Final = 5000
+#: A value is cut to this many characters: job ads are mirrored in full, again and again.
+VALUE_MAX: Final = 1000
+
+_ATTRIBUTE: Final = re.compile(r"Chirp[A-Za-z0-9_]{1,60}")
+
+
+class ChirpReporter:
+    """Writes attributes into the ad of the job this process runs in.
+
+    config: the file with address and cookie; by default the one HTCondor's environment names,
+    or ``.chirp.config`` in the current directory. Without it all calls do nothing.
+    timeout: seconds for the whole exchange of one call's lines, each.
+    """
+
+    def __init__(self, config: Path | None = None, timeout: float = 5.0) -> None:
+        self._config = config or Path(os.environ.get("_CONDOR_CHIRP_CONFIG") or names.CHIRP_CONFIG)
+        self._timeout = timeout
+
+    def publish(self, attributes: Mapping[str, ClassAdValue]) -> None:
+        """Write attributes into the job ad; failing to is logged, never raised."""
+        if not attributes or not self._config.is_file():
+            return
+        try:
+            self._publish(attributes)
+        except (OSError, ValueError) as error:
+            log.warning("progress did not get into the job ad: %s", error)
+
+    def _publish(self, attributes: Mapping[str, ClassAdValue]) -> None:
+        host, port, cookie = self._config.read_text("ascii").split()
+        lines = [b"cookie " + _quote(cookie) + b"\n"]
+        lines += [set_command(name, value) for name, value in attributes.items()]
+        with socket.create_connection((host, int(port)), self._timeout) as connection:
+            connection.settimeout(self._timeout)
+            with connection.makefile("rb") as answers:
+                for line in lines:
+                    connection.sendall(line)
+                    answer = answers.readline(LINE_MAX).strip()
+                    if not answer or int(answer) < 0:
+                        command = line.split(b" ", 2)[:2] if line is not lines[0] else [b"cookie"]
+                        what = b" ".join(command).decode("ascii", "replace").strip()
+                        raise ValueError(f"the starter answered {answer!r} to {what}")
+
+
+def set_command(name: str, value: ClassAdValue) -> bytes:
+    """The line that sets an attribute.
+
+    Raises:
+        ValueError: the name is not one that is mirrored (``Chirp…``), or the line is too long.
+    """
+    if not _ATTRIBUTE.fullmatch(name):
+        raise ValueError(f"{name!r} is not an attribute that travels back")
+    line = b"set_job_attr " + _quote(name) + b" " + _quote(literal(value)) + b"\n"
+    if len(line) > LINE_MAX:
+        raise ValueError(f"the value of {name} is too long")
+    return line
+
+
+def literal(value: ClassAdValue, limit: int = VALUE_MAX) -> str:
+    """A value as a ClassAd literal: never an expression, whatever a string contains.
+
+    limit: a longer string is cut; 0 for no limit.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else "undefined"
+    # Control characters have no place in a queue's listing, and `$$(` means something to a
+    # schedd wherever it stands.
+    text = "".join(c if c.isprintable() else " " for c in value[: limit or None]).replace("$$", "$ $")
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _quote(word: str) -> bytes:
+    return re.sub(r"([\\ \t\r\n])", r"\\\1", word).encode("utf-8")

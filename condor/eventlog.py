@@ -1,0 +1,188 @@
+"""Job event logs: the cheap and prompt way to learn what became of jobs.
+
+:func:`fold` is pure and turns events into the latest word on each job. :class:`EventLogs` reads
+the files, remembers how far it came, and starts over after a restart: all that it knows is in
+the logs, and the note of each submit event names the job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import htcondor2
+
+from condor import names
+from vmjobs.model import CondorRef
+from vmjobs.ports import BatchStatus, Observation
+
+log = logging.getLogger(__name__)
+
+Key = tuple[int, int]
+Event = Mapping[str, Any]
+
+# Numbers of the event types (HTCondor's ULogEventNumber), part of the file format.
+SUBMIT: Final = 0
+EXECUTE: Final = 1
+EVICTED: Final = 4
+TERMINATED: Final = 5
+SHADOW_EXCEPTION: Final = 7
+ABORTED: Final = 9
+SUSPENDED: Final = 10
+UNSUSPENDED: Final = 11
+HELD: Final = 12
+RELEASED: Final = 13
+DISCONNECTED: Final = 22
+RECONNECTED: Final = 23
+RECONNECT_FAILED: Final = 24
+GRID_RESOURCE_UP: Final = 25
+GRID_RESOURCE_DOWN: Final = 26
+GRID_SUBMIT: Final = 27
+
+#: Event -> status, and the attribute with the reason. What is not here changes no status.
+_STATUS: Final[Mapping[int, tuple[BatchStatus, str]]] = {
+    EXECUTE: (BatchStatus.RUNNING, ""),
+    EVICTED: (BatchStatus.IDLE, "Reason"),
+    TERMINATED: (BatchStatus.COMPLETED, ""),
+    SHADOW_EXCEPTION: (BatchStatus.IDLE, "Message"),
+    ABORTED: (BatchStatus.REMOVED, "Reason"),
+    SUSPENDED: (BatchStatus.SUSPENDED, ""),
+    UNSUSPENDED: (BatchStatus.RUNNING, ""),
+    HELD: (BatchStatus.HELD, "HoldReason"),
+    RELEASED: (BatchStatus.IDLE, "Reason"),
+    DISCONNECTED: (BatchStatus.RUNNING, "DisconnectReason"),
+    RECONNECTED: (BatchStatus.RUNNING, ""),
+    RECONNECT_FAILED: (BatchStatus.IDLE, "Reason"),
+}
+
+#: After these a job is out of the queue; what a log says later of it is bookkeeping.
+_FINAL: Final = frozenset({BatchStatus.COMPLETED, BatchStatus.REMOVED})
+
+
+def fold(known: dict[Key, Observation], kind: int, event: Event, schedd: str) -> None:
+    """Bring ``known`` up to date with one event; events of strangers are left out."""
+    key = (int(event.get("Cluster", -1)), int(event.get("Proc", -1)))
+    if kind == SUBMIT:
+        job_id = _job_of(event)
+        if job_id:
+            ref = CondorRef(schedd=schedd, cluster=key[0], proc=key[1])
+            known[key] = Observation(job_id, BatchStatus.IDLE, ref)
+        return
+    seen = known.get(key)
+    if seen is None or seen.status in _FINAL:
+        return
+    if kind == GRID_SUBMIT:
+        grid_job_id = str(event.get("GridJobId", ""))
+        known[key] = replace(seen, ref=seen.ref.model_copy(update={"grid_job_id": grid_job_id}))
+    elif kind == GRID_RESOURCE_DOWN:
+        known[key] = replace(seen, reason=f"{_resource(event)} does not answer")
+    elif kind == GRID_RESOURCE_UP:
+        known[key] = replace(seen, reason="")
+    elif kind in _STATUS:
+        known[key] = _advanced(seen, kind, event)
+
+
+def _advanced(seen: Observation, kind: int, event: Event) -> Observation:
+    status, attribute = _STATUS[kind]
+    reason = " ".join(str(event.get(attribute, "")).split()) if attribute else ""
+    changed = replace(seen, status=status, reason=reason, exit_code=None, exit_signal=None)
+    if kind != TERMINATED:
+        return changed
+    if event.get("TerminatedNormally", True):
+        return replace(changed, exit_code=_number(event, "ReturnValue"))
+    return replace(changed, exit_signal=_number(event, "TerminatedBySignal"))
+
+
+def _job_of(event: Event) -> str:
+    for line in str(event.get("LogNotes", "")).splitlines():
+        word, _, job_id = line.strip().partition(" ")
+        if word == names.EVENT_NOTE:
+            return job_id
+    return ""
+
+
+def _resource(event: Event) -> str:
+    return str(event.get("GridResource", "the grid resource"))
+
+
+def _number(event: Event, name: str) -> int | None:
+    value = event.get(name)
+    return int(value) if isinstance(value, (int, float)) else None
+
+
+@dataclass
+class _Log:
+    """How far a log was read, and what it said."""
+
+    seen: tuple[int, int, int] = (0, 0, 0)  # inode, size, mtime in ns
+    state: Any = None
+    known: dict[Key, Observation] = field(default_factory=dict)
+
+
+def _in_order(record: _Log) -> list[tuple[Key, Observation]]:
+    return sorted(record.known.items(), key=lambda item: item[0])
+
+
+class EventLogs:
+    """Reads the event logs of arrays, only what was added since the last time.
+
+    A log whose inode, size and time are as before is not opened. An event that is written in
+    part is read once it is complete.
+    """
+
+    def __init__(self, path_of: Callable[[str], Path], schedd: str) -> None:
+        self._path_of = path_of
+        self._schedd = schedd
+        self._logs: dict[str, _Log] = {}
+
+    def latest(self, arrays: Iterable[str]) -> list[Observation]:
+        """The latest word on every job of these arrays; an array without a log has none.
+
+        Of a job that was queued more than once the latest queueing counts.
+        """
+        found: dict[str, Observation] = {}
+        for array in arrays:
+            self._read(array)
+            record = self._logs.get(array, _Log())
+            found |= {seen.job_id: seen for _, seen in _in_order(record)}
+        return list(found.values())
+
+    def forget(self, array: str) -> None:
+        """Drop what was remembered of the array."""
+        self._logs.pop(array, None)
+
+    def _read(self, array: str) -> None:
+        path = self._path_of(array)
+        try:
+            status = path.stat()
+        except OSError:
+            self.forget(array)
+            return
+        seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+        record = self._logs.get(array)
+        if record is None or record.seen[0] != seen[0] or seen[1] < record.seen[1]:
+            record = self._logs[array] = _Log()
+        if record.seen == seen:
+            return
+        try:
+            record.state = self._advance(path, record)
+        except OSError as error:
+            log.warning("cannot read event log %s: %s", path, error)
+            return
+        record.seen = seen
+
+    def _advance(self, path: Path, record: _Log) -> Any:
+        """Fold in the complete events that follow the remembered position; the new position."""
+        reader = htcondor2.JobEventLog(str(path))
+        try:
+            if record.state is not None:
+                # What unpickling does; a closed reader with its position costs no file handle.
+                reader.__setstate__(record.state)
+            for event in reader.events(stop_after=0):
+                fold(record.known, int(event["EventTypeNumber"]), event, self._schedd)
+            return reader.__getstate__()
+        finally:
+            reader.close()

@@ -1,0 +1,40 @@
+"""An execute node's attributes, as the lines that a STARTD_CRON job prints. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from condor import names
+from condor.chirp import literal
+from vmjobs.model import Node
+from vmjobs.ports import ClassAdValue
+
+
+def attributes(node: Node) -> dict[str, ClassAdValue]:
+    """What the machine ad says of vmjobs. A node on which nothing boots offers nothing."""
+    working = [info.kind.value for info in node.hypervisors if info.works]
+    found: dict[str, ClassAdValue] = {
+        names.HAS_VMJOBS: bool(working),
+        names.VERSION: node.version,
+        names.HYPERVISORS: ",".join(working),
+        names.IMAGE_DIGESTS: ",".join(node.images),
+        names.MEMORY: node.memory,
+        names.DISK: node.disk,
+        names.RUNNING: len(node.running),
+    }
+    return found
+
+
+def lines(node: Node) -> str:
+    """The output of one STARTD_CRON run; its last line has the collector told at once."""
+    return _text(attributes(node))
+
+
+def absent() -> str:
+    """The output where no agent answers: jobs must not come here."""
+    return _text({names.HAS_VMJOBS: False, names.HYPERVISORS: ""})
+
+
+def _text(found: Mapping[str, ClassAdValue]) -> str:
+    listing = "".join(f"{name} = {literal(value, limit=0)}\n" for name, value in found.items())
+    return f"{listing}- update:true\n"

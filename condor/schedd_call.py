@@ -1,0 +1,106 @@
+"""The program that talks to a schedd: one request on stdin, one answer on stdout, both JSON.
+
+It runs as a process of its own (see :mod:`condor.schedd`), because calls of HTCondor's bindings
+block without a time-out while a schedd hangs, and the history call of some versions crashes the
+interpreter when no schedd listens. It imports nothing of vmjobs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+Request = Mapping[str, Any]
+
+
+class CallFailedError(Exception):
+    """What went wrong, with the daemon and its address."""
+
+
+def answer(request: Request) -> dict[str, Any]:
+    """Carry out one request; ``{"error": sentence}`` where that fails."""
+    import htcondor2  # noqa: PLC0415  a missing module is an answer, too
+
+    try:
+        ad = _locate(htcondor2, str(request["schedd"]), str(request["pool"]))
+        address = str(ad["MyAddress"])
+        verb = _VERBS[str(request["verb"])]
+        try:
+            return verb(htcondor2, htcondor2.Schedd(ad), request)
+        except _failures(htcondor2) as error:
+            where = f"schedd {ad.get('Name', '')} at {address.partition('?')[0].strip('<>')}"
+            raise CallFailedError(f"{where}: {_sentence(error)}") from error
+    except CallFailedError as error:
+        return {"error": str(error)}
+
+
+def _failures(htcondor2: Any) -> tuple[type[Exception], ...]:
+    """What the bindings raise: built-in exceptions up to version 23, their own since."""
+    own = getattr(htcondor2, "HTCondorException", None)
+    common = (OSError, RuntimeError, ValueError, TypeError, LookupError)
+    return (*common, own) if isinstance(own, type) else common
+
+
+def _locate(htcondor2: Any, name: str, pool: str) -> Any:
+    where = f"collector {pool or htcondor2.param.get('COLLECTOR_HOST', '') or 'of this host'}"
+    try:
+        collector = htcondor2.Collector(pool) if pool else htcondor2.Collector()
+        if name:
+            ad = collector.locate(htcondor2.DaemonType.Schedd, name)
+        elif pool:
+            ads = collector.locateAll(htcondor2.DaemonType.Schedd)
+            ad = ads[0] if len(ads) == 1 else None
+        else:
+            ad = collector.locate(htcondor2.DaemonType.Schedd)
+    except _failures(htcondor2) as error:
+        raise CallFailedError(f"{where}: {_sentence(error)}") from error
+    if ad is None or ad.get("MyAddress") is None:
+        raise CallFailedError(f"{where} does not know schedd {name or '(the only one)'}")
+    return ad
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _submit(htcondor2: Any, schedd: Any, request: Request) -> dict[str, Any]:
+    description = htcondor2.Submit(request["description"])
+    result = schedd.submit(description, itemdata=iter(request["items"]))
+    return {"cluster": result.cluster(), "proc": result.first_proc(), "count": result.num_procs()}
+
+
+def _remove(htcondor2: Any, schedd: Any, request: Request) -> dict[str, Any]:
+    # The bindings pass on a reason only as one half of a tuple.
+    why = (str(request["why"]), 0)
+    totals = schedd.act(htcondor2.JobAction.Remove, list(request["ids"]), why)
+    refused = int(totals["TotalPermissionDenied"]) + int(totals["TotalError"])
+    return {"refused": refused}
+
+
+def _query(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
+    return {"ads": _plain(schedd.query(request["constraint"], list(request["projection"])))}
+
+
+def _history(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
+    projection = list(request["projection"])
+    return {"ads": _plain(schedd.history(request["constraint"], projection, int(request["limit"])))}
+
+
+def _plain(ads: Any) -> list[dict[str, Any]]:
+    """Literals only; what is undefined or an expression counts as absent."""
+    kinds = (bool, int, float, str)
+    return [{str(k): v for k, v in ad.items() if type(v) in kinds} for ad in ads]
+
+
+_VERBS: Final[Mapping[str, Callable[[Any, Any, Request], dict[str, Any]]]] = {
+    "submit": _submit,
+    "remove": _remove,
+    "query": _query,
+    "history": _history,
+}
+
+
+if __name__ == "__main__":
+    json.dump(answer(json.load(sys.stdin)), sys.stdout)

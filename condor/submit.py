@@ -1,0 +1,268 @@
+"""Jobs in, submit description out. Pure: nothing here touches a file or a daemon.
+
+Whatever a user chose is hostile. HTCondor expands macros in submit descriptions (``$(X)``) and,
+at match time, in any string of a job ad (``$$(X)``), ends a value at a newline, and has three
+ways to quote; so a user's text is reduced to characters without a meaning in any of them
+(:func:`plain`) before it gets near a description.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from condor import names
+from vmjobs.config import Config
+from vmjobs.errors import ConfigError, Fault, InvalidSpec
+from vmjobs.model import JobSpec
+from vmjobs.ports import BatchJob
+
+#: The route that needs no entry in the settings: the schedd's own pool.
+LOCAL_ROUTE: Final = "local"
+
+#: ``vmjobs exec`` has this long, in seconds, to take its VM down before it is killed.
+VACATE_SECONDS: Final = 60
+
+#: A site keeps a job for this long, in seconds, while the submit side does not answer.
+LEASE_SECONDS: Final = 3600
+
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_GRID_RESOURCE: Final = re.compile(r"condor [A-Za-z0-9@._-]+ [A-Za-z0-9:._-]+")
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_ACCOUNTING: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What runs on the execute node. ``{job}`` in an argument stands for the job's id."""
+
+    executable: str = "/usr/bin/vmjobs"
+    arguments: tuple[str, ...] = ("exec", "--job", "{job}")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What ``Schedd.submit`` takes: one description for the array and one item for each job."""
+
+    description: dict[str, str]
+    items: list[dict[str, str]] = field(default_factory=list)
+
+
+def plain(text: str, limit: int = 256) -> str:
+    """``text`` with all but harmless printable ASCII percent-encoded, at most ``limit`` long."""
+    return quote(text, safe=" ._@:/+=,-")[:limit]
+
+
+def classad_string(text: str) -> str:
+    """``text``, made plain, as a ClassAd string literal."""
+    return f'"{plain(text)}"'
+
+
+def accounting_name(owner: str) -> str:
+    """A name for fair share that HTCondor accepts and no other owner has."""
+    if _ACCOUNTING.fullmatch(owner):
+        return owner
+    digest = hashlib.sha256(owner.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return re.sub(r"[^A-Za-z0-9_-]", "_", owner)[:40] + "-" + digest
+
+
+def argument_string(arguments: Sequence[str]) -> str:
+    """Arguments in the "new" syntax of submit files.
+
+    Raises:
+        ValueError: an argument has a character that no quoting carries.
+    """
+    if any(set(argument) & set("\0\n\r\x1f") for argument in arguments):
+        raise ValueError("an argument has a NUL, a line end or a unit separator")
+    words = ("'" + a.replace("'", "''").replace('"', '""') + "'" for a in arguments)
+    return '"' + " ".join(words).replace("$", "$(DOLLAR)") + '"'
+
+
+def grid_resource(config: Config, route: str) -> str:
+    """The ``grid_resource`` of a route; ``""`` is the local pool.
+
+    Raises:
+        InvalidSpec: there is no such route.
+        ConfigError: the setting is not ``condor SCHEDD COLLECTOR``.
+    """
+    name = route or config.default_route
+    if name not in config.routes:
+        if name == LOCAL_ROUTE:
+            return ""
+        known = ", ".join(sorted({*config.routes, LOCAL_ROUTE}))
+        message = f"there is no route {plain(name)!r}; known are: {known}"
+        raise InvalidSpec(message, faults=[Fault("spec.route", "unknown_route", message)])
+    resource = " ".join(config.routes[name].split())
+    if resource and not _GRID_RESOURCE.fullmatch(resource):
+        message = f"route {name} is {resource!r}, it must be 'condor SCHEDD COLLECTOR' or empty"
+        raise ConfigError(message, faults=[Fault("routes", "bad_route", message)])
+    return resource
+
+
+def requirements(spec: JobSpec) -> str:
+    """What a slot must offer. Complete: over Condor-C nothing is added to it at the site."""
+    terms = [
+        f"TARGET.{names.HAS_VMJOBS} =?= true",
+        "TARGET.HasFileTransfer",
+        "TARGET.Cpus >= RequestCpus",
+        "TARGET.Memory >= RequestMemory",
+        "TARGET.Disk >= RequestDisk",
+    ]
+    if spec.hypervisor is not None:
+        terms.append(
+            f'stringListMember("{spec.hypervisor.value}", TARGET.{names.HYPERVISORS}) =?= true'
+        )
+    return " && ".join(f"({term})" for term in terms)
+
+
+def rank(image: str) -> str:
+    """Prefer nodes that have the image already; a tag says nothing about what is cached."""
+    if not _DIGEST.fullmatch(image):
+        return "0"
+    return f'ifThenElse(stringListMember("{image}", TARGET.{names.IMAGE_DIGESTS}) =?= true, 1, 0)'
+
+
+def job_dir(config: Config, array: str, job_id: str) -> Path:
+    """The job's directory below the spool directory."""
+    return array_dir(config, array) / checked_id(job_id)
+
+
+def array_dir(config: Config, array: str) -> Path:
+    """The array's directory below the spool directory."""
+    return config.spool_dir / checked_id(array)
+
+
+def checked_id(text: str) -> str:
+    """The one gate for ids that become file names, arguments and ClassAd strings.
+
+    Raises:
+        ValueError: not 1 to 64 letters, digits, ``_`` and ``-``.
+    """
+    if not _ID.fullmatch(text):
+        raise ValueError(f"{text!r} is not the id of a job or an array")
+    return text
+
+
+def describe(jobs: Sequence[BatchJob], config: Config, program: Program) -> Submission:
+    """The submit description of jobs that belong to one array and share one spec.
+
+    Raises:
+        ValueError: no jobs, or jobs of different arrays, owners or specs, or a bad id.
+        InvalidSpec: the spec's route does not exist.
+    """
+    if not jobs or len({(job.array, job.owner, job.spec) for job in map(_hashable, jobs)}) != 1:
+        raise ValueError("jobs of one submission must share array, owner and spec")
+    first = jobs[0]
+    resource = grid_resource(config, first.spec.route)
+    description = {
+        **_universe(resource),
+        **_payload(first, config, program),
+        **_resources(first.spec),
+        **_policy(first.spec, remote=bool(resource)),
+        **_identity(first, config),
+    }
+    items = [{"vmjobs_id": checked_id(job.id), "vmjobs_index": str(int(job.index))} for job in jobs]
+    for key, value in description.items():
+        if set(value) & set("\0\n\r\x1f"):
+            raise ValueError(f"the value of {key} has a line end, a NUL or a unit separator")
+    return Submission(description, items)
+
+
+@dataclass(frozen=True)
+class _Common:
+    array: str
+    owner: str
+    spec: str
+
+
+def _hashable(job: BatchJob) -> _Common:
+    return _Common(job.array, job.owner, job.spec.model_dump_json())
+
+
+def _universe(resource: str) -> dict[str, str]:
+    if not resource:
+        return {"universe": "vanilla"}
+    return {"universe": "grid", "grid_resource": resource, "remote_universe": "vanilla"}
+
+
+def _payload(first: BatchJob, config: Config, program: Program) -> dict[str, str]:
+    directory = array_dir(config, first.array)
+    if set(str(directory)) & set("$\"' \t"):
+        raise ValueError(f"{directory} has a character that is special in submit files")
+    arguments = [a.replace("{job}", "\x01") for a in program.arguments]
+    return {
+        "executable": program.executable,
+        "transfer_executable": "false",
+        "arguments": argument_string(arguments).replace("\x01", "$(vmjobs_id)"),
+        "initialdir": f"{directory}/$(vmjobs_id)",
+        "log": f"{directory}/{names.EVENT_LOG}",
+        "output": names.EXEC_OUT,
+        "error": names.EXEC_ERR,
+        "should_transfer_files": "YES",
+        "when_to_transfer_output": "ON_EXIT",
+        "transfer_input_files": names.TOKEN,
+        # Nothing but the two streams comes back: results go to the repository.
+        "transfer_output_files": '""',
+        # The event log alone tells which cluster.proc is which job, also after a crash.
+        "submit_event_notes": f"{names.EVENT_NOTE} $(vmjobs_id)",
+    }
+
+
+def _resources(spec: JobSpec) -> dict[str, str]:
+    return {
+        "request_cpus": str(spec.cpus),
+        "request_memory": str(spec.memory),
+        "request_disk": str(spec.disk * 1024),  # KiB
+    }
+
+
+def _policy(spec: JobSpec, *, remote: bool) -> dict[str, str]:
+    policy = {
+        "requirements": "true" if remote else requirements(spec),
+        "rank": rank(spec.image),
+        "want_io_proxy": "true",
+        "kill_sig": "SIGTERM",
+        "job_max_vacate_time": str(VACATE_SECONDS),
+        "job_lease_duration": str(LEASE_SECONDS),
+        "notification": "never",
+    }
+    if remote:
+        policy |= {
+            "+remote_Requirements": requirements(spec),
+            "+remote_ShouldTransferFiles": '"YES"',
+            "+remote_WhenToTransferOutput": '"ON_EXIT"',
+            "+remote_WantIOProxy": "true",
+            "+remote_KillSig": '"SIGTERM"',
+        }
+    return policy
+
+
+def _identity(first: BatchJob, config: Config) -> dict[str, str]:
+    spec = first.spec
+    labels = ",".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))
+    attributes: Mapping[str, str] = {
+        names.JOB_ID: '"$(vmjobs_id)"',
+        names.JOB_INDEX: "$(vmjobs_index)",
+        names.JOB_ARRAY: classad_string(first.array),
+        names.JOB_OWNER: classad_string(first.owner),
+        names.JOB_NAME: classad_string(spec.name),
+        names.JOB_LABELS: classad_string(labels),
+        names.JOB_IMAGE: classad_string(spec.image),
+        names.JOB_HYPERVISOR: classad_string(spec.hypervisor.value if spec.hypervisor else ""),
+    }
+    description = {f"+{name}": value for name, value in attributes.items()}
+    description["batch_name"] = plain(spec.name, 64).strip() or first.array
+    # One account submits for everybody: the negotiator must still tell the owners apart.
+    description["accounting_group_user"] = accounting_name(first.owner)
+    group = spec.accounting_group or config.accounting_group
+    if group:
+        if not _ACCOUNTING.fullmatch(group):
+            message = f"accounting group {plain(group)!r} may have letters, digits and '._-' only"
+            raise InvalidSpec(message, faults=[Fault("spec.accounting_group", "bad_group", message)])
+        description["accounting_group"] = group
+    return description
