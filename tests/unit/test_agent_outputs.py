@@ -1,0 +1,168 @@
+"""The gate for what a guest delivers."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from vmjobs.agent.outputs import OutputTray, Refused, read_output_disk
+from vmjobs.model import ExitChannel, ExitStatus
+from vmjobs.paths import matches, refusal
+
+
+def tray(directory: Path, *globs: str, limit: int = 1000) -> OutputTray:
+    return OutputTray(directory, globs or ("*",), limit)
+
+
+def accept(to: OutputTray, name: str, data: bytes = b"x") -> None:
+    to.accept(name, io.BytesIO(data), len(data))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "a/../../x",
+        "/etc/passwd",
+        "",
+        "a//b",
+        "./a",
+        "a\\b",
+        "a\nb",
+        "a\0b",
+        "x" * 300,
+        "d/" * 20 + "f",
+    ],
+)
+def test_names_that_leave_or_confuse_are_refused_with_a_reason(name: str, tmp_path: Path) -> None:
+    assert refusal(name)
+    receiving = tray(tmp_path, "*")
+    with pytest.raises(Refused):
+        accept(receiving, name)
+    assert receiving.kept == {}
+    assert receiving.rejected[0].why
+
+
+@pytest.mark.parametrize(
+    ("name", "glob", "answer"),
+    [
+        ("hist-1.csv", "hist-*.csv", True),
+        ("hist-1.csv", "./hist-*.csv", True),
+        ("sub/hist-1.csv", "*.csv", False),
+        ("sub/hist-1.csv", "sub/*.csv", True),
+        (".hidden", "*", False),
+        (".hidden", ".*", True),
+        ("HIST.csv", "hist*", False),
+    ],
+)
+def test_globs_mean_what_they_mean_in_a_shell(name: str, glob: str, answer: bool) -> None:
+    assert matches(name, glob) is answer
+
+
+def test_only_what_was_asked_for_is_taken(tmp_path: Path) -> None:
+    receiving = tray(tmp_path, "*.csv")
+    accept(receiving, "a.csv", b"12")
+    with pytest.raises(Refused):
+        accept(receiving, "core")
+    assert list(receiving.kept) == ["a.csv"]
+    assert receiving.kept["a.csv"].file.read_bytes() == b"12"
+
+
+def test_the_limit_holds_for_all_outputs_together(tmp_path: Path) -> None:
+    receiving = tray(tmp_path, limit=10)
+    accept(receiving, "a", b"123456")
+    with pytest.raises(Refused) as refused:
+        accept(receiving, "b", b"123456")
+    assert refused.value.too_large and receiving.too_large
+    accept(receiving, "a", b"1234567890")  # sent again after a lost answer: replaces itself
+
+
+def test_a_short_upload_is_not_an_output(tmp_path: Path) -> None:
+    receiving = tray(tmp_path)
+    with pytest.raises(Refused):
+        receiving.accept("a", io.BytesIO(b"12"), 5)
+    assert receiving.kept == {}
+
+
+def write_disk(path: Path, entries: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        for info, data in entries:
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    with path.open("ab") as file:
+        file.truncate(path.stat().st_size + 4096)
+    return path
+
+
+def entry(
+    name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = ""
+) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info, data
+
+
+def test_a_hostile_tar_is_refused_entry_by_entry_and_the_rest_delivered(tmp_path: Path) -> None:
+    disk = write_disk(
+        tmp_path / "disk",
+        [
+            entry("exit.json", b'{"code": 0}'),
+            entry("stdout", b"hello\n"),
+            entry("outputs/good.csv", b"1,2\n"),
+            entry("outputs/../../../etc/cron.d/x", b"boom"),
+            entry("/etc/passwd", b"boom"),
+            entry("outputs/link", kind=tarfile.SYMTYPE, link="/etc/shadow"),
+            entry("outputs/hard", kind=tarfile.LNKTYPE, link="exit.json"),
+            entry("outputs/sda", kind=tarfile.BLKTYPE),
+            entry("outputs/fifo", kind=tarfile.FIFOTYPE),
+            entry("stray", b"?"),
+            entry("outputs/also-good.csv", b"3\n"),
+        ],
+    )
+    (tmp_path / "tray").mkdir()
+    receiving = tray(tmp_path / "tray", "*")
+    streams = {"stdout": tmp_path / "out"}
+    found = read_output_disk(disk, receiving, streams)
+    assert found.exit == ExitStatus(code=0, channel=ExitChannel.OUTPUT_DISK)
+    assert found.complete
+    assert sorted(receiving.kept) == ["also-good.csv", "good.csv"]
+    assert streams["stdout"].read_bytes() == b"hello\n"
+    reasons = {r.path: r.why for r in receiving.rejected}
+    assert "symbolic link" in reasons["outputs/link"]
+    assert "block device" in reasons["outputs/sda"]
+    assert "'..'" in next(why for path, why in reasons.items() if ".." in path)
+    assert "absolute" in reasons["/etc/passwd"]
+    assert len(reasons) == 7
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["disk", "out", "tray"]
+
+
+def test_a_tar_that_breaks_off_is_told(tmp_path: Path) -> None:
+    disk = write_disk(
+        tmp_path / "disk", [entry("exit.json", b'{"code": 0}'), entry("outputs/a", b"x" * 9000)]
+    )
+    os.truncate(disk, 4096)
+    (tmp_path / "tray").mkdir()
+    found = read_output_disk(disk, tray(tmp_path / "tray", limit=10**6), {})
+    assert found.exit is not None
+    assert not found.complete
+
+
+@pytest.mark.parametrize("content", [b"\0" * 8192, b"\xff" * 8192, b"", b"exit.json" * 2000])
+def test_a_disk_without_a_tar_has_no_exit_status(tmp_path: Path, content: bytes) -> None:
+    disk = tmp_path / "disk"
+    disk.write_bytes(content)
+    (tmp_path / "tray").mkdir()
+    assert read_output_disk(disk, tray(tmp_path / "tray"), {}).exit is None
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{}", b'{"code": 999}', b'{"code": 1, "signal": 2}', b'{"code": "x"}']
+)
+def test_a_malformed_exit_report_is_none(tmp_path: Path, text: bytes) -> None:
+    disk = write_disk(tmp_path / "disk", [entry("exit.json", text)])
+    (tmp_path / "tray").mkdir()
+    assert read_output_disk(disk, tray(tmp_path / "tray"), {}).exit is None

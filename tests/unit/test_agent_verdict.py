@@ -1,0 +1,113 @@
+"""How runs end: the table, and what the console tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
+from vmjobs.agent.inbox import ExitReported, Ready, ScriptEnded
+from vmjobs.agent.verdict import NO_STATUS, failed, judge, judge_early_end, stopped
+from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode
+
+
+def ended(code: int | None = None, signal: int | None = None) -> ExitStatus:
+    return ExitStatus(code=code, signal=signal, channel=ExitChannel.ENDPOINT)
+
+
+@pytest.mark.parametrize(
+    ("exit", "disk_full", "too_large", "missing", "code", "exit_code"),
+    [
+        (ended(0), False, False, [], ReasonCode.SUCCEEDED, 0),
+        (ended(3), False, False, [], ReasonCode.SCRIPT_FAILED, 3),
+        (ended(3), False, False, ["a"], ReasonCode.SCRIPT_FAILED, 3),
+        (ended(signal=9), False, False, [], ReasonCode.SCRIPT_KILLED, 137),
+        (ended(0), False, False, ["a"], ReasonCode.OUTPUT_MISSING, NO_STATUS),
+        (ended(0), False, True, ["a"], ReasonCode.OUTPUT_TOO_LARGE, NO_STATUS),
+        (ended(1), True, False, [], ReasonCode.OUTPUT_TOO_LARGE, 1),
+        (ended(0), True, False, [], ReasonCode.SUCCEEDED, 0),
+    ],
+)
+def test_verdicts(
+    exit: ExitStatus,
+    disk_full: bool,
+    too_large: bool,
+    missing: list[str],
+    code: ReasonCode,
+    exit_code: int,
+) -> None:
+    verdict = judge(exit, disk_full=disk_full, too_large=too_large, missing=missing, disk=10)
+    assert verdict.reason.code is code
+    assert verdict.state is (JobState.COMPLETED if code is ReasonCode.SUCCEEDED else JobState.FAILED)
+    assert verdict.exit_code == exit_code
+    assert verdict.exit == exit
+
+
+@pytest.mark.parametrize(
+    ("panic", "ready", "code"),
+    [
+        ("VFS: no root", False, ReasonCode.KERNEL_PANIC),
+        ("", True, ReasonCode.KERNEL_PANIC),
+        (None, True, ReasonCode.NO_EXIT_REPORT),
+        (None, False, ReasonCode.BOOT_FAILED),
+    ],
+)
+def test_a_machine_that_ends_early_is_never_a_success(
+    panic: str | None, ready: bool, code: ReasonCode
+) -> None:
+    verdict = judge_early_end(panic=panic, ready=ready, last_lines="line 1\nline 2")
+    assert (verdict.state, verdict.reason.code) == (JobState.FAILED, code)
+    assert verdict.exit_code == NO_STATUS
+    assert "line 2" in verdict.reason.message
+
+
+def test_a_stop_from_outside_is_not_a_failure_of_the_job() -> None:
+    assert stopped("x").verdict.state is JobState.PREEMPTED
+    assert failed(ReasonCode.TIMED_OUT, "x").verdict.state is JobState.FAILED
+
+
+def test_sentinel_lines_are_found_however_the_bytes_come(tmp_path: Path) -> None:
+    path = tmp_path / "console"
+    reader = ConsoleReader(path, "abc")
+    assert reader.read() == []
+    seen = []
+    text = (
+        b"noise\r\nvmjobs:abc:ready\r\nvmjobs:xyz:exit code=0\n"
+        b"vmjobs:abc:collecting signal=9 disk=full\nvmjobs:abc:exit code=3\n"
+    )
+    for cut in range(0, len(text), 7):
+        with path.open("ab") as file:
+            file.write(text[cut : cut + 7])
+        seen += reader.read()
+    console = ExitChannel.CONSOLE
+    assert seen == [
+        Ready(),
+        ScriptEnded(ExitStatus(signal=9, channel=console), disk_full=True),
+        ExitReported(ExitStatus(code=3, channel=console)),
+    ]
+
+
+def test_a_line_that_only_resembles_a_sentinel_is_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "console"
+    path.write_bytes(
+        b"x vmjobs:abc:ready\nvmjobs:abc:exit\nvmjobs:abc:exit code=x\nvmjobs:abc:exit code=999\n"
+    )
+    assert ConsoleReader(path, "abc").read() == []
+
+
+def test_a_panic_is_told_with_its_cause(tmp_path: Path) -> None:
+    path = tmp_path / "console"
+    path.write_bytes(
+        b"booting\n[ 1.0] Kernel panic - not syncing: VFS: Unable to mount root fs\r\nmore\n"
+    )
+    assert panic_text(path) == "VFS: Unable to mount root fs"
+    assert panic_text(tmp_path / "none") is None
+
+
+def test_last_lines_show_nothing_unprintable(tmp_path: Path) -> None:
+    path = tmp_path / "console"
+    path.write_bytes(b"\n".join(b"%d \x1b[31m\xff" % n for n in range(100)))
+    shown = last_lines(path, 2)
+    assert shown.splitlines()[0].startswith("98 ?[31m")
+    assert "\x1b" not in shown

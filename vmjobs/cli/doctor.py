@@ -1,0 +1,97 @@
+"""``vmjobs doctor``: what works on this machine, what does not, and what to do about it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import click
+
+from vmjobs import __version__
+from vmjobs.cli.support import config, json_option, print_json, print_table, read_token
+from vmjobs.config import Config
+from vmjobs.errors import VMJobsError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. ``needed_for`` says who misses it if it does not work."""
+
+    what: str
+    ok: bool
+    detail: str
+    needed_for: str
+
+
+@click.command()
+@click.option("--no-boot", is_flag=True, help="Do not boot guests to probe hypervisors.")
+@json_option
+def doctor(no_boot: bool, as_json: bool) -> None:
+    """Check this machine and say what is wrong.
+
+    Exits with 1 if nothing here could run a VM, or if a configured API does not answer.
+    """
+    settings = config()
+    findings = [*_programs(), *_libraries()]
+    hypervisors = [] if no_boot else list(_hypervisors(settings))
+    api = list(_api(settings))
+    findings += hypervisors + api
+    if as_json:
+        print_json([vars(finding) for finding in findings])
+    else:
+        click.echo(f"vmjobs {__version__}, Python {platform.python_version()}, {platform.platform()}")
+        rows = [(f.what, "ok" if f.ok else "MISSING", f.needed_for, f.detail) for f in findings]
+        print_table(("WHAT", "", "NEEDED FOR", "DETAIL"), rows)
+    broken = (hypervisors and not any(f.ok for f in hypervisors)) or any(not f.ok for f in api)
+    sys.exit(1 if broken else 0)
+
+
+def _programs() -> Iterator[Finding]:
+    wanted = {
+        "linux.uml": ("the uml hypervisor", "apt-get install user-mode-linux"),
+        "qemu-system-x86_64": ("the qemu and kvm hypervisors", "apt-get install qemu-system-x86"),
+        "qemu-img": ("the qemu and kvm hypervisors", "apt-get install qemu-utils"),
+        "mmdebstrap": ("building images", "apt-get install mmdebstrap"),
+        "mke2fs": ("building images", "apt-get install e2fsprogs"),
+    }
+    for program, (use, remedy) in wanted.items():
+        path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
+        yield Finding(program, path is not None, path or remedy, use)
+
+
+def _libraries() -> Iterator[Finding]:
+    wanted = {
+        "libvirt": ("the qemu and kvm hypervisors", "apt-get install python3-libvirt"),
+        "htcondor2": ("submitting to HTCondor", "pip install 'vmjobs[server]'"),
+        "flask": ("the agent and the API", "pip install 'vmjobs[agent]'"),
+        "sqlalchemy": ("the API", "pip install 'vmjobs[server]'"),
+    }
+    for module, (use, remedy) in wanted.items():
+        found = find_spec(module) is not None
+        yield Finding(f"python: {module}", found, "importable" if found else remedy, use)
+
+
+def _hypervisors(settings: Config) -> Iterator[Finding]:
+    from vmjobs.cli.node_parts import fleet  # noqa: PLC0415 - the agent's extra may be missing
+
+    for result in fleet(settings).probe():
+        detail = f"{result.detail} ({result.seconds:.1f} s) {result.version}".strip()
+        yield Finding(f"hypervisor: {result.kind}", result.works, detail, "running VMs here")
+
+
+def _api(settings: Config) -> Iterator[Finding]:
+    if not settings.token_file.exists():
+        return
+    from vmjobs.client import Client  # noqa: PLC0415 - only here is the network used
+
+    try:
+        health = Client(settings.api_url, read_token(settings.token_file)).health()
+    except VMJobsError as error:
+        yield Finding("API", False, error.message, "submitting jobs")
+        return
+    states = ", ".join(f"{name} {state}" for name, state in health.services.items())
+    yield Finding("API", health.status == "ok", f"{settings.api_url}: {states}", "submitting jobs")
