@@ -59,16 +59,7 @@ class Batch(Core):
         with self.database.write() as session:
             if session.get(SubmissionRow, array) is None:
                 raise NotFound(f"there is no array {array[:64]}")
-            rows = session.scalars(
-                select(JobRow)
-                .where(
-                    JobRow.array_id == array,
-                    JobRow.state == JobState.QUEUED.value,
-                    JobRow.cluster.is_(None),
-                )
-                .order_by(JobRow.id)
-                .with_for_update(of=JobRow)
-            ).all()
+            rows = session.scalars(_waiting(array).with_for_update(of=JobRow)).all()
             if not rows:
                 return []
             present, spec = utc_now(), spec_of(rows[0])
@@ -93,17 +84,18 @@ class Batch(Core):
         """Say on the array's waiting jobs, once, why they wait; their history stays as it is."""
         with self.database.write() as session:
             for row in session.scalars(
-                select(JobRow)
-                .where(
-                    JobRow.array_id == array,
-                    JobRow.state == JobState.QUEUED.value,
-                    JobRow.cluster.is_(None),
-                    JobRow.reason_code != ReasonCode.SCHEDULER_UNAVAILABLE.value,
-                )
-                .order_by(JobRow.id)
+                _waiting(array)
+                .where(JobRow.reason_code != ReasonCode.SCHEDULER_UNAVAILABLE.value)
                 .with_for_update(of=JobRow)
             ):
                 explain(row, reason(ReasonCode.SCHEDULER_UNAVAILABLE, message), utc_now())
+
+    def refuse(self, array: str, message: str) -> None:
+        """The array's waiting jobs cannot be described to the scheduler: they have failed."""
+        with self.database.write() as session:
+            for row in session.scalars(_waiting(array).with_for_update(of=JobRow)):
+                move(session, row, JobState.FAILED, reason(ReasonCode.INTERNAL, message))
+                settle(row)
 
     # -- what there is to do
 
@@ -277,6 +269,12 @@ class Batch(Core):
         elif ref.grid_job_id and row.grid_job_id != ref.grid_job_id[:512]:
             row.grid_job_id = ref.grid_job_id[:512]
             touch(row, utc_now())
+
+
+def _waiting(array: str) -> Select[tuple[JobRow]]:
+    """The array's queued jobs without a place at the scheduler, in the order of all locks."""
+    waiting = (JobRow.state == JobState.QUEUED.value, JobRow.cluster.is_(None), JobRow.attempt == "")
+    return select(JobRow).where(JobRow.array_id == array, *waiting).order_by(JobRow.id)
 
 
 def _decide(row: JobRow, tried: AttemptRow | None, seen: Observation, present: datetime) -> list[Step]:

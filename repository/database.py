@@ -7,6 +7,8 @@ the database (``BEGIN IMMEDIATE``).
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -55,6 +57,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = normal_url(url)
         self.engine = _engine(self.url)
+        self._postgresql = self.url.get_backend_name() == "postgresql"
         self._readers = sessionmaker(self.engine, expire_on_commit=False)
         self._writers = sessionmaker(
             self.engine.execution_options(vmjobs_write=True), expire_on_commit=False
@@ -62,7 +65,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A transaction that sees one state of the database and changes nothing.
+        """A transaction that changes nothing.
 
         Raises Unavailable("database").
         """
@@ -78,6 +81,44 @@ class Database:
         """
         with translated(), self._writers.begin() as session:
             yield session
+
+    @contextmanager
+    def exclusive(self, name: str) -> Iterator[bool]:
+        """Whether this block is the only one of its name, over all processes on this database.
+
+        Never waits; the lock ends with the block or with the process, however that ends. Two
+        names may, rarely, stand in each other's way.
+        """
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+        backend = self._advisory(number) if self._postgresql else self._lock_file(number)
+        with backend as mine:
+            yield mine
+
+    @contextmanager
+    def _advisory(self, number: int) -> Iterator[bool]:
+        with translated():
+            connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        try:
+            with translated():
+                query = text("SELECT pg_try_advisory_lock(:number)")
+                mine = bool(connection.scalar(query, {"number": number}))
+            yield mine
+        finally:
+            # Closing the session itself gives the lock back, also where it is broken by now.
+            connection.invalidate()
+            connection.close()
+
+    @contextmanager
+    def _lock_file(self, number: int) -> Iterator[bool]:
+        directory = Path(str(self.url.database)).parent / "locks"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (directory / f"{number % 1024:03x}").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
 
     def ping(self) -> None:
         """Return if the database answers.  Raises Unavailable("database")."""

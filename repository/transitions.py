@@ -39,7 +39,7 @@ def move(
     ``at``: when it happened, by somebody else's clock; kept between the last event and now.
     Raises Conflict: the table has no such step.
     """
-    row.state = advance(JobState(row.state), new, job_id=row.id)
+    row.state = advance(JobState(row.state), new, job_id=row.id).value
     record(session, row, why, at=at)
 
 
@@ -55,9 +55,9 @@ def record(session: Session, row: JobRow, why: Reason, *, at: datetime | None = 
             seq=row.events_count,
             time=moment,
             state=row.state,
-            reason_code=why.code,
+            reason_code=why.code.value,
             reason_message=why.message,
-            reason_actor=why.actor,
+            reason_actor=why.actor.value,
             attempt=row.attempt,
         )
     )
@@ -65,7 +65,8 @@ def record(session: Session, row: JobRow, why: Reason, *, at: datetime | None = 
 
 def explain(row: JobRow, why: Reason, moment: datetime) -> None:
     """Change the reason of a locked job without a line in its history."""
-    row.reason_code, row.reason_message, row.reason_actor = why.code, why.message, why.actor
+    row.reason_code, row.reason_actor = why.code.value, why.actor.value
+    row.reason_message = why.message
     touch(row, moment)
 
 

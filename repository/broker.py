@@ -1,0 +1,154 @@
+"""How the API reaches the worker: settings of the message broker, and the sending side.
+
+Nothing here knows HTCondor, so that API processes stay small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from celery import Celery
+from celery.exceptions import CeleryError
+from kombu.exceptions import KombuError
+
+from vmjobs.config import Config
+from vmjobs.errors import Unavailable
+
+QUEUE: Final = "vmjobs"
+SUBMIT_ARRAY: Final = "vmjobs.submit_array"
+CANCEL_JOB: Final = "vmjobs.cancel_job"
+#: How long publishing may take before the broker counts as down, in seconds.
+CONNECT_SECONDS: Final = 3
+ANSWER_SECONDS: Final = 5
+
+#: kombu's transports raise their library's own errors besides these; all of amqp's are OSErrors
+#: or carry AMQPError, redis' and others' come as kombu's OperationalError.
+_BROKEN: Final = (KombuError, CeleryError, OSError)
+
+
+def file_broker_folder(config: Config) -> Path:
+    """Where messages lie when no broker is configured."""
+    return config.data_dir / "broker"
+
+
+def broker_settings(config: Config) -> dict[str, Any]:
+    """Celery settings that sender and worker must agree on."""
+    settings: dict[str, Any] = {
+        "task_default_queue": QUEUE,
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "task_ignore_result": True,
+        "broker_connection_timeout": CONNECT_SECONDS,
+        "enable_utc": True,
+        "timezone": "UTC",
+    }
+    if config.broker_url:
+        return {**settings, "broker_url": config.broker_url}
+    folder = file_broker_folder(config)
+    for part in (folder, folder / "control"):
+        part.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return {
+        **settings,
+        "broker_url": "memory://",
+        "broker_transport": "repository.filebroker:Transport",
+        "broker_transport_options": {
+            "data_folder_in": str(folder),
+            "data_folder_out": str(folder),
+            "control_folder": str(folder / "control"),
+            "polling_interval": 0.2,
+        },
+    }
+
+
+class Publisher:
+    """Hands work to the worker, and says within seconds if it cannot."""
+
+    def __init__(self, config: Config) -> None:
+        self._app = Celery("vmjobs-publisher", set_as_current=False, config_source=None)
+        self._app.conf.update(broker_settings(config))
+        if config.broker_url:
+            self._app.conf.update(
+                # An idle sender answers no heartbeats, and would be cut off for that.
+                broker_heartbeat=0,
+                broker_connection_retry=False,
+                broker_transport_options=_sender_options(config.broker_url),
+            )
+        else:
+            self._folder = file_broker_folder(config)
+
+    def submit_array(self, array: str) -> None:
+        """Have the array's jobs submitted to a scheduler.  Raises Unavailable("broker")."""
+        self._send(SUBMIT_ARRAY, array)
+
+    def cancel_job(self, job_id: str) -> None:
+        """Have the job removed from its scheduler.  Raises Unavailable("broker")."""
+        self._send(CANCEL_JOB, job_id)
+
+    def ping(self) -> None:
+        """Return if the broker takes messages.  Raises Unavailable("broker")."""
+        with _translated():
+            if self._app.conf.broker_transport:
+                if not os.access(self._folder, os.W_OK | os.X_OK):
+                    raise PermissionError(13, "the folder cannot be written", str(self._folder))
+                return
+            with self._app.connection_for_write() as connection:
+                connection.ensure_connection(max_retries=1, timeout=CONNECT_SECONDS)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._app.close()
+
+    def _send(self, name: str, argument: str) -> None:
+        """Send, and once more over a fresh connection: a pooled one may have died unnoticed.
+
+        A message may so arrive twice; every task can be repeated.
+        """
+        with _translated():
+            try:
+                self._publish(name, argument)
+            except _BROKEN:
+                self._app.pool.force_close_all()
+                with contextlib.suppress(AttributeError):
+                    del self._app.amqp._producer_pool  # holds producers of the closed connections
+                self._publish(name, argument)
+
+    def _publish(self, name: str, argument: str) -> None:
+        self._app.send_task(
+            name, args=(argument,), queue=QUEUE, ignore_result=True, retry=False, add_to_parent=False
+        )
+
+
+def _sender_options(url: str) -> dict[str, Any]:
+    """Short time-outs; with AMQP also the broker's word that it has the message."""
+    options: dict[str, Any] = {
+        "max_retries": 1,
+        "interval_start": 0,
+        "interval_step": 0.2,
+        "interval_max": 0.2,
+        "connect_retries_timeout": CONNECT_SECONDS,
+    }
+    if url.startswith(("amqp", "pyamqp")):
+        options |= {
+            "confirm_publish": True,
+            "read_timeout": ANSWER_SECONDS,
+            "write_timeout": ANSWER_SECONDS,
+        }
+    if url.startswith("redis"):
+        options |= {"socket_timeout": ANSWER_SECONDS, "socket_connect_timeout": CONNECT_SECONDS}
+    return options
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except _BROKEN as error:
+        raise Unavailable(
+            "broker",
+            f"the message broker does not answer: {error or type(error).__name__}",
+            hint="nothing was stored; try again",
+        ) from error

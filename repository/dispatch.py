@@ -1,0 +1,148 @@
+"""The worker's work: take jobs to the scheduler, take them back, and hear what became of them.
+
+Every function may be repeated, run twice at once, or be cut short by ``kill -9`` at any point: the
+next call, or the sweep, goes on from what is stored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from repository.service import Repository
+from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError
+from vmjobs.model import now as utc_now
+from vmjobs.ports import BatchJob, Scheduler
+
+logger = logging.getLogger(__name__)
+
+#: (job id, owner, seconds it is good for) -> a token for this job alone.
+Mint = Callable[[str, str, int], str]
+
+#: A job's token lives as long as the job may run, and this long in queues before (seconds).
+QUEUE_SECONDS: Final = 7 * 86400
+#: Jobs queued for longer than this without a scheduler are dispatched by the sweep.
+UNDISPATCHED: Final = timedelta(seconds=30)
+#: Jobs that ended this long ago and are still at the scheduler are removed there.
+LEFT_OVER: Final = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """What the functions here work with.
+
+    clean: called by the sweep, to remove leftovers of killed processes.
+    """
+
+    repository: Repository
+    scheduler: Scheduler
+    mint: Mint
+    clean: tuple[Callable[[], int], ...] = field(default=())
+
+
+def submit_array(parts: Dispatch, array: str) -> None:
+    """Queue the array's waiting jobs at the scheduler.
+
+    Raises NotFound where the submission is not committed (yet), Unavailable.
+    """
+    repository = parts.repository
+    with repository.database.exclusive(f"array {array}") as alone:
+        if not alone:
+            return  # somebody is at it, and the sweep looks after them
+        ready = repository.begin_dispatch(array)
+        if not ready:
+            return
+        batch = [
+            BatchJob(
+                id=job.id,
+                array=job.array,
+                index=job.index,
+                owner=job.owner,
+                spec=job.spec,
+                token=parts.mint(job.id, job.owner, _token_seconds(job.spec.run_seconds)),
+            )
+            for job in ready
+        ]
+        try:
+            refs = parts.scheduler.submit(batch)
+        except Unavailable as error:
+            repository.note_unavailable(array, error.message)
+            raise
+        except InvalidRequest as error:
+            repository.refuse(array, error.message)
+            logger.warning("array %s: the scheduler side refuses it: %s", array, error.message)
+            return
+        unwanted = repository.record_condor(refs)
+    if unwanted:
+        refs_back = [job.ref for job in unwanted if job.ref is not None]
+        parts.scheduler.remove(refs_back, "canceled while it was being submitted")
+
+
+def cancel_job(parts: Dispatch, job_id: str) -> None:
+    """Take a canceled or finished job back from the scheduler.
+
+    Raises NotFound, Unavailable.
+    """
+    repository = parts.repository
+    job = repository.leftover(job_id)
+    if job is not None and job.ref is None:
+        with repository.database.exclusive(f"array {job.array}") as alone:
+            if not alone:
+                return  # whoever submits it right now will find it canceled and take it back
+            repository.observe(parts.scheduler.query([job_id]))
+        job = repository.leftover(job_id)
+    if job is not None and job.ref is not None:
+        parts.scheduler.remove([job.ref], "canceled")
+
+
+def track(parts: Dispatch) -> None:
+    """Read the event logs; costs the schedd nothing."""
+    arrays = parts.repository.active_arrays()
+    if arrays:
+        parts.repository.observe(parts.scheduler.watch(arrays))
+    parts.repository.observe_waiting()
+
+
+def reconcile(parts: Dispatch) -> None:
+    """Ask the schedd about every job that is not final, a thousand at a time."""
+    last = ""
+    while ids := parts.repository.at_scheduler(after=last):
+        asked = utc_now()
+        parts.repository.observe(parts.scheduler.query(ids), asked)
+        last = ids[-1]
+
+
+def sweep(parts: Dispatch) -> None:
+    """Pick up what was left lying: undispatched jobs, unremoved ones, spools, half files."""
+    repository = parts.repository
+    for remove_leftovers in (repository.blobs.clean, *parts.clean):
+        remove_leftovers()
+    for array in repository.undispatched(UNDISPATCHED):
+        _carry_on(submit_array, parts, array)
+    left = repository.leftovers(LEFT_OVER)
+    if left:
+        asked = utc_now()
+        placed = [job for job in left if (x := repository.leftover(job)) is not None and x.ref]
+        repository.observe(parts.scheduler.query(placed), asked)
+    for job_id in left:
+        _carry_on(cancel_job, parts, job_id)
+    for array in repository.finished_arrays():
+        parts.scheduler.forget(array)
+        repository.mark_forgotten(array)
+
+
+def _carry_on(work: Callable[[Dispatch, str], None], parts: Dispatch, what: str) -> None:
+    """Do one piece of a sweep; a fault of one is no reason to leave the others lying."""
+    try:
+        work(parts, what)
+    except Unavailable:
+        raise  # the others would fare no better
+    except VMJobsError as error:
+        logger.error("%s: %s", what, error.message)
+
+
+def _token_seconds(run_seconds: int) -> int:
+    return run_seconds + QUEUE_SECONDS

@@ -1,0 +1,112 @@
+"""The Celery application of ``vmjobs worker``: tasks are shells over ``repository.dispatch``."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from celery import Celery
+
+from repository import dispatch
+from repository.broker import CANCEL_JOB, QUEUE, SUBMIT_ARRAY, Publisher, broker_settings
+from repository.dispatch import Dispatch
+from vmjobs.config import Config
+from vmjobs.errors import NotFound, Unavailable
+
+__all__ = ["Publisher", "make_celery", "worker_arguments"]
+
+#: Task name and seconds between its runs.
+PERIODIC: Final = {"vmjobs.track": 2.0, "vmjobs.reconcile": 30.0, "vmjobs.sweep": 30.0}
+#: Where the schedd does not answer: first wait, longest wait (seconds), attempts. The sweep goes on.
+BACKOFF, BACKOFF_MAX, RETRIES = 1, 120, 12
+
+#: Makes the collaborators; called once in each worker process, at its first task.
+DispatchFactory = Callable[[], Dispatch]
+
+
+def make_celery(config: Config, factory: DispatchFactory) -> Celery:
+    """The application, complete with schedule; nothing is connected yet."""
+    app = Celery("vmjobs", set_as_current=False)
+    app.conf.update(broker_settings(config))
+    app.conf.update(
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        worker_prefetch_multiplier=1,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        worker_hijack_root_logger=False,
+        broker_connection_retry=True,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        beat_schedule_filename=str(config.data_dir / "beat"),
+        beat_schedule={
+            name: {"task": name, "schedule": every, "options": {"expires": every, "queue": QUEUE}}
+            for name, every in PERIODIC.items()
+        },
+    )
+    _add_tasks(app, _Once(factory))
+    return app
+
+
+def worker_arguments(config: Config, *, concurrency: int = 2, beat: bool = True) -> list[str]:
+    """Arguments for ``app.worker_main``: a worker, with its clock unless another has it."""
+    arguments = [
+        "worker",
+        f"--loglevel={config.log_level}",
+        f"--concurrency={concurrency}",
+        f"--queues={QUEUE}",
+        "--without-gossip",
+        "--without-mingle",
+    ]
+    return [*arguments, "--beat"] if beat else arguments
+
+
+class _Once:
+    """One set of collaborators for each process: connections must not be shared over a fork."""
+
+    def __init__(self, factory: DispatchFactory) -> None:
+        self._factory = factory
+        self._lock = threading.Lock()
+        self._made: tuple[int, Dispatch] | None = None
+
+    def __call__(self) -> Dispatch:
+        with self._lock:
+            if self._made is None or self._made[0] != os.getpid():
+                self._made = (os.getpid(), self._factory())
+            return self._made[1]
+
+
+def _add_tasks(app: Celery, parts: _Once) -> None:
+    patient: dict[str, Any] = {
+        "autoretry_for": (Unavailable,),
+        "retry_backoff": BACKOFF,
+        "retry_backoff_max": BACKOFF_MAX,
+        "max_retries": RETRIES,
+    }
+
+    # The message may be quicker than the commit; a commit that failed leaves nothing to find.
+    early = {**patient, "autoretry_for": (Unavailable, NotFound)}
+    app.task(lambda array: dispatch.submit_array(parts(), array), name=SUBMIT_ARRAY, **early)
+    app.task(lambda job_id: dispatch.cancel_job(parts(), job_id), name=CANCEL_JOB, **patient)
+
+    for name, work in (
+        ("vmjobs.track", dispatch.track),
+        ("vmjobs.reconcile", dispatch.reconcile),
+        ("vmjobs.sweep", dispatch.sweep),
+    ):
+        app.task(_periodic(name, work, parts), name=name)
+
+
+def _periodic(name: str, work: Callable[[Dispatch], None], parts: _Once) -> Callable[[], None]:
+    """A task that skips its turn while an earlier one is still at work, in whatever process."""
+
+    def run() -> None:
+        with parts().repository.database.exclusive(name) as alone:
+            if alone:
+                work(parts())
+
+    run.__name__ = name.rpartition(".")[2]
+    return run
