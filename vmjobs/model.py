@@ -235,12 +235,21 @@ def _no_nul(value: str) -> str:
 
 
 RelativePath = Annotated[str, StringConstraints(max_length=255), AfterValidator(_safe_relative)]
+
+
+def _not_half_a_digest(value: str) -> str:
+    if value.startswith("sha256:") and len(value) != len("sha256:") + 64:
+        raise ValueError("a digest is 'sha256:' and 64 hexadecimal digits")
+    return value
+
+
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 ImageRef = Annotated[
     str,
     StringConstraints(
         pattern=r"^(sha256:[0-9a-f]{64}|[a-z0-9][a-z0-9._-]{0,63}(:[A-Za-z0-9._-]{1,64})?)$"
     ),
+    AfterValidator(_not_half_a_digest),
 ]
 Label = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9._/-]+$")]
 Argument = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_no_nul)]

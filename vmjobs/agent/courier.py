@@ -14,17 +14,27 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from vmjobs.agent.inbox import Inbox, Superseded
 from vmjobs.errors import Conflict, Unavailable, VMJobsError
 from vmjobs.model import Report, StreamName
-from vmjobs.ports import JobSource
 
 log = logging.getLogger(__name__)
 
 CHUNK = 512 * 1024
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 15.0
+
+
+class Recipient(Protocol):
+    """The part of a :class:`vmjobs.ports.JobSource` that takes what is told."""
+
+    def report(self, report: Report) -> None:
+        """Deliver one report."""
+
+    def append(self, stream: StreamName, offset: int, data: bytes) -> None:
+        """Add to a stream."""
 
 
 @dataclass
@@ -44,7 +54,7 @@ class _Stream:
 class Courier:
     """Delivers for one attempt, in a thread of its own."""
 
-    def __init__(self, source: JobSource, inbox: Inbox, streams: Mapping[StreamName, Path]) -> None:
+    def __init__(self, source: Recipient, inbox: Inbox, streams: Mapping[StreamName, Path]) -> None:
         self._source = source
         self._inbox = inbox
         self._streams = {name: _Stream(path) for name, path in streams.items()}

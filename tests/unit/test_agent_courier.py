@@ -1,0 +1,86 @@
+"""Delivery to a repository that comes and goes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from vmjobs.agent.courier import Courier
+from vmjobs.agent.inbox import Inbox, Superseded
+from vmjobs.errors import AttemptSuperseded, Unavailable
+from vmjobs.model import (
+    JobState,
+    ReasonCode,
+    Report,
+    StreamName,
+    now,
+    reason,
+)
+
+
+class Ledger:
+    """A repository that writes down what it is told, and can be made to refuse."""
+
+    def __init__(self) -> None:
+        self.states: list[JobState] = []
+        self.bytes = dict.fromkeys(StreamName, b"")
+        self.refuse: Exception | None = None
+        self.refused = threading.Event()
+
+    def _gate(self) -> None:
+        if self.refuse is not None:
+            self.refused.set()
+            raise self.refuse
+
+    def report(self, report: Report) -> None:
+        self._gate()
+        self.states.append(report.state)
+
+    def append(self, stream: StreamName, offset: int, data: bytes) -> None:
+        self._gate()
+        assert offset == len(self.bytes[stream])
+        self.bytes[stream] += data
+
+
+def report(state: JobState) -> Report:
+    return Report(state=state, reason=reason(ReasonCode.PROGRESS), time=now())
+
+
+def test_reports_keep_their_order_and_streams_every_byte(tmp_path: Path) -> None:
+    ledger, path = Ledger(), tmp_path / "out"
+    courier = Courier(ledger, Inbox(), {StreamName.OUT: path})
+    states = [JobState.STAGING, JobState.BOOTING, JobState.RUNNING]
+    for number, state in enumerate(states):
+        with path.open("ab") as file:
+            file.write(bytes([number]) * 700_000)
+        courier.streams_grew()
+        courier.report(report(state))
+    assert courier.flush(10)
+    assert ledger.states == states
+    assert ledger.bytes[StreamName.OUT] == path.read_bytes()
+    courier.close()
+
+
+def test_an_outage_delays_and_loses_nothing(tmp_path: Path) -> None:
+    ledger, path = Ledger(), tmp_path / "err"
+    path.write_bytes(b"before")
+    ledger.refuse = Unavailable("api", "down")
+    courier = Courier(ledger, Inbox(), {StreamName.ERR: path})
+    courier.report(report(JobState.STAGING))
+    assert ledger.refused.wait(10)
+    assert not courier.flush(0.1)
+    ledger.refuse = None
+    assert courier.flush(10)
+    assert (ledger.states, ledger.bytes[StreamName.ERR]) == ([JobState.STAGING], b"before")
+    courier.close()
+
+
+def test_a_superseded_attempt_stops_talking_and_the_run_hears_of_it() -> None:
+    ledger, inbox = Ledger(), Inbox()
+    ledger.refuse = AttemptSuperseded("a newer attempt has the job")
+    courier = Courier(ledger, inbox, {})
+    courier.report(report(JobState.RUNNING))
+    seen = inbox.next(threading.TIMEOUT_MAX / 1e6)
+    assert isinstance(seen, Superseded)
+    assert not courier.flush(10)
+    courier.close()

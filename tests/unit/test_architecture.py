@@ -1,0 +1,64 @@
+"""The table of who may import whom (docs/architecture.md), checked against the code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("vmjobs", "images", "repository", "condor", "api")
+MAY_IMPORT = {
+    "vmjobs": {"vmjobs"},
+    "images": {"vmjobs", "images"},
+    "repository": {"vmjobs", "images", "repository"},
+    "condor": {"vmjobs", "condor"},
+    "api": {"vmjobs", "images", "repository", "condor", "api"},
+}
+
+
+def modules() -> Iterator[Path]:
+    for folder in FOLDERS:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_table(path: Path) -> None:
+    folder, *rest = path.relative_to(ROOT).parts
+    if (folder, rest[0]) == ("vmjobs", "cli"):
+        return  # everything is wired together there
+    tops = {name.split(".")[0] for name in imported(path)}
+    assert tops & set(FOLDERS) <= MAY_IMPORT[folder]
+
+
+def test_one_module_imports_libvirt_and_one_package_the_htcondor_bindings() -> None:
+    users: dict[str, set[str]] = {"libvirt": set(), "htcondor": set()}
+    for path in modules():
+        for name in imported(path):
+            top = name.split(".")[0]
+            if top == "libvirt":
+                users["libvirt"].add(str(path.relative_to(ROOT)))
+            if top in {"htcondor", "htcondor2", "classad", "classad2"}:
+                users["htcondor"].add(path.relative_to(ROOT).parts[0])
+    assert len(users["libvirt"]) <= 1
+    assert users["htcondor"] <= {"condor"}
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_shell_is_ever_started(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.keyword) and node.arg == "shell":
+            assert isinstance(node.value, ast.Constant)
+            assert node.value.value is False

@@ -1,0 +1,43 @@
+"""Settings: precedence, and all errors at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vmjobs.config import load
+from vmjobs.errors import ConfigError
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('listen = "127.0.0.1:1"\napi_url = "http://file"\n')
+    settings = load({"VMJOBS_CONFIG": str(file), "VMJOBS_API_URL": "http://environment"})
+    assert (settings.listen, settings.api_url) == ("127.0.0.1:1", "http://environment")
+
+
+def test_routes_can_be_given_in_one_variable() -> None:
+    settings = load({"VMJOBS_CONFIG": "/none", "VMJOBS_ROUTES": "grid=condor s.x c.x:9618;local="})
+    assert settings.routes == {"grid": "condor s.x c.x:9618", "local": ""}
+
+
+def test_all_bad_settings_are_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('listen = "nowhere"\nunknown_key = 1\n')
+    with pytest.raises(ConfigError) as refused:
+        load({"VMJOBS_CONFIG": str(file), "VMJOBS_MAX_CPUS": "0", "VMJOBS_LOG_LEVEL": "LOUD"})
+    assert {f.field for f in refused.value.faults} == {"listen", "unknown_key", "max_cpus", "log_level"}
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("= = =")
+    with pytest.raises(ConfigError, match=r"config\.toml"):
+        load({"VMJOBS_CONFIG": str(file)})
+
+
+def test_defaults_need_no_server() -> None:
+    settings = load({"VMJOBS_CONFIG": "/none"})
+    assert settings.database.startswith("sqlite:///")
+    assert settings.broker_url == ""

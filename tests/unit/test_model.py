@@ -1,0 +1,117 @@
+"""The job specification and the states of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vmjobs.errors import Conflict, InvalidSpec
+from vmjobs.model import (
+    MAX_SCRIPT_BYTES,
+    ON_NODE,
+    TRANSITIONS,
+    JobState,
+    ReasonCode,
+    actor_for,
+    advance,
+    may_follow,
+    parse_spec,
+)
+
+
+def spec(**fields: Any) -> dict[str, Any]:
+    return {"image": "hep", "script": "#!/bin/sh\ntrue\n", **fields}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cpus", 0),
+        ("cpus", -1),
+        ("cpus", "2"),
+        ("cpus", True),
+        ("memory", 0),
+        ("memory", -512),
+        ("disk", 0),
+        ("run_seconds", 0),
+        ("run_seconds", -5),
+        ("boot_seconds", 0),
+        ("script", ""),
+        ("script", "  \n"),
+        ("script", "x" * (MAX_SCRIPT_BYTES + 1)),
+        ("script", "a\0b"),
+        ("script", 7),
+        ("image", "no spaces please"),
+        ("image", "sha256:123"),
+        ("image", "../up"),
+        ("outputs", ["../x"]),
+        ("outputs", ["/etc/*"]),
+        ("outputs", ["a/../../b"]),
+        ("outputs", "hist.csv"),
+        ("environment", {"1A": "x"}),
+        ("environment", {"A": "x\0"}),
+        ("hypervisor", "vmware"),
+        ("network", "bridge"),
+        ("strategy", "magic"),
+        ("labels", {"a b": "c"}),
+        ("surprise", 1),
+    ],
+)
+def test_a_bad_field_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        parse_spec(spec(**{field: value}))
+    assert any(fault.field.split(".")[0] == field for fault in refused.value.faults)
+
+
+def test_all_faults_come_in_one_answer() -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        parse_spec({"cpus": 0, "memory": -1, "script": "", "outputs": ["/x"]})
+    fields = {fault.field.split(".")[0] for fault in refused.value.faults}
+    assert fields == {"image", "cpus", "memory", "script", "outputs"}
+
+
+def test_input_names_must_differ() -> None:
+    file = {"name": "a", "digest": "sha256:" + "0" * 64, "size": 1}
+    with pytest.raises(InvalidSpec, match="faults"):
+        parse_spec(spec(inputs=[file, file]))
+
+
+def test_a_spec_survives_its_json() -> None:
+    first = parse_spec(spec(environment={"A": "b"}, outputs=["*.csv"], labels={"run": "3"}))
+    assert parse_spec(first.model_dump(mode="json")) == first
+
+
+def test_the_table_knows_every_state_and_leads_to_an_end() -> None:
+    assert set(TRANSITIONS) == set(JobState)
+    ends = {s for s in JobState if s.final}
+    assert ends == {JobState.COMPLETED, JobState.FAILED, JobState.CANCELED}
+    for state in JobState:
+        reached, frontier = {state}, [state]
+        while frontier:
+            frontier = [n for s in frontier for n in TRANSITIONS[s] if n not in reached]
+            reached |= set(frontier)
+        assert reached & ends
+
+
+def test_any_job_that_has_not_ended_can_be_canceled() -> None:
+    for state in JobState:
+        if not state.final and state is not JobState.CANCELING:
+            assert may_follow(state, JobState.CANCELING)
+
+
+@pytest.mark.parametrize("state", sorted(ON_NODE))
+def test_a_job_on_a_node_can_lose_its_node(state: JobState) -> None:
+    assert may_follow(state, JobState.PREEMPTED)
+
+
+def test_a_step_that_is_not_in_the_table_is_refused() -> None:
+    assert advance(JobState.QUEUED, JobState.STAGING) is JobState.STAGING
+    with pytest.raises(Conflict):
+        advance(JobState.COMPLETED, JobState.RUNNING)
+    with pytest.raises(Conflict):
+        advance(JobState.QUEUED, JobState.COMPLETED)
+
+
+def test_every_reason_has_somebody_who_can_mend_it() -> None:
+    assert {actor_for(code) for code in ReasonCode} == {"user", "site", "service"}
