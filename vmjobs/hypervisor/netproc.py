@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import vmjobs
@@ -37,9 +38,17 @@ def wanted(machine: Machine) -> Network | None:
     return None if network is None or network.mode is NetworkMode.NONE else network
 
 
+@dataclass(frozen=True)
+class Started:
+    """A network process. ``address``: its stream socket, if it has one."""
+
+    process: subprocess.Popen[bytes]
+    address: Path
+
+
 def start(
     machine: Machine, network: Network, *, fd: int | None = None, listen: Path | None = None, mtu: int
-) -> subprocess.Popen[bytes]:
+) -> Started:
     """Start the process and wait until it listens.
 
     Args:
@@ -64,12 +73,11 @@ def start(
             start_new_session=True,
         )
     try:
-        _wait_ready(process, log)
+        return Started(process, _wait_ready(process, log))
     except BaseException:
         process.kill()
         process.wait()
         raise
-    return process
 
 
 def find(name: str) -> list[procs.Process]:
@@ -101,14 +109,15 @@ def _arguments(machine: Machine, network: Network, mtu: int) -> list[str]:
     ]
 
 
-def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> Path:
     if process.stdout is None:  # cannot be: it was asked for
         raise HypervisorError("the network process has no output")
     deadline = time.monotonic() + READY_SECONDS
     with process.stdout as output:
         ready = procs.readable([output.fileno()], deadline - time.monotonic())
-        if ready and os.read(output.fileno(), 64).startswith(b"ready"):
-            return
+        said = os.read(output.fileno(), 4096) if ready else b""
+        if said.startswith(b"ready"):
+            return Path(os.fsdecode(said.removeprefix(b"ready").strip()))
     words = ""
     with contextlib.suppress(OSError):
         words = log.read_text("utf-8", "replace").strip()[-1000:]

@@ -82,7 +82,8 @@ def boot_probe(
         with tempfile.TemporaryDirectory(prefix="vmjobs-probe-") as scratch:
             heard = _boot(driver, Path(scratch), deadline, kernel, cmdline)
     except (VMJobsError, OSError) as error:
-        return result(False, str(error))
+        subject = f"{where} opens, but no machine starts on it: " if where else ""
+        return result(False, subject + " ".join(str(error).split()))
     if heard is None:
         return result(True, "a kernel booted and powered off", told)
     subject = f"{where} opens, but no kernel boots on it" if where else "no kernel boots"

@@ -98,8 +98,8 @@ class UserModeLinux:
             network = netproc.wanted(machine)
             with _cable(network) as (outer, inner):
                 if network is not None and outer is not None:
-                    helper = netproc.start(machine, network, fd=outer.fileno(), mtu=MTU)
-                    self._adopt(machine.name, helper)
+                    started = netproc.start(machine, network, fd=outer.fileno(), mtu=MTU)
+                    self._adopt(machine.name, started.process)
                 argv = [*self._command(machine), *disks, *_network_device(inner)]
                 self._boot(machine, argv, inner)
             undo.pop_all()
@@ -171,12 +171,12 @@ class UserModeLinux:
             "con=null",
             "con0=null,fd:1",
             "noreboot",
-            "panic=1",
             *_allowed(machine.image),
+            *machine.cmdline,
             "root=/dev/ubda",
             "rw",
+            "panic=1",
             "vmjobs=1",
-            *machine.cmdline,
         ]
 
     def _boot(self, machine: Machine, argv: _Words, inner: socket.socket | None) -> None:

@@ -37,6 +37,8 @@ BATCH = 64
 MAX_FRAME = 65536 + 18
 #: Seconds that a hypervisor has to connect to ``--listen``.
 CONNECT_SECONDS = 60.0
+#: Longest name of a Unix socket, in bytes.
+MAX_SOCKET_PATH = 107
 
 _LENGTH = struct.Struct("!I")
 
@@ -166,10 +168,12 @@ def connect(fd: int | None, listen: Path | None) -> Link | None:
     if listen is None:
         raise ValueError("one of fd and listen")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.bind(_reachable(listen))
+        address = _reachable(listen)
+        server.bind(address)
         server.listen(1)
         server.settimeout(CONNECT_SECONDS)
-        _say_ready()
+        # Others reach the socket through this process, where its own name is too long.
+        _say_ready(str(listen) if len(os.fsencode(listen)) <= MAX_SOCKET_PATH else _seen(address))
         with suppress(TimeoutError):
             return StreamLink(server.accept()[0])
     return None
@@ -184,8 +188,12 @@ def _reachable(path: Path) -> str:
     return f"/proc/self/fd/{directory}/{path.name}"
 
 
-def _say_ready() -> None:
-    sys.stdout.write("ready\n")
+def _seen(address: str) -> str:
+    return address.replace("/self/", f"/{os.getpid()}/")
+
+
+def _say_ready(address: str = "") -> None:
+    sys.stdout.write(f"ready {address}\n")
     sys.stdout.flush()
 
 

@@ -1,0 +1,365 @@
+"""kvm and qemu through libvirt; the only module that imports it.
+
+Domains are transient: what libvirt knows of a machine ends with it. Nothing needs privilege: an
+ordinary user's daemon (``qemu:///session``) starts by itself. For root, whom a session daemon
+does not serve, the driver runs inside this process (``qemu:///embed``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import subprocess
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import netproc, procs
+from vmjobs.hypervisor.base import NAME_PREFIX, Machine, MachineState, ProbeResult
+from vmjobs.hypervisor.domain_xml import board, domain_xml
+from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
+from vmjobs.model import HypervisorKind
+from vmjobs.subprocess import run
+
+# An embedded driver would print a warning on the terminal for every machine. The library looks at
+# this once, while it is loaded.
+os.environ.setdefault("LIBVIRT_LOG_OUTPUTS", "4:stderr")
+try:
+    import libvirt
+except ImportError:  # a node without libvirt: probes say so
+    libvirt = None
+
+T = TypeVar("T")
+_Names = list[str]
+_Argv = list[str | Path]
+_Processes = list[procs.Process]
+
+#: Embedded drivers that root may have on one node at a time, one for each process.
+MAX_EMBEDDED = 16
+#: Seconds that a killed QEMU may take to end.
+KILL_SECONDS = 30.0
+#: Bytes in an IP packet between the guest and its network process.
+MTU = 1500
+
+_EMBEDDED_CONF = """\
+user = "root"
+group = "root"
+dynamic_ownership = 0
+remember_owner = 0
+security_driver = "none"
+namespaces = [ ]
+cgroup_controllers = [ ]
+stdio_handler = "file"
+"""
+
+
+def default_uri() -> str:
+    """Where this user's machines are."""
+    return "qemu:///session" if os.geteuid() else "qemu:///embed"
+
+
+@functools.cache
+def _event_loop() -> None:
+    """Run libvirt's event loop, of which a process can have one, in a thread."""
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)  # errors are raised as well
+    libvirt.virEventRegisterDefaultImpl()
+
+    def loop() -> None:
+        while True:
+            libvirt.virEventRunDefaultImpl()
+
+    threading.Thread(target=loop, name="libvirt-events", daemon=True).start()
+
+
+class Connection:
+    """A connection that is made when it is needed, and again when the daemon went away.
+
+    uri: libvirt's; ``qemu:///embed`` stands for an embedded driver below ``embedded``.
+    """
+
+    def __init__(self, uri: str = "", embedded: Path = Path("/run/vmjobs")) -> None:
+        self.uri = uri or default_uri()
+        self._embedded = embedded
+        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._changes = 0
+        self._open: Any = None
+        self._held: int | None = None
+
+    def call(self, what: str, action: Callable[[Any], T]) -> T:
+        """Do something with the open connection; once more if it was found broken.
+
+        Raises:
+            HypervisorError: libvirt fails, or is not there.
+        """
+        if libvirt is None:
+            raise HypervisorError("libvirt's Python module is not installed")
+        try:
+            connection = self._connect()
+            try:
+                return action(connection)
+            except libvirt.libvirtError:
+                if connection.isAlive():
+                    raise
+            self._drop(connection)
+            return action(self._connect())
+        except libvirt.libvirtError as error:
+            raise HypervisorError(f"cannot {what}: {error}") from error
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever a machine changes its state, or the connection breaks."""
+        return self._changes
+
+    def wait_change(self, seen: int, timeout: float) -> None:
+        """Block until :attr:`changes` is no longer ``seen``, or ``timeout`` seconds passed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._changes != seen, timeout)
+
+    def _connect(self) -> Any:
+        with self._lock:
+            if self._open is None:
+                _event_loop()
+                uri = self._embedded_uri() if self.uri == "qemu:///embed" else self.uri
+                fresh = libvirt.open(uri)
+                kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
+                fresh.domainEventRegisterAny(None, kind, self._on_event, None)
+                with suppress(libvirt.libvirtError):  # drivers without a daemon have neither
+                    fresh.setKeepAlive(5, 3)
+                with suppress(libvirt.libvirtError):
+                    fresh.registerCloseCallback(self._on_event, None)
+                self._open = fresh
+            return self._open
+
+    def _drop(self, connection: Any) -> None:
+        with self._lock:
+            if self._open is connection:
+                self._open = None
+
+    def _on_event(self, *_about: object) -> None:
+        with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
+
+    def _embedded_uri(self) -> str:
+        """An embedded driver's directory that no other process uses now."""
+        try:
+            for number in range(MAX_EMBEDDED):
+                root = self._embedded / f"libvirt-{number}"
+                (root / "etc").mkdir(parents=True, exist_ok=True, mode=0o700)
+                if self._held is None:
+                    self._held = _lock_file(root / "lock")
+                if self._held is not None:
+                    (root / "etc" / "qemu.conf").write_text(_EMBEDDED_CONF)
+                    return f"qemu:///embed?root={root}"
+        except OSError as error:
+            raise HypervisorError(f"cannot set up libvirt in {self._embedded}: {error}") from error
+        raise HypervisorError(f"{MAX_EMBEDDED} processes use libvirt in {self._embedded} already")
+
+
+def _lock_file(path: Path) -> int | None:
+    """Lock a file for as long as this process lives; ``None`` if another one has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+class Libvirt:
+    """The driver of one kind of domain.
+
+    kernels: what a probe may boot, the best first.
+    domain_type: libvirt's, where it is not the name of the kind.
+    """
+
+    def __init__(
+        self,
+        kind: HypervisorKind,
+        connection: Connection,
+        *,
+        kernels: Callable[[], Iterable[Path]] = node_kernels,
+        domain_type: str = "",
+    ) -> None:
+        self.kind = kind
+        self._connection = connection
+        self._kernels = kernels
+        self._type = domain_type or kind.value
+        self._helpers: dict[str, subprocess.Popen[bytes]] = {}
+
+    # ----------------------------------------------------------------- life and death
+
+    def probe(self, deadline: float) -> ProbeResult:
+        """See :meth:`Hypervisor.probe`."""
+        began = time.monotonic()
+        device = Path("/dev/kvm") if self.kind is HypervisorKind.KVM else None
+        if device is not None and (fault := _fault(device)):
+            return ProbeResult(self.kind, False, fault, time.monotonic() - began)
+        kernel = first_kernel(self._kernels())
+        if kernel is None:
+            detail = "there is no kernel to boot: none comes with the node or with an image on it"
+            return ProbeResult(self.kind, False, detail, time.monotonic() - began)
+        return boot_probe(
+            self,
+            version=self._version,
+            deadline=deadline,
+            kernel=kernel,
+            where=str(device) if device else "",
+        )
+
+    def start(self, machine: Machine) -> None:
+        """See :meth:`Hypervisor.start`."""
+        on = board()
+        overlay = machine.workdir.absolute() / "overlay.qcow2"
+        base = machine.image.root.absolute()
+        with ExitStack() as undo:
+            undo.callback(self.destroy, machine.name)
+            make: _Argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, overlay]
+            run(make, timeout=60, error=HypervisorError)
+            cable = self._lay_cable(machine)
+            text = domain_xml(machine, self._type, overlay, cable, on)
+            self._connection.call(f"start {machine.name}", lambda libvirt: libvirt.createXML(text))
+            undo.pop_all()
+
+    def stop(self, name: str) -> None:
+        """See :meth:`Hypervisor.stop`: the guest's power button."""
+        self._domain(name, "stop", lambda domain: domain.shutdown())
+
+    def destroy(self, name: str) -> None:
+        """See :meth:`Hypervisor.destroy`."""
+        try:
+            self._domain(name, "destroy", lambda domain: domain.destroy())
+        finally:
+            # Whatever libvirt says: the machine is gone when its processes are.
+            procs.kill_all(lambda: self._processes(name) + netproc.find(name), KILL_SECONDS, name)
+            if helper := self._helpers.pop(name, None):
+                helper.wait()
+
+    def pause(self, name: str) -> None:
+        """See :meth:`Hypervisor.pause`."""
+        self._must(name, "pause", lambda domain: domain.suspend())
+
+    def resume(self, name: str) -> None:
+        """See :meth:`Hypervisor.resume`."""
+        self._must(name, "resume", lambda domain: domain.resume())
+
+    # ----------------------------------------------------------------- what there is
+
+    def state(self, name: str) -> MachineState:
+        """See :meth:`Hypervisor.state`."""
+        found = self._domain(name, "look at", lambda domain: domain.state()[0])
+        if found is None:
+            # A machine of another process's embedded driver shows only as a process.
+            return MachineState.RUNNING if self._processes(name) else MachineState.GONE
+        if found in {libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PMSUSPENDED}:
+            return MachineState.PAUSED
+        over = {libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED}
+        return MachineState.GONE if found in over else MachineState.RUNNING
+
+    def wait(self, name: str, timeout: float) -> MachineState:
+        """See :meth:`Hypervisor.wait`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            seen = self._connection.changes
+            state = self.state(name)
+            left = deadline - time.monotonic()
+            if state is MachineState.GONE or left <= 0:
+                return state
+            if self._domain(name, "look at", lambda _domain: True):
+                self._connection.wait_change(seen, left)
+            elif processes := self._processes(name):
+                procs.wait_gone(processes[0].pid, lambda: bool(self._processes(name)), left)
+
+    def list(self) -> _Names:
+        """See :meth:`Hypervisor.list`."""
+        known = self._connection.call("list machines", self._known)
+        return sorted({*known, *(self._name_of(process) for process in procs.scan())} - {""})
+
+    # ----------------------------------------------------------------- inside
+
+    def _known(self, connection: Any) -> _Names:
+        names = []
+        for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
+            if domain.name().startswith(NAME_PREFIX):
+                with suppress(libvirt.libvirtError):  # gone since
+                    if ET.fromstring(domain.XMLDesc()).get("type") == self._type:  # noqa: S314
+                        names.append(domain.name())
+        return names
+
+    def _domain(self, name: str, verb: str, action: Callable[[Any], T]) -> T | None:
+        """What ``action`` returns for the domain; ``None`` if there is none (any more)."""
+
+        def found(connection: Any) -> T | None:
+            try:
+                return action(connection.lookupByName(name))
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                    return None
+                if error.get_error_code() == libvirt.VIR_ERR_OPERATION_INVALID and not _active(
+                    connection, name
+                ):
+                    return None
+                raise
+
+        return self._connection.call(f"{verb} {name}", found)
+
+    def _must(self, name: str, verb: str, action: Callable[[Any], object]) -> None:
+        if self._domain(name, verb, lambda domain: (action(domain), True)) is None:
+            raise HypervisorError(f"{name} does not run")
+
+    def _lay_cable(self, machine: Machine) -> Path | None:
+        network = netproc.wanted(machine)
+        if network is None:
+            return None
+        listen = machine.workdir.absolute() / "net.sock"
+        started = netproc.start(machine, network, listen=listen, mtu=MTU)
+        self._helpers[machine.name] = started.process
+        return started.address
+
+    def _processes(self, name: str) -> _Processes:
+        return [process for process in procs.scan() if self._name_of(process) == name]
+
+    def _name_of(self, process: procs.Process) -> str:
+        """Which of our machines a process is, ``""`` if none."""
+        argv = process.argv
+        if "-name" not in argv[:-1] or "qemu" not in argv[0]:
+            return ""
+        name = argv[argv.index("-name") + 1].partition(",")[0].removeprefix("guest=")
+        accelerator = {"kvm": "kvm", "qemu": "tcg"}.get(self._type, "")
+        ours = name.startswith(NAME_PREFIX) and accelerator in argv
+        return name if ours else ""
+
+    def _version(self) -> str:
+        def ask(connection: Any) -> str:
+            kind, library = connection.getVersion(), connection.getLibVersion()
+            return f"QEMU {_dotted(kind)}, libvirt {_dotted(library)}"
+
+        return self._connection.call("ask libvirt's version", ask)
+
+
+def _active(connection: Any, name: str) -> bool:
+    try:
+        return bool(connection.lookupByName(name).isActive())
+    except libvirt.libvirtError:
+        return False
+
+
+def _dotted(number: int) -> str:
+    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+
+
+def _fault(device: Path) -> str:
+    """Why a device cannot be opened, ``""`` if it can."""
+    try:
+        with device.open("r+b", buffering=0):
+            return ""
+    except OSError as error:
+        return f"{device} cannot be opened: {error.strerror}"

@@ -1,0 +1,41 @@
+"""Which hypervisor a job gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vmjobs.errors import NoHypervisor
+from vmjobs.hypervisor.base import ProbeResult
+from vmjobs.model import HypervisorKind
+
+
+def choose(
+    kinds: Sequence[HypervisorKind], demanded: HypervisorKind | None, results: Sequence[ProbeResult]
+) -> HypervisorKind:
+    """The first of ``kinds`` whose probe was a success, or the demanded one.
+
+    Raises:
+        NoHypervisor: there is none; the message has what each probe found.
+    """
+    wanted = [kind for kind in kinds if demanded in {None, kind}]
+    working = {result.kind for result in results if result.works}
+    for kind in wanted:
+        if kind in working:
+            return kind
+    found = {result.kind: result.detail for result in results}
+    asked = wanted if demanded is None else [demanded]
+    details = "; ".join(f"{kind}: {_detail(kind, kinds, found)}" for kind in asked)
+    what = "no hypervisor" if demanded is None else f"the hypervisor {demanded}, which the job demands,"
+    tail = " works on this node" if demanded is None else " does not work on this node"
+    raise NoHypervisor(
+        f"{what}{tail}: {details or 'none is set up'}",
+        hint="`vmjobs node` shows what each probe found",
+    )
+
+
+def _detail(
+    kind: HypervisorKind, kinds: Sequence[HypervisorKind], found: dict[HypervisorKind, str]
+) -> str:
+    if kind not in kinds:
+        return "not set up here"
+    return found.get(kind, "not probed")
