@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from flask import Blueprint, request, url_for
@@ -84,7 +85,12 @@ def submit() -> Response:
     key = _idempotency_key()
     submission = read_body(Submission, InvalidSpec)
     parts = backend()
-    done = parts.repository.submit(caller().subject, submission, key, parts.dispatcher.submit_array)
+    try:
+        done = parts.repository.submit(caller().subject, submission, key, parts.dispatcher.submit_array)
+    except InvalidSpec as error:
+        # The repository knows the spec alone; to the client it is one part of the body.
+        faults = [replace(f, field=f"spec.{f.field}".rstrip(".")) for f in error.faults]
+        raise InvalidSpec(error.message, hint=error.hint, faults=faults) from error
     body = Submitted(array=done.array, jobs=tuple(done.jobs))
     location = url_for("jobs.show", job=done.jobs[0].id)
     return json_reply(body, 201 if done.created else 200, {"Location": location})

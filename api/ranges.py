@@ -183,7 +183,6 @@ def send(
         206 if span else 200,
         headers,
         content_type="application/octet-stream",
-        direct_passthrough=True,
     )
     response.call_on_close(close)
     return response

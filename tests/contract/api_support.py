@@ -1,0 +1,155 @@
+"""A whole API on a repository of its own: for tests to talk to, in process or over HTTP."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flask import Flask
+from flask.testing import FlaskClient
+from images.manifest import Blob, ImageManifest
+from images.store import ImageStore
+from werkzeug.serving import WSGIRequestHandler, make_server
+from werkzeug.test import TestResponse
+
+from api.app import create_app
+from api.tokens import Issuer
+from repository.service import Repository, open_repository
+from vmjobs.config import Config
+from vmjobs.errors import Unavailable
+from vmjobs.model import JobState, ReasonCode, Report, reason
+
+ROOT_DISK = bytes(range(256)) * 8192
+ATTEMPT = "a" * 32
+OTHER_ATTEMPT = "b" * 32
+
+
+@dataclass
+class Queue:
+    """Where work for the worker goes; ``down`` makes it fail as a broker does."""
+
+    arrays: list[str] = field(default_factory=list)
+    canceled: list[str] = field(default_factory=list)
+    down: bool = False
+
+    def submit_array(self, array: str) -> None:
+        self._check()
+        self.arrays.append(array)
+
+    def cancel_job(self, job_id: str) -> None:
+        self._check()
+        self.canceled.append(job_id)
+
+    def _check(self) -> None:
+        if self.down:
+            raise Unavailable("broker", "the broker does not answer")
+
+
+@dataclass
+class Site:
+    """The application and everything behind it."""
+
+    app: Flask
+    config: Config
+    repository: Repository
+    store: ImageStore
+    queue: Queue
+    issuer: Issuer
+    image: str
+    blob: str
+
+    def caller(self, token: str = "") -> Caller:
+        """Somebody with this token."""
+        return Caller(self.app.test_client(), token)
+
+    def user(self, name: str = "ada") -> Caller:
+        """A user with all of a user's rights."""
+        return self.caller(self.issuer.user_token(name))
+
+    def agent(self, job_id: str, owner: str = "ada") -> Caller:
+        """The agent that runs a job."""
+        return self.caller(self.issuer.job_token(job_id, owner))
+
+
+@dataclass
+class Caller:
+    """Flask's test client with a token."""
+
+    client: FlaskClient
+    token: str
+
+    def __call__(self, method: str, path: str, **more: Any) -> TestResponse:
+        headers = dict(more.pop("headers", {}))
+        if self.token:
+            headers.setdefault("Authorization", f"Bearer {self.token}")
+        return self.client.open(path, method=method, headers=headers, **more)
+
+    def problem(self, status: int, method: str, path: str, **more: Any) -> dict[str, Any]:
+        """The problem document of a call that must fail with ``status``."""
+        answer = self(method, path, **more)
+        assert answer.status_code == status, answer.text
+        assert answer.content_type == "application/problem+json"
+        document: dict[str, Any] = answer.get_json(force=True)
+        return document
+
+    def submit(self, count: int = 1, **spec: Any) -> list[str]:
+        """Submit jobs that can run; their ids."""
+        answer = self("POST", "/v1/jobs", json={"spec": good_spec(**spec), "count": count})
+        assert answer.status_code == 201, answer.text
+        return [job["id"] for job in answer.get_json()["jobs"]]
+
+
+def good_spec(**changes: Any) -> dict[str, Any]:
+    """A specification without faults, but for ``changes``."""
+    return {"image": "tiny", "script": "#!/bin/sh\necho hello\n", **changes}
+
+
+def report_of(state: JobState, **more: Any) -> dict[str, Any]:
+    """A report as an agent sends it."""
+    why = reason(ReasonCode.SUCCEEDED if state.final else ReasonCode.PROGRESS)
+    return Report(state=state, reason=why, time=datetime.now(UTC), **more).model_dump(mode="json")
+
+
+def make_site(directory: Path, **settings: Any) -> Site:
+    """A site with one image, ``tiny:latest``."""
+    config = Config(data_dir=directory, **settings)
+    store = ImageStore(config.images)
+    digest, size = store.put_blob(io.BytesIO(ROOT_DISK))
+    manifest = ImageManifest(
+        name="tiny", architecture="x86_64", root=Blob(digest=digest, size=size, format="raw")
+    )
+    image = store.put_manifest(manifest)
+    store.tag("tiny", "latest", image)
+    repository = open_repository(config, store)
+    queue = Queue()
+    issuer = Issuer(directory / "keys" / "issuer.pem", config.issuer)
+    app = create_app(config, repository, store=store, dispatcher=queue, issuer=issuer)
+    return Site(app, config, repository, store, queue, issuer, image, digest)
+
+
+class _Quiet(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(app: Any, port: int = 0) -> Iterator[str]:
+    """``app`` behind a real socket; its URL."""
+    server = make_server("127.0.0.1", port, app, threaded=True, request_handler=_Quiet)
+    server.daemon_threads = True  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,112 @@
+"""Byte ranges, as RFC 9110 has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flask import Flask
+
+from api.problems import RangeNotSatisfiable, install
+from api.ranges import Cut, FileSource, MemorySource, Span, parse_range, send
+from vmjobs.errors import NotFound
+
+
+@pytest.mark.parametrize(
+    ("header", "span"),
+    [
+        (None, None),
+        ("", None),
+        ("bytes=0-0", Span(0, 1)),
+        ("bytes=0-9", Span(0, 10)),
+        ("bytes=2-", Span(2, 10)),
+        ("bytes=2-100", Span(2, 10)),
+        ("bytes=-3", Span(7, 10)),
+        ("bytes=-100", Span(0, 10)),
+        ("Bytes= 2-3 ", Span(2, 4)),
+        ("bytes=5-4", None),
+        ("bytes=-", None),
+        ("bytes=a-b", None),
+        ("bytes=0-1,3-4", None),
+        ("lines=0-1", None),
+        ("bytes=٣-٤", None),
+        ("bytes=" + "9" * 30 + "-", None),
+    ],
+)
+def test_parse(header: str | None, span: Span | None) -> None:
+    assert parse_range(header, 10) == span
+
+
+@pytest.mark.parametrize("header", ["bytes=10-", "bytes=10-12", "bytes=-0"])
+def test_behind_the_end(header: str) -> None:
+    with pytest.raises(RangeNotSatisfiable):
+        parse_range(header, 10)
+
+
+@pytest.mark.parametrize("header", ["bytes=0-", "bytes=0-5", "bytes=-5"])
+def test_nothing_has_no_ranges(header: str) -> None:
+    with pytest.raises(RangeNotSatisfiable):
+        parse_range(header, 0)
+
+
+class Verified:
+    """Bytes that are checked at their end."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        self._chunks = chunks
+        self.size = sum(map(len, chunks))
+        self.checked = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._chunks
+        self.checked = True
+
+
+def test_cut_gives_every_range_and_checks_at_the_end() -> None:
+    data = b"abcdefghij"
+    for start in range(11):
+        for stop in range(start, 11):
+            whole = Verified(b"abc", b"d", b"efghi", b"j")
+            assert b"".join(Cut(whole).chunks(start, stop)) == data[start:stop]
+            assert whole.checked == (stop == 10)
+
+
+def test_file_source(tmp_path: Path) -> None:
+    path = tmp_path / "blob"
+    path.write_bytes(bytes(range(256)) * 4096)
+    source = FileSource(path)
+    assert source.size == 1 << 20
+    assert b"".join(source.chunks(255, 258)) == b"\xff\x00\x01"
+    assert len(b"".join(source.chunks())) == 1 << 20
+    source.close()
+    with pytest.raises(NotFound):
+        FileSource(tmp_path / "none")
+
+
+def test_replies() -> None:
+    app = Flask(__name__)
+    install(app)
+    closed: list[bool] = []
+
+    @app.get("/")
+    def read() -> object:
+        return send(MemorySource(b"0123456789"), etag="v1", close=lambda: closed.append(True))
+
+    def get(**headers: str) -> tuple[int, bytes, str | None]:
+        answer = app.test_client().get(
+            "/", headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+        data = answer.data
+        answer.close()
+        return answer.status_code, data, answer.headers.get("Content-Range")
+
+    assert get() == (200, b"0123456789", None)
+    assert get(Range="bytes=2-4") == (206, b"234", "bytes 2-4/10")
+    assert get(Range="bytes=-2") == (206, b"89", "bytes 8-9/10")
+    assert get(Range="bytes=2-4", If_Range='"v1"') == (206, b"234", "bytes 2-4/10")
+    assert get(Range="bytes=2-4", If_Range='"v0"') == (200, b"0123456789", None)
+    assert get(If_None_Match='"v1"') == (304, b"", None)
+    status, _, place = get(Range="bytes=10-")
+    assert (status, place) == (416, "bytes */10")
+    assert len(closed) == 7

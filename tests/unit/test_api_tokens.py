@@ -1,0 +1,243 @@
+"""Tokens: what is minted is accepted, everything else is refused and told why."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from api.tokens import (
+    USER_SCOPES,
+    InsufficientScope,
+    Issuer,
+    MissingToken,
+    Scope,
+    bearer,
+    challenge,
+    load_or_make_key,
+)
+from vmjobs.errors import ConfigError, Forbidden, Unauthenticated
+
+ISSUER = "https://vmjobs.example.org"
+
+
+class Clock:
+    """A clock that stands where it is put."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    return tmp_path / "keys" / "issuer.pem"
+
+
+@pytest.fixture
+def issuer(key_file: Path, clock: Clock) -> Issuer:
+    return Issuer(key_file, ISSUER, clock)
+
+
+def signed(key_file: Path, algorithm: str = "ES256", **changes: Any) -> str:
+    """A token made with the right key and wrong claims."""
+    claims = {
+        "iss": ISSUER,
+        "sub": "ada",
+        "aud": "vmjobs",
+        "iat": 1_800_000_000,
+        "nbf": 1_800_000_000,
+        "exp": 1_800_000_100,
+        "jti": "1",
+        "scope": "compute.read",
+    }
+    claims = {k: v for k, v in {**claims, **changes}.items() if v is not None}
+    return jwt.encode(claims, load_or_make_key(key_file), algorithm)  # type: ignore[arg-type]
+
+
+def test_user_token_carries_subject_and_scopes(issuer: Issuer) -> None:
+    principal = issuer.verify(issuer.user_token("ada"))
+    assert (principal.subject, principal.scopes, principal.job_id) == ("ada", USER_SCOPES, None)
+    assert Scope.NODE not in USER_SCOPES
+
+
+def test_narrow_user_token(issuer: Issuer) -> None:
+    principal = issuer.verify(issuer.user_token("ada", [Scope.COMPUTE_READ], lifetime=60))
+    assert principal.scopes == {Scope.COMPUTE_READ}
+
+
+def test_job_token_is_for_one_job_and_nothing_else(issuer: Issuer) -> None:
+    principal = issuer.verify(issuer.job_token("abc123", "ada"))
+    assert (principal.subject, principal.scopes, principal.job_id) == ("ada", frozenset(), "abc123")
+
+
+def test_node_token(issuer: Issuer) -> None:
+    principal = issuer.verify(issuer.node_token("wn1.grid"))
+    assert (principal.subject, principal.scopes) == ("wn1.grid", {Scope.NODE})
+
+
+def test_claims_follow_the_profile(issuer: Issuer) -> None:
+    token = issuer.user_token("ada", [Scope.STORAGE_READ, Scope.COMPUTE_READ], lifetime=60)
+    claims = jwt.decode(token, options={"verify_signature": False})
+    assert claims["wlcg.ver"] == "1.0"
+    assert claims["scope"] == "compute.read storage.read:/"
+    assert claims["exp"] - claims["iat"] == 60
+    assert jwt.get_unverified_header(token)["alg"] == "ES256"
+    assert len(claims["jti"]) == 32
+
+
+def test_expires(issuer: Issuer, clock: Clock) -> None:
+    token = issuer.user_token("ada", lifetime=10)
+    clock.now += 10
+    with pytest.raises(Unauthenticated, match="expired"):
+        issuer.verify(token)
+
+
+def test_not_yet_valid_but_clocks_may_differ_a_little(issuer: Issuer, clock: Clock) -> None:
+    token = issuer.user_token("ada")
+    clock.now -= 20
+    assert issuer.verify(token).subject == "ada"
+    clock.now -= 20
+    with pytest.raises(Unauthenticated, match="not valid yet"):
+        issuer.verify(token)
+
+
+def test_foreign_issuer(key_file: Path, issuer: Issuer) -> None:
+    other = Issuer(key_file, "https://elsewhere.example.org", lambda: 1_800_000_000)
+    with pytest.raises(Unauthenticated, match="issued by someone"):
+        issuer.verify(other.user_token("ada"))
+
+
+def test_foreign_key_with_our_name(tmp_path: Path, issuer: Issuer, clock: Clock) -> None:
+    other = Issuer(tmp_path / "other.pem", ISSUER, clock)
+    with pytest.raises(Unauthenticated, match="signature"):
+        issuer.verify(other.user_token("ada"))
+
+
+def test_tampered_claims(issuer: Issuer) -> None:
+    head, body, tail = issuer.user_token("ada").split(".")
+    claims = json.loads(base64.urlsafe_b64decode(body + "=="))
+    forged = base64.urlsafe_b64encode(json.dumps(claims | {"sub": "eve"}).encode()).decode()
+    with pytest.raises(Unauthenticated, match="signature"):
+        issuer.verify(".".join([head, forged.rstrip("="), tail]))
+
+
+def test_unsigned_and_symmetric_tokens(key_file: Path, issuer: Issuer) -> None:
+    claims = {"iss": ISSUER, "sub": "eve", "aud": "vmjobs", "exp": 2_000_000_000}
+    unsigned = jwt.encode(claims, None, "none")  # type: ignore[arg-type]
+    public = load_or_make_key(key_file).public_key()
+    der = public.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    for token in (unsigned, jwt.encode(claims, base64.b64encode(der).decode(), "HS256")):
+        with pytest.raises(Unauthenticated, match="not signed with ES256"):
+            issuer.verify(token)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        "a",
+        "a.b",
+        "a.b.c",
+        "....",
+        "\x00.\x00.\x00",
+        "é.é.é",
+        "eyJhbGciOiJFUzI1NiJ9.e30",
+        "x" * 9000,
+        "[" * 2000 + ".a.b",
+    ],
+)
+def test_malformed(issuer: Issuer, token: str) -> None:
+    with pytest.raises(Unauthenticated, match="malformed"):
+        issuer.verify(token)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"aud": "other"}, "another service"),
+        ({"aud": None}, "no claim aud"),
+        ({"sub": None}, "no claim sub"),
+        ({"exp": None}, "no claim exp"),
+        ({"exp": "soon"}, "malformed"),
+        ({"exp": True}, "malformed"),
+        ({"sub": ""}, "malformed"),
+        ({"scope": ["compute.read"]}, "malformed"),
+        ({"scope": "vmjobs.job:1 vmjobs.job:2"}, "malformed"),
+    ],
+)
+def test_wrong_claims(key_file: Path, issuer: Issuer, change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Unauthenticated, match=sentence):
+        issuer.verify(signed(key_file, **change))
+
+
+def test_unknown_scopes_are_ignored(key_file: Path, issuer: Issuer) -> None:
+    token = signed(key_file, scope="compute.read compute.rule offline_access")
+    assert issuer.verify(token).scopes == {Scope.COMPUTE_READ}
+
+
+def test_key_is_private_and_made_once(key_file: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        keys = list(pool.map(lambda _: load_or_make_key(key_file), range(8)))
+    assert len({key.private_numbers().private_value for key in keys}) == 1
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    assert os.listdir(key_file.parent) == ["issuer.pem"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("content", [b"", b"no key", None])
+def test_bad_key_file(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "issuer.pem"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"issuer\.pem"):
+        load_or_make_key(path)
+
+
+def test_key_of_another_curve(tmp_path: Path) -> None:
+    path = tmp_path / "issuer.pem"
+    path.write_bytes(
+        ec.generate_private_key(ec.SECP384R1()).private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    with pytest.raises(ConfigError, match="P-256"):
+        load_or_make_key(path)
+
+
+def test_bearer_header() -> None:
+    assert bearer("Bearer abc") == "abc"
+    assert bearer("bearer  abc ") == "abc"
+    for missing in (None, "", "  "):
+        with pytest.raises(MissingToken):
+            bearer(missing)
+    for bad in ("Basic YTpi", "Bearer", "Bearer ", "Bearer a b"):
+        with pytest.raises(Unauthenticated):
+            bearer(bad)
+
+
+def test_challenges() -> None:
+    assert challenge(MissingToken("x")) == 'Bearer realm="vmjobs"'
+    assert challenge(Unauthenticated('so "said" she\n')) == (
+        'Bearer realm="vmjobs", error="invalid_token", error_description="so \'said\' she\'"'
+    )
+    assert challenge(Forbidden("x")) == 'Bearer realm="vmjobs", error="insufficient_scope"'
+    assert challenge(InsufficientScope("x", "compute.read")).endswith(', scope="compute.read"')
