@@ -1,0 +1,353 @@
+"""Bytes over REST: blobs, streams, outputs and images; ranges, and paths meant to do harm."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from api_support import ATTEMPT, OTHER_ATTEMPT, ROOT_DISK, Caller, Site, make_site, report_of
+
+from vmjobs.model import MIB, JobState
+
+HOSTILE = [
+    "../secret",
+    "a/../../secret",
+    "%2e%2e/secret",
+    "%2e%2e%2fsecret",
+    "a/%2e%2e/%2e%2e/secret",
+    "/etc/passwd",
+    "%2fetc%2fpasswd",
+    "a%00b",
+    "a%0ab",
+    "..%5csecret",
+    "a%5cb",
+    ".",
+    "..",
+    "x" * 256,
+]
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path, max_disk=1, max_stream_bytes=1000)
+
+
+@pytest.fixture
+def job(site: Site) -> str:
+    """A job that has an input, is claimed and is in STAGING."""
+    data = b"events"
+    site.user()("PUT", f"/v1/blobs/{digest_of(data)}", data=data)
+    inputs = [{"name": "data/in.root", "digest": digest_of(data), "size": len(data)}]
+    (job_id,) = site.user().submit(inputs=inputs, outputs=["*"], disk=1)
+    start(site, job_id)
+    return job_id
+
+
+def start(site: Site, job_id: str, attempt: str = ATTEMPT) -> str:
+    agent = site.agent(job_id)
+    claim = {"attempt": attempt, "node": "wn1"}
+    assert agent("POST", f"/v1/jobs/{job_id}/attempts", json=claim).status_code == 201
+    path = f"/v1/jobs/{job_id}/attempts/{attempt}"
+    assert agent("POST", f"{path}/reports", json=report_of(JobState.STAGING)).status_code == 204
+    return path
+
+
+def attempt_of(job: str) -> str:
+    return f"/v1/jobs/{job}/attempts/{ATTEMPT}"
+
+
+# ----------------------------------------------------------------- blobs
+
+
+def test_blob_is_stored_once(site: Site) -> None:
+    user, path = site.user(), f"/v1/blobs/{digest_of(b'abc')}"
+    assert user("HEAD", path).status_code == 404
+    assert user("PUT", path, data=b"abc").status_code == 201
+    assert user("PUT", path, data=b"abc").status_code == 200
+    assert user("HEAD", path).status_code == 200
+
+
+def test_empty_blob(site: Site) -> None:
+    assert site.user()("PUT", f"/v1/blobs/{digest_of(b'')}", data=b"").status_code == 201
+
+
+def test_wrong_bytes_are_not_kept(site: Site) -> None:
+    path = f"/v1/blobs/{digest_of(b'abc')}"
+    problem = site.user().problem(422, "PUT", path, data=b"abd")
+    assert problem["code"] == "DIGEST_MISMATCH"
+    assert site.user()("HEAD", path).status_code == 404
+
+
+def test_too_large_blob(site: Site) -> None:
+    data = b"x" * (MIB + 1)
+    site.user().problem(413, "PUT", f"/v1/blobs/{digest_of(data)}", data=data)
+
+
+@pytest.mark.parametrize("name", ["abc", "sha256:abc", "md5:" + "0" * 64, "sha256:" + "G" * 64])
+def test_bad_digest(site: Site, name: str) -> None:
+    problem = site.user().problem(422, "PUT", f"/v1/blobs/{name}", data=b"")
+    assert problem["errors"][0]["field"] == "digest"
+
+
+# ----------------------------------------------------------------- streams
+
+
+def append(agent: Caller, job: str, offset: int, data: bytes, name: str = "out") -> int:
+    path = f"{attempt_of(job)}/streams/{name}?offset={offset}"
+    return agent("POST", path, data=data).status_code
+
+
+def test_streams_grow_and_are_read_in_ranges(site: Site, job: str) -> None:
+    agent, user, path = site.agent(job), site.user(), f"/v1/jobs/{job}/out"
+    assert user("GET", path).data == b""
+    assert append(agent, job, 0, b"hello ") == 204
+    assert append(agent, job, 6, b"world") == 204
+    answer = user("GET", path)
+    assert (answer.data, answer.headers["Accept-Ranges"]) == (b"hello world", "bytes")
+    assert answer.headers["Content-Length"] == "11"
+    part = user("GET", path, headers={"Range": "bytes=6-"})
+    assert (part.status_code, part.data) == (206, b"world")
+    assert part.headers["Content-Range"] == "bytes 6-10/11"
+    last = user("GET", path, headers={"Range": "bytes=-2"})
+    assert (last.status_code, last.data) == (206, b"ld")
+    none = user("GET", path, headers={"Range": "bytes=11-"})
+    assert (none.status_code, none.headers["Content-Range"]) == (416, "bytes */11")
+    assert user("GET", path, headers={"Range": "bytes=junk"}).status_code == 200
+    head = user("HEAD", path)
+    assert (head.status_code, head.headers["Content-Length"], head.data) == (200, "11", b"")
+
+
+def test_appending_again_changes_nothing(site: Site, job: str) -> None:
+    agent = site.agent(job)
+    assert append(agent, job, 0, b"abc") == 204
+    assert append(agent, job, 0, b"abc") == 204
+    assert append(agent, job, 1, b"bcd") == 204
+    assert append(agent, job, 9, b"x") == 409
+    assert site.user()("GET", f"/v1/jobs/{job}/out").data == b"abcd"
+
+
+def test_streams_are_cut_at_the_limit(site: Site, job: str) -> None:
+    agent = site.agent(job)
+    assert append(agent, job, 0, b"x" * 900) == 204
+    assert append(agent, job, 900, b"y" * 900) == 204
+    assert append(agent, job, 1800, b"z") == 204
+    assert len(site.user()("GET", f"/v1/jobs/{job}/out").data) == 1000
+
+
+@pytest.mark.parametrize("query", ["", "?offset=-1", "?offset=x", "?offset=1&more=2"])
+def test_bad_offsets(site: Site, job: str, query: str) -> None:
+    site.agent(job).problem(422, "POST", f"{attempt_of(job)}/streams/out{query}", data=b"x")
+
+
+def test_bad_streams(site: Site, job: str) -> None:
+    agent = site.agent(job)
+    agent.problem(404, "POST", f"{attempt_of(job)}/streams/log?offset=0", data=b"x")
+    big = b"x" * (8 * MIB + 1)
+    agent.problem(413, "POST", f"{attempt_of(job)}/streams/out?offset=0", data=big)
+    site.user().problem(404, "GET", f"/v1/jobs/{job}/log")
+
+
+def test_what_a_guest_wrote_is_no_page_of_ours(site: Site, job: str) -> None:
+    append(site.agent(job), job, 0, b"<script>alert(1)</script>")
+    headers = site.user()("GET", f"/v1/jobs/{job}/out").headers
+    assert headers["Content-Type"] == "application/octet-stream"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "sandbox" in headers["Content-Security-Policy"]
+
+
+# ----------------------------------------------------------------- outputs
+
+
+def test_outputs_are_delivered_listed_and_read(site: Site, job: str) -> None:
+    agent, user = site.agent(job), site.user()
+    answer = agent("PUT", f"{attempt_of(job)}/outputs/plots/a%20b.png", data=b"0123456789")
+    assert answer.status_code == 201
+    stored = answer.get_json()
+    assert stored == {"path": "plots/a b.png", "size": 10, "digest": digest_of(b"0123456789")}
+    listed = user("GET", f"/v1/jobs/{job}/outputs").get_json()
+    assert listed == {"outputs": [stored], "rejected": []}
+    path = f"/v1/jobs/{job}/outputs/plots/a%20b.png"
+    whole = user("GET", path)
+    assert (whole.data, whole.headers["ETag"]) == (b"0123456789", f'"{stored["digest"]}"')
+    part = user("GET", path, headers={"Range": "bytes=3-5"})
+    assert (part.status_code, part.data) == (206, b"345")
+    assert user("GET", path, headers={"Range": "bytes=10-"}).status_code == 416
+    same = user("GET", path, headers={"If-None-Match": whole.headers["ETag"]})
+    assert (same.status_code, same.data) == (304, b"")
+    other = {"Range": "bytes=3-5", "If-Range": '"other"'}
+    assert user("GET", path, headers=other).status_code == 200
+    user.problem(404, "GET", f"/v1/jobs/{job}/outputs/none")
+
+
+def test_corrupt_output_is_never_handed_out_whole(site: Site, job: str) -> None:
+    site.agent(job)("PUT", f"{attempt_of(job)}/outputs/a", data=b"good bytes")
+    name = digest_of(b"good bytes").removeprefix("sha256:")
+    (blob,) = (site.config.data_dir / "blobs").rglob(name)
+    blob.chmod(0o600)
+    blob.write_bytes(b"evil bytes")
+    with pytest.raises(Exception, match=r"corrupt|sha256"):
+        _ = site.user()("GET", f"/v1/jobs/{job}/outputs/a").data
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_hostile_paths_are_refused_everywhere(site: Site, job: str, path: str) -> None:
+    agent, user = site.agent(job), site.user()
+    assert agent("PUT", f"{attempt_of(job)}/outputs/{path}", data=b"x").status_code in {404, 422}
+    assert user("GET", f"/v1/jobs/{job}/outputs/{path}").status_code in {404, 422}
+    assert agent("GET", f"/v1/jobs/{job}/inputs/{path}").status_code in {404, 422}
+    assert user("GET", f"/v1/jobs/{job}/outputs").get_json()["outputs"] == []
+    assert not list(site.config.data_dir.rglob("secret"))
+
+
+def test_hostile_path_is_named(site: Site, job: str) -> None:
+    problem = site.agent(job).problem(422, "PUT", f"{attempt_of(job)}/outputs/a/../../b", data=b"x")
+    assert (problem["errors"][0]["field"], problem["errors"][0]["code"]) == (
+        "relative path",
+        "bad_path",
+    )
+
+
+def test_output_larger_than_the_disk(site: Site, job: str) -> None:
+    agent, half = site.agent(job), b"x" * (MIB * 2 // 3)
+    assert agent("PUT", f"{attempt_of(job)}/outputs/a", data=half).status_code == 201
+    problem = agent.problem(413, "PUT", f"{attempt_of(job)}/outputs/b", data=half)
+    assert problem["code"] == "TOO_LARGE"
+
+
+# ----------------------------------------------------------------- attempts
+
+
+def test_ticket_and_inputs(site: Site, job: str) -> None:
+    agent = site.agent(job)
+    answer = agent("POST", f"/v1/jobs/{job}/attempts", json={"attempt": ATTEMPT, "node": "wn1"})
+    ticket = answer.get_json()
+    assert answer.headers["Location"] == attempt_of(job)
+    assert (ticket["job_id"], ticket["attempt"], ticket["index"]) == (job, ATTEMPT, 0)
+    assert ticket["image_digest"] == site.image
+    data = agent("GET", f"/v1/jobs/{job}/inputs/data/in.root")
+    assert (data.data, data.headers["ETag"]) == (b"events", f'"{digest_of(b"events")}"')
+    agent.problem(404, "GET", f"/v1/jobs/{job}/inputs/other")
+
+
+def test_newer_attempt_fences_off_the_older(site: Site, job: str) -> None:
+    agent = site.agent(job)
+    start(site, job, OTHER_ATTEMPT)
+    for method, path, more in (
+        ("POST", "/reports", {"json": report_of(JobState.BOOTING)}),
+        ("POST", "/streams/out?offset=0", {"data": b"x"}),
+        ("PUT", "/outputs/a", {"data": b"x"}),
+    ):
+        problem = agent.problem(409, method, attempt_of(job) + path, **more)
+        assert problem["code"] == "ATTEMPT_SUPERSEDED"
+    problem = agent.problem(
+        409, "POST", f"/v1/jobs/{job}/attempts", json={"attempt": ATTEMPT, "node": "wn1"}
+    )
+    assert problem["code"] == "ATTEMPT_SUPERSEDED"
+    states = [e["state"] for e in site.user()("GET", f"/v1/jobs/{job}/events").get_json()["events"]]
+    assert "PREEMPTED" in states
+
+
+def test_nothing_is_written_to_a_job_that_has_ended(site: Site, job: str) -> None:
+    agent = site.agent(job)
+    exit_status = {"code": 0, "channel": "endpoint"}
+    for state in (JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING, JobState.COMPLETED):
+        report = report_of(state) | ({"exit": exit_status} if state.final else {})
+        for _ in range(2):  # repeating a report is no error
+            answer = agent("POST", f"{attempt_of(job)}/reports", json=report)
+            assert answer.status_code == 204, answer.text
+    view = site.user()("GET", f"/v1/jobs/{job}").get_json()
+    assert (view["state"], view["exit"]["code"]) == ("COMPLETED", 0)
+    for method, path, more in (
+        ("POST", "/streams/out?offset=0", {"data": b"x"}),
+        ("PUT", "/outputs/a", {"data": b"x"}),
+        ("POST", "/reports", {"json": report_of(JobState.RUNNING)}),
+    ):
+        assert agent.problem(409, method, attempt_of(job) + path, **more)["code"] == "JOB_FINAL"
+    assert agent.problem(409, "GET", f"/v1/jobs/{job}/inputs/data/in.root")["code"] == "JOB_FINAL"
+    problem = agent.problem(409, "GET", f"/v1/images/{site.image}/manifest")
+    assert problem["code"] == "JOB_FINAL"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"state": "DONE"}, "state"),
+        ({"state": "QUEUED"}, "state"),
+        ({"reason": {"code": "BAD_LUCK"}}, "reason.code"),
+        ({"time": "yesterday"}, "time"),
+        ({"exit": {"code": 1, "signal": 9, "channel": "endpoint"}}, "exit"),
+        ({"exit": {"code": 256, "channel": "endpoint"}}, "exit.code"),
+        ({"exit": {"code": 0, "channel": "pigeon"}}, "exit.channel"),
+        ({"mood": "good"}, "mood"),
+    ],
+)
+def test_bad_reports(site: Site, job: str, change: dict[str, object], field: str) -> None:
+    report = report_of(JobState.RUNNING) | change
+    problem = site.agent(job).problem(422, "POST", f"{attempt_of(job)}/reports", json=report)
+    assert field in [fault["field"] for fault in problem["errors"]]
+
+
+def test_impossible_step(site: Site, job: str) -> None:
+    report = report_of(JobState.COMPLETED)
+    site.agent(job).problem(409, "POST", f"{attempt_of(job)}/reports", json=report)
+
+
+@pytest.mark.parametrize("attempt", ["", "A" * 32, "a" * 31, "../../x", "g" * 32])
+def test_bad_attempt_ids(site: Site, job: str, attempt: str) -> None:
+    claim = {"attempt": attempt, "node": "wn1"}
+    problem = site.agent(job).problem(422, "POST", f"/v1/jobs/{job}/attempts", json=claim)
+    assert [fault["field"] for fault in problem["errors"]] == ["attempt"]
+
+
+def test_only_the_jobs_own_token_is_good(site: Site, job: str) -> None:
+    (other,) = site.user().submit(disk=1)
+    claim = {"attempt": "c" * 32, "node": "wn1"}
+    for stranger in (site.agent(other), site.user(), site.caller(site.issuer.node_token("wn1"))):
+        stranger.problem(403, "POST", f"/v1/jobs/{job}/attempts", json=claim)
+        stranger.problem(403, "GET", f"/v1/jobs/{job}/inputs/data/in.root")
+        stranger.problem(403, "PUT", f"{attempt_of(job)}/outputs/a", data=b"x")
+
+
+# ----------------------------------------------------------------- images
+
+
+def test_images_are_listed_and_shown(site: Site) -> None:
+    user = site.user()
+    (entry,) = user("GET", "/v1/images").get_json()["images"]
+    assert (entry["name"], entry["tag"], entry["digest"]) == ("tiny", "latest", site.image)
+    for ref in ("tiny", "tiny:latest", site.image):
+        shown = user("GET", f"/v1/images/{ref}").get_json()
+        assert (shown["name"], shown["tag"], shown["digest"]) == ("tiny", "latest", site.image)
+        assert shown["manifest"]["root"]["digest"] == site.blob
+        assert shown["size"] == len(ROOT_DISK)
+    user.problem(404, "GET", "/v1/images/nothing")
+    user.problem(404, "GET", "/v1/images/sha256:" + "0" * 64)
+    user.problem(422, "GET", "/v1/images/No%20Name")
+
+
+def test_image_bytes(site: Site, job: str) -> None:
+    manifest, blob = (f"/v1/images/{site.image}/{p}" for p in ("manifest", f"blobs/{site.blob}"))
+    for who in (site.user(), site.agent(job), site.caller(site.issuer.node_token("wn1"))):
+        answer = who("GET", manifest)
+        assert digest_of(answer.data) == site.image
+        assert "immutable" in answer.headers["Cache-Control"]
+        answer = who("GET", blob)
+        assert answer.data == ROOT_DISK
+        part = who("GET", blob, headers={"Range": "bytes=1000000-1000002"})
+        assert (part.status_code, part.data) == (206, ROOT_DISK[1000000:1000003])
+        assert who("GET", blob, headers={"If-None-Match": f'"{site.blob}"'}).status_code == 304
+
+
+def test_image_bytes_that_are_not_to_be_had(site: Site, job: str) -> None:
+    user, nothing = site.user(), "sha256:" + "0" * 64
+    user.problem(404, "GET", f"/v1/images/{nothing}/manifest")
+    user.problem(404, "GET", f"/v1/images/{site.image}/blobs/{nothing}")
+    # A blob of the job repository is none of the image's.
+    user.problem(404, "GET", f"/v1/images/{site.image}/blobs/{digest_of(b'events')}")
+    site.agent(job).problem(403, "GET", f"/v1/images/{nothing}/manifest")
+    site.caller().problem(401, "GET", f"/v1/images/{site.image}/manifest")

@@ -1,0 +1,172 @@
+"""Nodes, and the service about itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_support import Site, make_site
+from openapi_spec_validator import validate
+
+from api.app import create_app
+from api.openapi import declared, url_template
+from api.operation import operation_of
+from vmjobs import __version__
+from vmjobs.errors import Unavailable
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path)
+
+
+def node(name: str = "wn1.grid", **changes: Any) -> dict[str, Any]:
+    info = {"kind": "uml", "works": True, "detail": "booted", "seconds": 1.2, "version": "6.1"}
+    return {
+        "name": name,
+        "version": __version__,
+        "cpus": 8,
+        "memory": 16000,
+        "disk": 100000,
+        "hypervisors": [info],
+        "images": ["sha256:" + "1" * 64],
+        "running": [],
+        "updated": "2026-01-01T00:00:00Z",
+        **changes,
+    }
+
+
+# ----------------------------------------------------------------- nodes
+
+
+def test_node_announces_itself(site: Site) -> None:
+    agent = site.caller(site.issuer.node_token("wn1.grid"))
+    for _ in range(2):
+        assert agent("PUT", "/v1/nodes/wn1.grid", json=node()).status_code == 204
+    user = site.user()
+    (listed,) = user("GET", "/v1/nodes").get_json()["nodes"]
+    assert listed == user("GET", "/v1/nodes/wn1.grid").get_json()
+    assert (listed["cpus"], listed["hypervisors"][0]["kind"]) == (8, "uml")
+    user.problem(404, "GET", "/v1/nodes/wn2.grid")
+
+
+def test_a_node_speaks_for_itself_only(site: Site) -> None:
+    agent = site.caller(site.issuer.node_token("wn1.grid"))
+    agent.problem(403, "PUT", "/v1/nodes/wn2.grid", json=node("wn2.grid"))
+    problem = agent.problem(422, "PUT", "/v1/nodes/wn1.grid", json=node("wn2.grid"))
+    assert problem["errors"][0]["field"] == "name"
+    site.user("wn1.grid").problem(403, "PUT", "/v1/nodes/wn1.grid", json=node())
+    agent.problem(403, "GET", "/v1/jobs")
+    agent.problem(403, "POST", "/v1/jobs", json={})
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"cpus": 0}, "cpus"),
+        ({"memory": -1}, "memory"),
+        ({"hypervisors": [{"kind": "bhyve", "works": True}]}, "hypervisors.0.kind"),
+        ({"images": ["latest"]}, "images.0"),
+        ({"name": "a/b"}, "name"),
+        ({"gpu": 1}, "gpu"),
+    ],
+)
+def test_bad_nodes(site: Site, change: dict[str, Any], field: str) -> None:
+    agent = site.caller(site.issuer.node_token("wn1.grid"))
+    problem = agent.problem(422, "PUT", "/v1/nodes/wn1.grid", json=node(**change))
+    assert [fault["field"] for fault in problem["errors"]] == [field]
+
+
+def test_bad_node_names(site: Site) -> None:
+    for name in ("..", "-a", "a%20b", "%00"):
+        assert site.user()("GET", f"/v1/nodes/{name}").status_code in {404, 422}
+
+
+# ----------------------------------------------------------------- the service
+
+
+def test_service_info_is_public(site: Site) -> None:
+    info = site.caller()("GET", "/v1/service-info").get_json()
+    assert (info["version"], info["api_version"]) == (__version__, "v1")
+    assert info["limits"]["cpus"] == site.config.max_cpus
+    assert "script" in info["strategies"]
+
+
+def test_healthy(site: Site) -> None:
+    answer = site.caller()("GET", "/healthz")
+    assert answer.status_code == 200
+    assert answer.get_json() == {"status": "ok", "services": {"database": "ok"}}
+
+
+def test_unhealthy_names_what_is_down_and_no_more(site: Site) -> None:
+    def down() -> None:
+        raise Unavailable("broker", "amqp://user:secret@host refuses")
+
+    app = create_app(
+        site.config,
+        site.repository,
+        store=site.store,
+        dispatcher=site.queue,
+        issuer=site.issuer,
+        checks={"broker": down},
+    )
+    answer = app.test_client().get("/healthz")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+    body = answer.get_json()
+    assert body["status"] == "unavailable"
+    assert body["services"]["database"] == "ok"
+    assert "broker" in body["services"]["broker"]
+    assert "secret" not in answer.text
+
+
+def test_unknown_routes_and_methods(site: Site) -> None:
+    user = site.user()
+    assert user.problem(404, "GET", "/v2/jobs")["code"] == "NOT_FOUND"
+    assert user.problem(404, "GET", "//v1/jobs")["code"] == "NOT_FOUND"
+    assert user.problem(405, "PATCH", "/v1/jobs")["code"] == "METHOD_NOT_ALLOWED"
+
+
+# ----------------------------------------------------------------- OpenAPI
+
+
+def test_document_is_valid_openapi(site: Site) -> None:
+    document = site.caller()("GET", "/openapi.json").get_json()
+    assert document["openapi"].startswith("3.1")
+    validate(document)
+
+
+def test_every_route_is_in_the_document_and_vice_versa(site: Site) -> None:
+    document = site.caller()("GET", "/openapi.json").get_json()
+    methods = {"get", "put", "post", "delete", "head", "patch"}
+    written = {(p, m) for p, item in document["paths"].items() for m in item if m in methods}
+    routed = {(url_template(rule), method.lower()) for rule, method, _ in declared(site.app)}
+    assert written == routed
+    assert all(operation_of(view) for view in site.app.view_functions.values())
+
+
+def test_operations_are_told_apart_and_guarded(site: Site) -> None:
+    document = site.caller()("GET", "/openapi.json").get_json()
+    found = [op for item in document["paths"].values() for op in item.values()]
+    names = [op["operationId"] for op in found]
+    assert len(names) == len(set(names))
+    public = {op["operationId"] for op in found if not op["security"]}
+    assert public == {"getServiceInfo", "getHealth", "getOpenAPI"}
+    assert all(op["summary"] and op["tags"] for op in found)
+
+
+def test_guarded_routes_refuse_strangers(site: Site) -> None:
+    parts = {
+        "job": "0" * 32,
+        "attempt": "0" * 32,
+        "digest": "sha256:" + "0" * 64,
+        "blob": "sha256:" + "0" * 64,
+        "path": "a",
+        "name": "out",
+        "ref": "tiny",
+    }
+    stranger = site.caller()
+    for rule, method, record in declared(site.app):
+        if not record.access.public:
+            path = url_template(rule).format(**parts)
+            assert stranger(method, path).status_code == 401, (method, path)
