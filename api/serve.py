@@ -1,0 +1,136 @@
+"""``vmjobs serve``: the API under gunicorn, several processes of several threads."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from flask import Flask
+from gunicorn.app.base import BaseApplication
+from images.store import ImageStore
+
+from api.app import create_app
+from api.tokens import Issuer
+from repository.broker import Publisher
+from repository.service import open_repository
+from vmjobs.config import Config
+
+log = logging.getLogger(__name__)
+
+THREADS: Final = 8
+#: What was begun may be finished after SIGTERM, for so many seconds.
+GRACEFUL_SECONDS: Final = 30
+#: A peer that is silent in the middle of a request, or takes nothing of an answer, is let go.
+STALL_SECONDS: Final = 60
+KEEPALIVE_SECONDS: Final = 15
+#: A token of full size fits into a header, a path of full size into a request line.
+MAX_LINE: Final = 8190
+
+
+def key_file(config: Config) -> Path:
+    """Where the key is that signs tokens."""
+    return config.data_dir / "keys" / "issuer.pem"
+
+
+def make_issuer(config: Config) -> Issuer:
+    """The issuer of this service's tokens; its key is made on first use.
+
+    Raises:
+        ConfigError: the key cannot be read or made.
+    """
+    return Issuer(key_file(config), config.issuer)
+
+
+def make_app(config: Config) -> Flask:
+    """The API with the real services behind it. The database must be up to date.
+
+    Raises:
+        ConfigError: the settings do not fit what is there.
+    """
+    store = ImageStore(config.images)
+    publisher = Publisher(config)
+    return create_app(
+        config,
+        open_repository(config, store, migrate=False),
+        store=store,
+        dispatcher=publisher,
+        issuer=make_issuer(config),
+        checks={"broker": publisher.ping},
+    )
+
+
+def serve(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT; what is under way then is finished first.
+
+    Raises:
+        Unavailable: the database cannot be reached, so that it cannot be brought up to date.
+        ConfigError: the settings do not fit what is there.
+    """
+    # Before the first process starts: they would race each other, and all die of one fault.
+    open_repository(config, ImageStore(config.images), migrate=True).close()
+    make_issuer(config)
+    log.info("serving on %s with %d processes", config.listen, config.api_workers)
+    Server(settings(config), lambda: make_app(config)).run()
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Gunicorn's settings."""
+    return {
+        "bind": config.listen,
+        "workers": config.api_workers,
+        "worker_class": "gthread",
+        "threads": THREADS,
+        "keepalive": KEEPALIVE_SECONDS,
+        "graceful_timeout": GRACEFUL_SECONDS,
+        "timeout": STALL_SECONDS,
+        "limit_request_line": MAX_LINE,
+        "limit_request_field_size": MAX_LINE + len("Authorization: Bearer "),
+        "limit_request_fields": 64,
+        # Requests are not logged: their paths name people's files.
+        "accesslog": None,
+        "errorlog": "-",
+        "loglevel": "warning" if config.log_level == "INFO" else config.log_level.lower(),
+        "proc_name": "vmjobs serve",
+        "worker_tmp_dir": _memory_directory(),
+        "when_ready": _limit_stalls,
+        # Newer releases offer remote control over a socket in the user's home.
+        "control_socket_disable": True,
+    }
+
+
+def _memory_directory() -> str:
+    """Where workers touch their heartbeat files: not on a disk that may be slow."""
+    shared = Path("/dev/shm")  # noqa: S108 - gunicorn makes its files there safely
+    return str(shared) if shared.is_dir() else tempfile.gettempdir()
+
+
+def _limit_stalls(server: Any) -> None:
+    """Time limits on the listening sockets; Linux hands them down to every connection."""
+    limit = struct.pack("ll", STALL_SECONDS, 0)
+    for listener in server.LISTENERS:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            listener.sock.setsockopt(socket.SOL_SOCKET, option, limit)
+
+
+class Server(BaseApplication):  # type: ignore[misc]
+    """Gunicorn with settings from here alone: no command line, no files, no environment."""
+
+    def __init__(self, options: dict[str, Any], make: Callable[[], Flask]) -> None:
+        self._options = options
+        self._make = make
+        super().__init__()
+
+    def load_config(self) -> None:
+        """Take the settings that this release of gunicorn knows."""
+        for name, value in self._options.items():
+            if name in self.cfg.settings:
+                self.cfg.set(name, value)
+
+    def load(self) -> Flask:
+        """Make the application; called in each worker process, after the fork."""
+        return self._make()
