@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import Select, and_, or_, select
 from sqlalchemy.orm import Session
 
 from repository.attempts import settle
@@ -271,7 +271,7 @@ class Batch(Core):
             touch(row, utc_now())
 
 
-def _waiting(array: str) -> Select[tuple[JobRow]]:
+def _waiting(array: str) -> Select[JobRow]:
     """The array's queued jobs without a place at the scheduler, in the order of all locks."""
     waiting = (JobRow.state == JobState.QUEUED.value, JobRow.cluster.is_(None), JobRow.attempt == "")
     return select(JobRow).where(JobRow.array_id == array, *waiting).order_by(JobRow.id)

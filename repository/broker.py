@@ -53,7 +53,7 @@ def broker_settings(config: Config) -> dict[str, Any]:
         part.mkdir(mode=0o700, parents=True, exist_ok=True)
     return {
         **settings,
-        "broker_url": "memory://",
+        "broker_url": "memory://localhost/",
         "broker_transport": "repository.filebroker:Transport",
         "broker_transport_options": {
             "data_folder_in": str(folder),
@@ -111,14 +111,18 @@ class Publisher:
             try:
                 self._publish(name, argument)
             except _BROKEN:
-                self._app.pool.force_close_all()
-                with contextlib.suppress(AttributeError):
-                    del self._app.amqp._producer_pool  # holds producers of the closed connections
-                self._publish(name, argument)
+                with self._app.connection_for_write() as connection:
+                    self._publish(name, argument, connection)
 
-    def _publish(self, name: str, argument: str) -> None:
+    def _publish(self, name: str, argument: str, connection: Any = None) -> None:
         self._app.send_task(
-            name, args=(argument,), queue=QUEUE, ignore_result=True, retry=False, add_to_parent=False
+            name,
+            args=(argument,),
+            queue=QUEUE,
+            ignore_result=True,
+            retry=False,
+            add_to_parent=False,
+            connection=connection,
         )
 
 

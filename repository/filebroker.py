@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class Channel(filesystem.Channel):
     """One connection's view of the folder."""
 
-    def _put(self, queue: str, message: Any, **_: Any) -> None:
+    def _put(self, queue: str, message: Any, **_: Any) -> None:  # type: ignore[override]
         folder = Path(self.data_folder_out)
         name = f"{time.time_ns():020d}_{uuid.uuid4().hex}.{queue}.msg"
         try:

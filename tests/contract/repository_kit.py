@@ -1,0 +1,143 @@
+"""What the repository's tests share: small makers, and a scheduler that can be scripted."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from repository.dispatch import Dispatch
+from repository.service import Repository
+from vmjobs.errors import NotFound, Unavailable
+from vmjobs.model import (
+    AttemptClaim,
+    CondorRef,
+    ExitStatus,
+    Job,
+    JobSpec,
+    JobState,
+    ReasonCode,
+    Report,
+    Submission,
+    now,
+    reason,
+)
+from vmjobs.ports import BatchJob, BatchStatus, Observation
+
+IMAGE = "sha256:" + "a" * 64
+#: An agent sends every state in order.
+WAY = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING)
+
+
+class TinyImages:
+    """A directory of tags: just enough of an image store to resolve references."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        root.mkdir(exist_ok=True)
+        (root / "hep:latest").write_text(IMAGE)
+
+    def resolve(self, ref: str) -> str:
+        name = ref if ":" in ref else f"{ref}:latest"
+        try:
+            return ref if ref == IMAGE else (self._root / name).read_text()
+        except FileNotFoundError:
+            raise NotFound(f"there is no image {ref}") from None
+
+
+class Ledger:
+    """A scheduler on paper: it does what it is told, and says what the test writes down.
+
+    down: raise Unavailable.  queue: job id to its place and status, as the schedd knows it.
+    """
+
+    def __init__(self) -> None:
+        self.down = False
+        self.queue: dict[str, Observation] = {}
+        self.submitted = 0
+        self.removed: list[CondorRef] = []
+        self.forgotten: list[str] = []
+        self.tokens: dict[str, str] = {}
+
+    def _check(self) -> None:
+        if self.down:
+            raise Unavailable("schedd", "the schedd does not answer")
+
+    def submit(self, jobs: Sequence[BatchJob]) -> dict[str, CondorRef]:
+        self._check()
+        for job in jobs:
+            if job.id not in self.queue:
+                self.submitted += 1
+                ref = CondorRef(schedd="schedd.grid", cluster=self.submitted, proc=job.index)
+                self.queue[job.id] = Observation(job.id, BatchStatus.IDLE, ref)
+                self.tokens[job.id] = job.token
+        return {job.id: self.queue[job.id].ref for job in jobs}
+
+    def remove(self, refs: Sequence[CondorRef], why: str) -> None:
+        self._check()
+        assert why
+        self.removed += refs
+        for seen in list(self.queue.values()):
+            if seen.ref in refs:
+                self.say(seen.job_id, BatchStatus.REMOVED, why)
+
+    def say(
+        self, job_id: str, status: BatchStatus, why: str = "", exit_code: int | None = None
+    ) -> Observation:
+        """Have the schedd know this of a job."""
+        ref = self.queue[job_id].ref
+        self.queue[job_id] = Observation(job_id, status, ref, why, exit_code)
+        return self.queue[job_id]
+
+    def watch(self, arrays: Sequence[str]) -> list[Observation]:
+        self._check()
+        return list(self.queue.values())
+
+    def query(self, job_ids: Sequence[str]) -> list[Observation]:
+        self._check()
+        nowhere = CondorRef(schedd="", cluster=0, proc=0)
+        return [self.queue.get(i, Observation(i, BatchStatus.MISSING, nowhere)) for i in job_ids]
+
+    def forget(self, array: str) -> None:
+        self._check()
+        self.forgotten.append(array)
+
+
+def dispatcher(repository: Repository, scheduler: Ledger) -> Dispatch:
+    return Dispatch(repository, scheduler, lambda job, owner, _: f"token {job} {owner}")
+
+
+def submission(count: int = 1, **changes: object) -> Submission:
+    values = {"image": "hep", "script": "#!/bin/sh\necho hello\n", **changes}
+    return Submission(spec=JobSpec.model_validate(values), count=count)
+
+
+def one(repository: Repository, owner: str = "ada", **changes: object) -> Job:
+    """A job that was just submitted."""
+    return repository.submit(owner, submission(**changes)).jobs[0]
+
+
+def claim(repository: Repository, job_id: str, node: str = "node1") -> str:
+    """Claim a job; the attempt's id."""
+    attempt = secrets.token_hex(16)
+    repository.claim(job_id, AttemptClaim(attempt=attempt, node=node))
+    return attempt
+
+
+def told(
+    state: JobState, code: ReasonCode = ReasonCode.PROGRESS, exit_code: int | None = None
+) -> Report:
+    """A report."""
+    status = None if exit_code is None else ExitStatus(code=exit_code, channel="endpoint")
+    return Report(state=state, reason=reason(code), time=now(), exit=status)
+
+
+def bring(repository: Repository, job_id: str, attempt: str, to: JobState) -> None:
+    """Report every state on the way to ``to``."""
+    for state in WAY[: WAY.index(to) + 1]:
+        repository.report(job_id, attempt, told(state))
+
+
+def states(repository: Repository, job_id: str) -> list[str]:
+    """The job's history as states."""
+    return [event.state.value for event in repository.events(job_id)]

@@ -1,0 +1,220 @@
+"""What agents may do, in which order, on both databases."""
+
+from __future__ import annotations
+
+import io
+import secrets
+
+import pytest
+from repository_kit import bring, claim, one, states, told
+
+from repository.service import Repository
+from vmjobs.errors import (
+    AttemptSuperseded,
+    Conflict,
+    InvalidRequest,
+    JobFinal,
+    NotFound,
+    PayloadTooLarge,
+)
+from vmjobs.model import (
+    MIB,
+    AttemptClaim,
+    HypervisorKind,
+    JobState,
+    ReasonCode,
+    RejectedEntry,
+    Report,
+    StreamName,
+    now,
+    reason,
+)
+
+S = JobState
+OUT = StreamName.OUT
+
+
+def test_a_job_from_claim_to_completion(repository: Repository) -> None:
+    job = one(repository)
+    attempt = claim(repository, job.id)
+    bring(repository, job.id, attempt, S.BOOTING)
+    repository.report(
+        job.id,
+        attempt,
+        Report(
+            state=S.RUNNING,
+            reason=reason(ReasonCode.PROGRESS),
+            time=now(),
+            hypervisor=HypervisorKind.UML,
+            seconds={"staging": 0.5, "booting": 1.5},
+        ),
+    )
+    repository.report(job.id, attempt, told(S.COLLECTING))
+    repository.report(
+        job.id,
+        attempt,
+        told(S.COMPLETED, ReasonCode.SUCCEEDED, 0).model_copy(
+            update={"seconds": {"running": 2.0}, "rejected": (RejectedEntry(path="x", why="y"),)}
+        ),
+    )
+    done = repository.job(job.id)
+    assert done.state is S.COMPLETED
+    assert done.exit is not None
+    assert done.exit.ok
+    assert (done.node, done.hypervisor, done.attempts) == ("node1", HypervisorKind.UML, 1)
+    assert done.seconds == {"staging": 0.5, "booting": 1.5, "running": 2.0}
+    assert done.rejected == (RejectedEntry(path="x", why="y"),)
+    assert states(repository, job.id) == [
+        "QUEUED", "QUEUED", "STAGING", "BOOTING", "RUNNING", "COLLECTING", "COMPLETED",
+    ]  # fmt: skip
+    events = repository.events(job.id)
+    assert [e.seq for e in events] == list(range(1, 8))
+    assert [e.time for e in events] == sorted(e.time for e in events)
+    assert {e.attempt for e in events[1:]} == {attempt}
+    assert repository.events(job.id, after=5) == events[5:]
+
+
+def test_reports_follow_the_table(repository: Repository) -> None:
+    job = one(repository)
+    attempt = claim(repository, job.id)
+    for early in (S.BOOTING, S.RUNNING, S.COMPLETED):
+        with pytest.raises(Conflict):
+            repository.report(job.id, attempt, told(early))
+    bring(repository, job.id, attempt, S.RUNNING)
+    with pytest.raises(Conflict):
+        repository.report(job.id, attempt, told(S.COMPLETED))
+    with pytest.raises(Conflict):
+        repository.report(job.id, attempt, told(S.BOOTING))
+    for never in (S.QUEUED, S.HELD):
+        with pytest.raises(InvalidRequest):
+            repository.report(job.id, attempt, told(never))
+    repository.report(job.id, attempt, told(S.SUSPENDED))
+    repository.report(job.id, attempt, told(S.RUNNING))
+    assert repository.job(job.id).state is S.RUNNING
+
+
+def test_a_repeated_report_is_no_error(repository: Repository) -> None:
+    job = one(repository)
+    attempt = claim(repository, job.id)
+    for state in (S.STAGING, S.BOOTING, S.FAILED):
+        for _ in range(2):
+            repository.report(job.id, attempt, told(state, ReasonCode.BOOT_FAILED))
+    assert states(repository, job.id)[2:] == ["STAGING", "BOOTING", "FAILED"]
+
+
+def test_a_final_job_takes_nothing_more(repository: Repository) -> None:
+    job = one(repository)
+    attempt = claim(repository, job.id)
+    repository.report(job.id, attempt, told(S.FAILED, ReasonCode.IMAGE_REJECTED))
+    for ask in (
+        lambda: repository.report(job.id, attempt, told(S.COMPLETED)),
+        lambda: repository.append(job.id, attempt, OUT, 0, b"x"),
+        lambda: repository.put_output(job.id, attempt, "f", io.BytesIO(b"x"), 1),
+        lambda: repository.claim(job.id, AttemptClaim(attempt=attempt, node="node1")),
+        lambda: claim(repository, job.id),
+    ):
+        with pytest.raises(JobFinal):
+            ask()
+    assert repository.job(job.id).reason.code is ReasonCode.IMAGE_REJECTED
+
+
+def test_a_newer_claim_fences_off_the_older(repository: Repository) -> None:
+    job = one(repository)
+    old = claim(repository, job.id)
+    bring(repository, job.id, old, S.RUNNING)
+    repository.append(job.id, old, OUT, 0, b"old")
+    repository.put_output(job.id, old, "f", io.BytesIO(b"old"), 3)
+    new = claim(repository, job.id, "node2")
+    for ask in (
+        lambda: repository.report(job.id, old, told(S.COLLECTING)),
+        lambda: repository.append(job.id, old, OUT, 3, b"x"),
+        lambda: repository.put_output(job.id, old, "f", io.BytesIO(b"x"), 1),
+        lambda: repository.claim(job.id, AttemptClaim(attempt=old, node="node1")),
+    ):
+        with pytest.raises(AttemptSuperseded):
+            ask()
+    assert states(repository, job.id)[-3:] == ["PREEMPTED", "QUEUED", "QUEUED"]
+    assert repository.events(job.id)[-2].reason.code is ReasonCode.EVICTED
+    bring(repository, job.id, new, S.STAGING)
+    seen = repository.job(job.id)
+    assert (seen.state, seen.attempts, seen.node, seen.outputs) == (S.STAGING, 2, "node2", ())
+    assert repository.open_stream(job.id, OUT).size == 0
+
+
+def test_a_restarted_agent_takes_its_job_anew(repository: Repository) -> None:
+    job = one(repository)
+    bring(repository, job.id, claim(repository, job.id), S.BOOTING)
+    claim(repository, job.id)
+    assert repository.events(job.id)[-2].reason.code is ReasonCode.AGENT_RESTARTED
+
+
+def test_a_repeated_claim_is_the_same_claim(repository: Repository) -> None:
+    job = one(repository)
+    wish = AttemptClaim(attempt=secrets.token_hex(16), node="node1")
+    first = repository.claim(job.id, wish)
+    bring(repository, job.id, wish.attempt, S.STAGING)
+    assert repository.claim(job.id, wish) == first
+    assert repository.job(job.id).state is S.STAGING
+    with pytest.raises(Conflict):
+        repository.claim(one(repository).id, wish)
+    with pytest.raises(NotFound):
+        repository.report(one(repository).id, wish.attempt, told(S.STAGING))
+
+
+def test_a_job_that_is_being_canceled_cannot_be_claimed(repository: Repository) -> None:
+    job = one(repository)
+    repository.begin_dispatch(job.array)
+    assert repository.cancel(job.id).state is S.CANCELING
+    with pytest.raises(Conflict):
+        claim(repository, job.id)
+
+
+def test_streams_grow_by_offset(repository: Repository) -> None:
+    job = one(repository)
+    attempt = claim(repository, job.id)
+    repository.append(job.id, attempt, OUT, 0, b"hello ")
+    repository.append(job.id, attempt, OUT, 0, b"hello ")
+    repository.append(job.id, attempt, OUT, 3, b"XXXworld")
+    with pytest.raises(Conflict):
+        repository.append(job.id, attempt, OUT, 100, b"hole")
+    stream = repository.open_stream(job.id, OUT)
+    assert stream.read_all() == b"hello world"
+    assert b"".join(stream.chunks(6, 8)) == b"wo"
+    assert repository.open_stream(job.id, StreamName.CONSOLE).read_all() == b""
+    repository.append(job.id, attempt, OUT, 11, b"y" * 2000)
+    assert repository.open_stream(job.id, OUT).size == 1000
+    repository.append(job.id, attempt, OUT, 2011, b"z")  # beyond what is kept: dropped
+    assert repository.open_stream(job.id, OUT).size == 1000
+
+
+def test_outputs(repository: Repository) -> None:
+    job = one(repository, disk=1)
+    attempt = claim(repository, job.id)
+    first = repository.put_output(job.id, attempt, "d/f", io.BytesIO(b"one"), 3)
+    second = repository.put_output(job.id, attempt, "d/f", io.BytesIO(b"two2"), 4)
+    assert first.digest != second.digest
+    assert repository.job(job.id).outputs == (second,)
+    assert repository.outputs(job.id).outputs == [second]
+    with repository.open_output(job.id, "d/f") as reader:
+        assert reader.read_all() == b"two2"
+    for path in ("../f", "/f", "a//b", ""):
+        with pytest.raises(InvalidRequest):
+            repository.put_output(job.id, attempt, path, io.BytesIO(b"x"), 1)
+    for size in (2, 4):
+        with pytest.raises(InvalidRequest):
+            repository.put_output(job.id, attempt, "g", io.BytesIO(b"abc"), size)
+    with pytest.raises(PayloadTooLarge):
+        repository.put_output(job.id, attempt, "g", io.BytesIO(bytes(MIB)), MIB)
+    assert repository.put_output(job.id, attempt, "empty", io.BytesIO(b""), 0).size == 0
+    with pytest.raises(NotFound):
+        repository.open_output(job.id, "g")
+    repository.put_output(job.id, attempt, "d/f", io.BytesIO(bytes(MIB)), MIB)
+
+
+def test_preempted_by_the_agent_then_claimed_elsewhere(repository: Repository) -> None:
+    job = one(repository)
+    attempt = claim(repository, job.id)
+    bring(repository, job.id, attempt, S.RUNNING)
+    repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.EVICTED))
+    claim(repository, job.id, "node2")
+    assert states(repository, job.id)[-3:] == ["PREEMPTED", "QUEUED", "QUEUED"]

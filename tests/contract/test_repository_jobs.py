@@ -1,0 +1,267 @@
+"""Submission and reading, on both databases."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from datetime import UTC
+
+import pytest
+from repository_kit import IMAGE, bring, claim, one, submission, told
+
+from repository.broker import Publisher
+from repository.service import Repository, open_repository
+from vmjobs.config import Config
+from vmjobs.errors import (
+    Conflict,
+    DigestMismatch,
+    IdempotencyConflict,
+    InvalidRequest,
+    InvalidSpec,
+    NotFound,
+    PayloadTooLarge,
+    Unavailable,
+)
+from vmjobs.model import (
+    HypervisorInfo,
+    HypervisorKind,
+    JobState,
+    Node,
+    ReasonCode,
+    StreamName,
+    now,
+)
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def node(name: str = "node1", **changes: object) -> Node:
+    works = HypervisorInfo(kind=HypervisorKind.UML, works=True)
+    broken = HypervisorInfo(kind=HypervisorKind.KVM, works=False)
+    values = {"cpus": 2, "memory": 2048, "disk": 1500, "hypervisors": (works, broken), **changes}
+    return Node(name=name, updated=now(), **values)  # type: ignore[arg-type]
+
+
+def test_an_array_is_stored_and_published(repository: Repository) -> None:
+    published: list[str] = []
+    done = repository.submit("ada", submission(3), publish=published.append)
+    assert done.created
+    assert published == [done.array]
+    assert [(j.index, j.count, j.state) for j in done.jobs] == [
+        (n, 3, JobState.QUEUED) for n in range(3)
+    ]
+    job = repository.job(done.jobs[1].id, "ada")
+    assert job == done.jobs[1]
+    assert job.image_digest == IMAGE
+    assert job.created.tzinfo == UTC
+    (event,) = repository.events(job.id)
+    assert (event.seq, event.state, event.reason.code) == (1, JobState.QUEUED, ReasonCode.SUBMITTED)
+
+
+def test_nothing_is_stored_when_the_broker_is_down(repository: Repository) -> None:
+    def publish(array: str) -> None:
+        raise Unavailable("broker", "down")
+
+    with pytest.raises(Unavailable) as caught:
+        repository.submit("ada", submission(), "key", publish)
+    assert caught.value.service == "broker"
+    assert repository.jobs("ada").jobs == []
+    assert repository.submit("ada", submission(), "key").created
+
+
+def test_a_key_submits_once(repository: Repository) -> None:
+    published: list[str] = []
+    first = repository.submit("ada", submission(2), "k", published.append)
+    again = repository.submit("ada", submission(2), "k", published.append)
+    assert (again.array, again.jobs, again.created) == (first.array, first.jobs, False)
+    assert published == [first.array]
+    with pytest.raises(IdempotencyConflict):
+        repository.submit("ada", submission(3), "k")
+    assert repository.submit("eve", submission(3), "k").created
+    assert repository.submit("ada", submission(2)).created
+    with pytest.raises(InvalidRequest):
+        repository.submit("ada", submission(), "k" * 256)
+
+
+def test_every_fault_is_told_at_once(repository: Repository) -> None:
+    wrong = {"name": "data", "digest": digest_of(b"never uploaded"), "size": 3}
+    with pytest.raises(InvalidSpec) as caught:
+        repository.submit(
+            "ada",
+            submission(
+                image="nope",
+                cpus=9,
+                memory=4097,
+                disk=2049,
+                run_seconds=86401,
+                route="mars",
+                inputs=[wrong],
+            ),
+        )
+    assert [f.field for f in caught.value.faults] == [
+        "image", "cpus", "memory", "disk", "run_seconds", "route", "inputs.0",
+    ]  # fmt: skip
+    assert repository.jobs("ada").jobs == []
+
+
+def test_what_no_live_node_offers_is_refused(repository: Repository) -> None:
+    one(repository, cpus=8)  # no node is known yet: nothing is known to be impossible
+    repository.put_node(node())
+    with pytest.raises(InvalidSpec) as caught:
+        one(repository, cpus=3, memory=3000, disk=1501, hypervisor="kvm")
+    assert [f.field for f in caught.value.faults] == ["cpus", "memory", "disk", "hypervisor"]
+    one(repository, cpus=2, memory=2048, disk=1500, hypervisor="uml")
+    repository.put_node(node("node2", cpus=8, memory=512))
+    with pytest.raises(InvalidSpec) as caught:
+        one(repository, cpus=8, memory=2048)
+    assert [(f.field, f.code) for f in caught.value.faults] == [("", "no_node")]
+
+
+def test_inputs_are_checked_and_read_back(repository: Repository) -> None:
+    data = b"x" * 1_000_000
+    digest = digest_of(data)
+    assert not repository.has_blob(digest)
+    assert repository.put_blob(digest, io.BytesIO(data))
+    assert not repository.put_blob(digest, io.BytesIO(data))
+    assert repository.has_blob(digest)
+    with pytest.raises(InvalidSpec) as caught:
+        one(repository, inputs=[{"name": "a", "digest": digest, "size": 5}])
+    assert caught.value.faults[0].code == "wrong_size"
+    job = one(repository, inputs=[{"name": "d/a", "digest": digest, "size": len(data)}])
+    with repository.open_input(job.id, "d/a") as reader:
+        assert reader.read_all() == data
+    with pytest.raises(NotFound):
+        repository.open_input(job.id, "d/b")
+    with pytest.raises(DigestMismatch):
+        repository.put_blob(digest_of(b"other"), io.BytesIO(data))
+    assert not repository.has_blob(digest_of(b"other"))
+    with pytest.raises(InvalidRequest):
+        repository.has_blob("sha256:../../etc/passwd")
+
+
+def test_blobs_have_a_limit(config: Config, repository: Repository) -> None:
+    small = open_repository(config.model_copy(update={"max_disk": 1}), repository.images, migrate=False)
+    data = bytes(1024 * 1024 + 1)
+    with pytest.raises(PayloadTooLarge):
+        small.put_blob(digest_of(data), io.BytesIO(data))
+    small.close()
+
+
+def test_another_owners_job_does_not_exist(repository: Repository) -> None:
+    job = one(repository, "ada")
+    for ask in (
+        lambda: repository.job(job.id, "eve"),
+        lambda: repository.version(job.id, "eve"),
+        lambda: repository.events(job.id, owner="eve"),
+        lambda: repository.outputs(job.id, "eve"),
+        lambda: repository.open_stream(job.id, StreamName.OUT, "eve"),
+        lambda: repository.open_output(job.id, "f", "eve"),
+        lambda: repository.cancel(job.id, "eve"),
+        lambda: repository.job("0" * 32),
+        lambda: repository.cancel("0" * 32),
+    ):
+        with pytest.raises(NotFound):
+            ask()
+    assert repository.jobs("eve").jobs == []
+    assert repository.job(job.id).state is JobState.QUEUED
+
+
+def test_pages_are_stable_while_jobs_come_in(repository: Repository) -> None:
+    arrays = [repository.submit("ada", submission(5)) for _ in range(3)]
+    repository.submit("eve", submission(2))
+    newest_first = [j.id for a in reversed(arrays) for j in a.jobs]
+    found: list[str] = []
+    page = repository.jobs("ada", limit=4)
+    while True:
+        found += [job.id for job in page.jobs]
+        if not page.next:
+            break
+        repository.submit("ada", submission(1))
+        page = repository.jobs("ada", limit=4, cursor=page.next)
+    assert sorted(found) == sorted(newest_first)
+    assert len(repository.jobs(None, limit=2000).jobs) == 15 + 2 + 3
+    assert [j.id for j in repository.jobs("ada", array=arrays[0].array).jobs] == [
+        j.id for j in arrays[0].jobs
+    ]
+    with pytest.raises(InvalidRequest):
+        repository.jobs("ada", cursor="' OR 1=1")
+
+
+def test_lists_filter_by_state(repository: Repository) -> None:
+    first, second = one(repository), one(repository)
+    bring(repository, first.id, claim(repository, first.id), JobState.RUNNING)
+    assert [j.id for j in repository.jobs("ada", {JobState.RUNNING}).jobs] == [first.id]
+    both = repository.jobs("ada", {JobState.RUNNING, JobState.QUEUED}).jobs
+    assert {j.id for j in both} == {first.id, second.id}
+
+
+def test_the_version_grows_with_every_change(repository: Repository) -> None:
+    job = one(repository)
+    seen = [repository.version(job.id, "ada")]
+    attempt = claim(repository, job.id)
+    seen.append(repository.version(job.id))
+    repository.report(job.id, attempt, told(JobState.STAGING))
+    seen.append(repository.version(job.id))
+    repository.put_output(job.id, attempt, "f", io.BytesIO(b"1"), 1)
+    seen.append(repository.version(job.id))
+    assert seen == sorted(set(seen))
+    assert repository.version(job.id) == seen[-1]
+
+
+def test_nodes(repository: Repository) -> None:
+    with pytest.raises(NotFound):
+        repository.node("node1")
+    repository.put_node(node("node2"))
+    repository.put_node(node("node1", cpus=1))
+    repository.put_node(node("node1", cpus=4))
+    assert [n.name for n in repository.nodes()] == ["node1", "node2"]
+    assert [n.name for n in repository.nodes(live=True)] == ["node1", "node2"]
+    assert repository.node("node1").cpus == 4
+
+
+def test_a_job_that_was_never_handed_on_is_canceled_at_once(repository: Repository) -> None:
+    job = one(repository)
+    published: list[str] = []
+    canceled = repository.cancel(job.id, "ada", published.append)
+    assert canceled.state is JobState.CANCELED
+    assert canceled.reason.code is ReasonCode.USER_CANCELED
+    assert published == []
+    with pytest.raises(Conflict):
+        repository.cancel(job.id, "ada")
+
+
+def test_a_full_size_array(repository: Repository) -> None:
+    done = repository.submit("ada", submission(1000))
+    assert len({job.id for job in done.jobs}) == 1000
+    assert len(repository.jobs("ada", limit=2000).jobs) == 1000
+
+
+def test_a_database_that_is_away_is_unavailable(tmp_path, images) -> None:  # type: ignore[no-untyped-def]
+    config = Config(data_dir=tmp_path, database_url="postgresql://x@127.0.0.1:1/x")
+    away = open_repository(config, images, migrate=False)
+    for ask in (away.ping, lambda: away.job("0" * 32), lambda: one(away)):
+        with pytest.raises(Unavailable) as caught:
+            ask()
+        assert caught.value.service == "database"
+    with pytest.raises(Unavailable):
+        open_repository(config, images)
+
+
+def test_a_file_broker_that_cannot_be_written_is_unavailable(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    config = Config(data_dir=tmp_path)
+    publisher = Publisher(config)
+    publisher.ping()
+    publisher.submit_array("0" * 32)
+    folder = tmp_path / "broker"
+    assert len(list(folder.glob("*.msg"))) == 1
+    for path in folder.glob("*.msg"):
+        path.unlink()
+    (folder / "control").rename(tmp_path / "c")
+    folder.rmdir()
+    folder.write_text("not a folder")
+    for ask in (publisher.ping, lambda: publisher.submit_array("0" * 32)):
+        with pytest.raises(Unavailable) as caught:
+            ask()
+        assert caught.value.service == "broker"

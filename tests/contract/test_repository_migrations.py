@@ -1,0 +1,50 @@
+"""The migrations make the tables that the models describe, on both databases."""
+
+from __future__ import annotations
+
+import threading
+
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect
+
+from repository.database import Database
+from repository.migrations import alembic_config, upgrade
+from repository.models import Base
+
+
+def test_models_and_migrations_agree(empty_database: str) -> None:
+    upgrade(empty_database)
+    upgrade(empty_database)
+    database = Database(empty_database)
+    with database.engine.begin() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    database.close()
+
+
+def test_several_processes_may_migrate_at_once(empty_database: str) -> None:
+    faults: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            upgrade(empty_database)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+
+
+def test_down_to_nothing(empty_database: str) -> None:
+    upgrade(empty_database)
+    database = Database(empty_database)
+    with database.engine.begin() as connection:
+        command.downgrade(alembic_config(connection), "base")
+    assert inspect(database.engine).get_table_names() == ["alembic_version"]
+    database.close()
