@@ -1,0 +1,5 @@
+"""Builds images from recipes: no root rights, no loop device, no mount, the same bytes each time."""
+
+from images.build.builder import StepProgress, build
+
+__all__ = ["StepProgress", "build"]

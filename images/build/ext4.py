@@ -13,7 +13,6 @@ the tree's walk, contiguous but for the groups' own blocks.
 from __future__ import annotations
 
 import hashlib
-import stat
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -144,7 +143,7 @@ def write(tree: Tree, file: Path, *, slack: int, epoch: int, seed: bytes, label:
         BuildError: a file is too large or its source cannot be read.
     """
     inodes = _number(tree)
-    content = sum(i.blocks + (1 if i.blocks > _INLINE_EXTENTS * 16384 else 0) for i in inodes)
+    content = sum(i.blocks + (1 if i.blocks > PER_GROUP else 0) for i in inodes)
     spare = 1024 + slack // (64 * 1024)
     geometry = _Geometry(FIRST_INODE + len(inodes) + spare, content + -(-slack // BLOCK))
     allocator = _Allocator(geometry)
@@ -384,8 +383,3 @@ def _superblock(
     put(264, "I", epoch)
     put(348, "HHI", 32, 32, 1)
     return bytes(block)
-
-
-def is_supported(mode: int) -> bool:
-    """True for what this writer can store."""
-    return stat.S_ISDIR(mode) or stat.S_ISREG(mode) or stat.S_ISLNK(mode)

@@ -8,5 +8,5 @@ for file in /etc/vmjobs/environment /run/vmjobs/job/environment; do
 done
 cd /job/work || exit 126
 eval "set -- $VMJOBS_ARGUMENTS"
-unset VMJOBS_ARGUMENTS file
+unset VMJOBS_ARGUMENTS file OLDPWD
 exec /job/script "$@"

@@ -1,0 +1,145 @@
+"""Debian packages to a file tree: mmdebstrap, and what of its result belongs in an image."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import shlex
+import stat
+import struct
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from images.build.process import run
+from images.build.tree import Node, Tree, from_tar, in_memory
+from images.recipe import Recipe
+from vmjobs.errors import BuildError
+
+#: Fetching and installing packages, in seconds.
+_TIMEOUT: Final = 1800.0
+KERNEL_FOLDER: Final = ".kernel"
+
+#: Left out of every image: what differs from build to build, what names the host that built it, and
+#: what no job reads. Patterns as in fnmatch, where ``*`` also matches ``/``.
+DROPPED: Final = (
+    f"{KERNEL_FOLDER}*",
+    ".dockerenv",
+    "boot/*",
+    "dev/*",
+    "proc/*",
+    "sys/*",
+    "run/*",
+    "tmp/*",
+    "etc/apt/sources.list*",
+    "etc/hostname",
+    "etc/machine-id",
+    "etc/resolv.conf",
+    "etc/.pwd.lock",
+    "etc/*-",
+    "var/lib/dbus/machine-id",
+    "var/lib/systemd/*",
+    "var/lib/apt/*",
+    "var/lib/dpkg/*-old",
+    "var/lib/dpkg/lock*",
+    "var/lib/dpkg/info/*",
+    "var/cache/*",
+    "var/log/*",
+    "usr/share/doc/*",
+    "usr/share/man/*",
+    "usr/share/info/*",
+    "usr/share/locale/*",
+    "usr/share/lintian/*",
+    "usr/share/bug/*",
+    "usr/share/bash-completion/*",
+    "usr/share/doc-base/*",
+)
+
+
+def bootstrap(recipe: Recipe, folder: Path, *, force: bool = False) -> Path:
+    """Have the recipe's packages as a tar archive in ``folder``; one made before is used again.
+
+    Raises:
+        BuildError: mmdebstrap is not there or failed.
+    """
+    kernel = recipe.kernel.package if recipe.kernel else ""
+    inputs = [recipe.suite, sorted(recipe.packages), kernel, recipe.epoch]
+    key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+    archive = folder / f"{recipe.suite}-{key}.tar"
+    if archive.exists() and not force:
+        return archive
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{archive.name}.{os.getpid()}.part.tar"
+    command = ["mmdebstrap", "--mode=auto", "--variant=essential", "--format=tar", "--quiet"]
+    command += [f"--include={','.join(sorted(recipe.packages))}"]
+    try:
+        with resources.as_file(resources.files("images.build") / "fetch-kernel.sh") as hook:
+            if kernel:
+                words = shlex.join(["sh", str(hook.resolve()), kernel])
+                command.append(f'--customize-hook={words} "$1"')
+            command += [recipe.suite, str(part)]
+            run(command, timeout=_TIMEOUT, env={"SOURCE_DATE_EPOCH": str(recipe.epoch)})
+        part.replace(archive)
+    finally:
+        part.unlink(missing_ok=True)
+    return archive
+
+
+def load_packages(archive: Path) -> Tree:
+    """The archive as a tree, all of it."""
+    return from_tar(archive)
+
+
+def package_versions(tree: Tree) -> dict[str, str]:
+    """Names and versions of the Debian packages installed in ``tree``."""
+    status = tree.file("var/lib/dpkg/status").read().decode("utf-8", "replace")
+    versions: dict[str, str] = {}
+    for paragraph in status.split("\n\n"):
+        fields = dict(
+            line.split(": ", 1) for line in paragraph.splitlines() if line[:1] > " " and ": " in line
+        )
+        if fields.get("Status", "").endswith(" installed"):
+            versions[fields["Package"]] = fields["Version"]
+    return versions
+
+
+def kernel_package(tree: Tree) -> Node:
+    """The kernel's .deb that the hook left.
+
+    Raises:
+        BuildError: there is none.
+    """
+    for path, node in tree.walk():
+        if path.startswith(f"{KERNEL_FOLDER}/") and path.endswith(".deb"):
+            return node
+    raise BuildError("mmdebstrap left no kernel package")
+
+
+def clean(tree: Tree, recipe: Recipe) -> None:
+    """Take out of ``tree`` all that would make two builds differ or that no job needs."""
+    patterns = (*DROPPED, *(pattern.strip("/") for pattern in recipe.drop))
+    tree.remove(lambda path, _node: not any(fnmatch.fnmatchcase(path, p) for p in patterns))
+    tree.nodes[""] = Node(stat.S_IFDIR | 0o755)
+    for path in ("dev", "proc", "sys", "run", "job", "root", "tmp", "var/tmp", "var/log", "var/cache"):
+        tree.add_dir(path, 0o1777 if path.endswith("tmp") else 0o755)
+    for path, node in list(tree.nodes.items()):
+        if path.endswith(".pyc"):
+            _pin_bytecode(tree, path, node)
+
+
+def _pin_bytecode(tree: Tree, path: str, node: Node) -> None:
+    """Make byte code valid whatever its source's time stamp says.
+
+    Under SOURCE_DATE_EPOCH Debian's packages compile to files that carry a hash of the source and
+    ask for it to be checked at each import; the check is switched off, since nothing changes here.
+    Byte code with a time stamp would be stale: it goes.
+    """
+    data = node.content.read()
+    flags = struct.unpack_from("<I", data, 4)[0] if len(data) >= 16 else 0
+    if not flags & 1:
+        del tree.nodes[path]
+        return
+    pinned = data[:4] + struct.pack("<I", 1) + data[8:]
+    tree.nodes[path] = Node(node.mode, node.uid, node.gid, in_memory(pinned))

@@ -1,0 +1,175 @@
+"""From a recipe to an image in a store.
+
+The same recipe, packages and guest program give the same image digest, on any host, with or
+without root rights: see :mod:`images.build.ext4` and :mod:`images.build.bootstrap`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import shlex
+import tempfile
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from images import recipe as recipes
+from images.blobs import exclusive
+from images.build import bootstrap, ext4, kernel, wheels
+from images.build.tree import Tree
+from images.manifest import Blob, ImageManifest
+from images.recipe import Recipe
+from images.store import ImageEntry, ImageStore
+from vmjobs.model import MIB
+
+log = logging.getLogger(__name__)
+
+#: Called with the name of the step and the part of the work that is done, 0 to 1.
+StepProgress = Callable[[str, float], None]
+
+#: Raised whenever the builder makes other bytes of the same inputs.
+_BUILDER_VERSION: Final = 1
+_GUEST_FOLDER: Final = "usr/lib/vmjobs"
+_INIT: Final = "sbin/vmjobs-init"
+_HOSTS: Final = b"127.0.0.1\tlocalhost\n::1\tlocalhost\n"
+
+
+def build(
+    recipe_name_or_path: str,
+    store: ImageStore,
+    workdir: Path,
+    progress: StepProgress | None = None,
+    force: bool = False,
+) -> ImageEntry:
+    """Build an image into ``store`` and tag it ``latest`` and with the recipe's version.
+
+    An image that was built from the same recipe by the same guest program is taken as it is, unless
+    ``force``, which also fetches the packages anew. Downloads stay in ``workdir``.
+
+    Raises:
+        NotFound: there is no such recipe. InvalidRequest: it has faults.
+        BuildError: a package, a wheel or a tool is missing. DigestMismatch: a wheel is another one.
+    """
+    recipe = recipes.load(recipe_name_or_path)
+    guest = guest_program()
+    key = build_key(recipe, guest)
+    tell: StepProgress = progress or (lambda _step, _fraction: None)
+    with exclusive(store.root / "locks" / f"build-{key}"):
+        digest = None if force else store.built(key)
+        if digest is None:
+            digest = _build(recipe, guest, store, workdir, tell, force)
+            store.record_build(key, digest)
+        for tag in (recipe.version, "latest"):
+            store.tag(recipe.name, tag, digest)
+    tell("done", 1.0)
+    manifest = store.manifest(digest)
+    size = sum(blob.size for blob in manifest.blobs())
+    return ImageEntry(recipe.name, "latest", digest, size, manifest.architecture)
+
+
+def guest_program() -> dict[str, bytes]:
+    """The guest program's files by their names in ``images/guest``."""
+    folder = resources.files("images.guest")
+    files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sh"))
+    return {name: (folder / name).read_bytes() for name in files}
+
+
+def build_key(recipe: Recipe, guest: dict[str, bytes]) -> str:
+    """Names the inputs of a build, apart from what the package archive holds that day."""
+    text = hashlib.sha256(f"{_BUILDER_VERSION} {recipe.digest}\n".encode())
+    for name, data in sorted(guest.items()):
+        text.update(f"{name} {hashlib.sha256(data).hexdigest()}\n".encode())
+    return text.hexdigest()
+
+
+def _build(
+    recipe: Recipe,
+    guest: dict[str, bytes],
+    store: ImageStore,
+    workdir: Path,
+    tell: StepProgress,
+    force: bool,
+) -> str:
+    tell("install packages", 0.0)
+    archive = bootstrap.bootstrap(recipe, workdir / "packages", force=force)
+    tell("read packages", 0.6)
+    tree = bootstrap.load_packages(archive)
+    packages = bootstrap.package_versions(tree)
+    boot_files = _kernel_files(recipe, tree, workdir, tell)
+    bootstrap.clean(tree, recipe)
+    if recipe.python:
+        for wheel in recipe.python.wheels:
+            tell(f"fetch {wheel.name}", 0.75)
+            file = wheels.fetch(recipe.python, wheel, workdir / "wheels")
+            wheels.install(tree, file, recipe.python.target)
+            packages[f"python:{wheel.name}"] = wheel.version
+    add_guest(tree, recipe, guest)
+    tell("write root disk", 0.85)
+    root = _store_root(tree, recipe, store, workdir)
+    image, ramdisk = boot_files or (None, None)
+    manifest = ImageManifest(
+        name=recipe.name,
+        root=root,
+        kernel=_store_bytes(store, image) if image else None,
+        initrd=_store_bytes(store, ramdisk) if ramdisk else None,
+        cmdline=recipe.cmdline,
+        recipe=recipe.digest,
+        packages=packages,
+    )
+    log.info("built %s %s from %d packages", recipe.name, manifest.digest, len(packages))
+    return store.put_manifest(manifest)
+
+
+def add_guest(tree: Tree, recipe: Recipe, guest: dict[str, bytes]) -> None:
+    """Put the guest program, the recipe's files and its environment for jobs into ``tree``."""
+    for name, data in guest.items():
+        if name == "init.sh":
+            tree.add_file(_INIT, data, 0o755)
+        elif name != "initrd.sh":
+            tree.add_file(f"{_GUEST_FOLDER}/{name}", data)
+    lines = (
+        f"export {name}={shlex.quote(value)}\n" for name, value in sorted(recipe.environment.items())
+    )
+    tree.add_file("etc/vmjobs/environment", "".join(lines).encode())
+    tree.add_file("etc/hosts", _HOSTS)
+    for file in recipe.files:
+        tree.add_file(file.path.strip("/"), file.text.encode(), 0o755 if file.executable else 0o644)
+
+
+def _kernel_files(
+    recipe: Recipe, tree: Tree, workdir: Path, tell: StepProgress
+) -> tuple[bytes, bytes] | None:
+    if recipe.kernel is None:
+        return None
+    tell("unpack kernel", 0.65)
+    package = bootstrap.kernel_package(tree).content.read()
+    with tempfile.TemporaryDirectory(dir=workdir) as folder:
+        file = Path(folder) / "kernel.deb"
+        file.write_bytes(package)
+        files = kernel.unpack(file)
+    busybox = tree.file("bin/busybox").read()
+    return files.image, kernel.initrd(files, recipe.kernel.modules, busybox, epoch=recipe.epoch)
+
+
+def _store_root(tree: Tree, recipe: Recipe, store: ImageStore, workdir: Path) -> Blob:
+    with tempfile.TemporaryDirectory(dir=workdir) as folder:
+        file = Path(folder) / "root.img"
+        ext4.write(
+            tree,
+            file,
+            slack=recipe.slack * MIB,
+            epoch=recipe.epoch,
+            seed=recipe.digest.encode(),
+            label=recipe.name,
+        )
+        with file.open("rb") as source:
+            digest, size = store.put_blob(source)
+    return Blob(digest=digest, size=size, format="raw")
+
+
+def _store_bytes(store: ImageStore, data: bytes) -> Blob:
+    digest, size = store.put_blob(io.BytesIO(data))
+    return Blob(digest=digest, size=size)

@@ -1,0 +1,33 @@
+"""How the builder starts other programs: those that fetch get to see the way to the network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from vmjobs.errors import BuildError
+from vmjobs.subprocess import command_line
+from vmjobs.subprocess import run as run_program
+
+_KEPT: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "XDG_CACHE_HOME")
+_KEPT_PREFIXES: Final = ("PIP_", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+
+
+def run(argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, str] | None = None) -> bytes:
+    """Run a program and return its standard output; proxies and certificates are passed on.
+
+    timeout: seconds.
+
+    Raises:
+        BuildError: it is not installed, took too long or failed.
+    """
+    if shutil.which(str(argv[0])) is None:
+        raise BuildError(
+            f"{argv[0]} is not installed, and images cannot be built without it",
+            hint=f"needed for: {command_line(argv)}",
+        )
+    kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
+    return run_program(argv, timeout=timeout, env={**kept, **(env or {})}, error=BuildError).stdout

@@ -1,0 +1,82 @@
+"""Python wheels for an image: fetched on the host, unpacked here, never executed."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+import sys
+import zipfile
+from pathlib import Path
+from typing import Final
+
+from images.build.process import run
+from images.build.tree import Node, Tree, in_memory
+from images.recipe import PythonPart, Wheel
+from vmjobs.errors import BuildError, DigestMismatch
+
+_TIMEOUT: Final = 900.0
+_PLATFORM: Final = "manylinux2014_x86_64"
+
+
+def fetch(part: PythonPart, wheel: Wheel, folder: Path) -> Path:
+    """Have the wheel's file in ``folder``, checked against the hash that the recipe pins.
+
+    Raises:
+        BuildError: pip cannot get it. DigestMismatch: it is not the file that was pinned.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{wheel.name.replace('-', '_')}-{wheel.version}-"
+    for file in sorted(folder.glob(f"{stem}*.whl")):
+        if _sha256(file) == wheel.sha256:
+            return file
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary=:all:", "--platform", _PLATFORM]
+    command += ["--python-version", part.version, "--dest", str(folder)]
+    run([*command, f"{wheel.name}=={wheel.version}"], timeout=_TIMEOUT)
+    found = sorted(folder.glob(f"{stem}*.whl"))
+    for file in found:
+        if _sha256(file) == wheel.sha256:
+            return file
+    if not found:
+        raise BuildError(f"pip left no file {stem}*.whl")
+    raise DigestMismatch(
+        f"{found[0].name} has sha256 {_sha256(found[0])}, the recipe pins {wheel.sha256}"
+    )
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def install(tree: Tree, file: Path, target: str) -> None:
+    """Put a wheel's files into ``tree``, laid out as by ``pip install --target``.
+
+    Raises:
+        BuildError: the wheel cannot be read or a path in it leads elsewhere.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                path = _destination(member.filename, target.strip("/"))
+                if member.is_dir() or path is None:
+                    continue
+                executable = bool(member.external_attr >> 16 & 0o111)
+                mode = stat.S_IFREG | (0o755 if executable else 0o644)
+                tree.add(path, Node(mode, content=in_memory(archive.read(member))))
+    except (OSError, zipfile.BadZipFile) as error:
+        raise BuildError(f"cannot unpack {file.name}: {error}") from error
+
+
+def _destination(name: str, target: str) -> str | None:
+    parts = name.split("/")
+    if name.startswith("/") or ".." in parts:
+        raise BuildError(f"the wheel has a file outside its folder: {name}")
+    if not parts[0].endswith(".data"):
+        return f"{target}/{name}"
+    if len(parts) < 3:
+        return None
+    kind, rest = parts[1], "/".join(parts[2:])
+    if kind in {"purelib", "platlib", "data"}:
+        return f"{target}/{rest}"
+    return f"usr/local/bin/{rest}" if kind == "scripts" else None

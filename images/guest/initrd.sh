@@ -1,0 +1,42 @@
+#!/bin/sh
+# First process on kvm and qemu: loads the few modules it takes to see the root disk, mounts it and
+# hands over to the image's own init. Tools are busybox's, called by name: there are no links.
+bb=/bin/busybox
+$bb mount -t proc proc /proc
+$bb mount -t sysfs sys /sys
+$bb mount -t devtmpfs dev /dev
+
+root=/dev/vda init=/sbin/init flags=
+mode=ro
+read -r cmdline </proc/cmdline
+for word in $cmdline; do
+    case $word in
+    root=*) root=${word#root=} ;;
+    init=*) init=${word#init=} ;;
+    rootflags=*) flags=,${word#rootflags=} ;;
+    ro | rw) mode=$word ;;
+    esac
+done
+
+while read -r module; do
+    $bb insmod "/modules/$module.ko"
+done </modules/order
+
+tries=0
+while [ ! -b "$root" ]; do
+    tries=$((tries + 1))
+    if [ "$tries" -gt 200 ]; then
+        echo "vmjobs: error: there is no root disk $root" >/dev/console
+        $bb poweroff -f
+    fi
+    $bb usleep 50000 # a driver may still be looking for its hardware
+done
+
+if ! $bb mount -t ext4 -o "$mode$flags" "$root" /root; then
+    echo "vmjobs: error: cannot mount the root disk $root" >/dev/console
+    $bb poweroff -f
+fi
+$bb mount --move /dev /root/dev
+$bb mount --move /sys /root/sys
+$bb mount --move /proc /root/proc
+exec $bb switch_root /root "$init"
