@@ -156,8 +156,9 @@ def serving(link: GuestLink, socket: Path) -> Iterator[None]:
         yield
     finally:
         link.close()
+        # Requests end before the server does: a task that ends later would find it taken apart.
+        server.task_dispatcher.shutdown(timeout=2)
         server.close()
-        server.task_dispatcher.shutdown(timeout=1)
         socket.unlink(missing_ok=True)
 
 

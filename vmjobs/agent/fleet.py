@@ -6,43 +6,56 @@ import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
+from vmjobs import __version__
 from vmjobs.hypervisor.base import Hypervisor, ProbeResult
 from vmjobs.hypervisor.select import choose
 from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_RESULTS = TypeAdapter(tuple[str, tuple[ProbeResult, ...]])
+
 
 class Fleet:
     """Drivers in order of preference, and what their probes found.
 
     seconds: deadline of a probe.
+    cache: file that keeps findings between processes, until the machine or vmjobs changes.
     """
 
-    def __init__(self, drivers: Mapping[HypervisorKind, Hypervisor], seconds: float) -> None:
+    def __init__(
+        self,
+        drivers: Mapping[HypervisorKind, Hypervisor],
+        seconds: float,
+        cache: Path | None = None,
+    ) -> None:
         self.drivers = dict(drivers)
         self._seconds = seconds
-        self._results: dict[HypervisorKind, ProbeResult] = {}
+        self._cache = cache
+        self._results: tuple[ProbeResult, ...] = ()
         self._lock = threading.Lock()
 
     def probe(self) -> tuple[ProbeResult, ...]:
         """Boot a tiny guest on each hypervisor, all at once; the results are kept."""
         with self._lock:
             with ThreadPoolExecutor(max_workers=max(1, len(self.drivers))) as pool:
-                found = list(
-                    pool.map(lambda driver: driver.probe(self._seconds), self.drivers.values())
-                )
+                found = tuple(pool.map(lambda d: d.probe(self._seconds), self.drivers.values()))
             for result in found:
                 level = logging.INFO if result.works else logging.WARNING
                 log.log(level, "%s: %s", result.kind, result.detail)
-            self._results = {result.kind: result for result in found}
-        return tuple(found)
+            self._results = found
+            self._save()
+        return found
 
     @property
     def results(self) -> tuple[ProbeResult, ...]:
         """What the last probe found."""
-        return tuple(self._results.values())
+        return self._results
 
     def choose(self, demanded: HypervisorKind | None) -> Hypervisor:
         """The best driver that works, or the demanded one.
@@ -51,5 +64,28 @@ class Fleet:
             NoHypervisor: there is none; the message has each probe's finding.
         """
         if not self._results:
-            self.probe()
-        return self.drivers[choose(tuple(self.drivers), demanded, self.results)]
+            self._results = self._load() or self.probe()
+        return self.drivers[choose(tuple(self.drivers), demanded, self._results)]
+
+    def _save(self) -> None:
+        if self._cache is None:
+            return
+        self._cache.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._cache.with_suffix(".tmp")
+        temporary.write_bytes(_RESULTS.dump_json((self._key(), self._results)))
+        temporary.replace(self._cache)
+
+    def _load(self) -> tuple[ProbeResult, ...]:
+        """Earlier findings, if they are of this boot, this release and these drivers."""
+        if self._cache is None:
+            return ()
+        try:
+            key, results = _RESULTS.validate_json(self._cache.read_bytes())
+        except (OSError, ValidationError):
+            return ()
+        worth = any(result.works for result in results)
+        return results if worth and key == self._key() else ()
+
+    def _key(self) -> str:
+        kinds = ",".join(self.drivers)
+        return f"{__version__} {kinds} {BOOT_ID.read_text('ascii').strip()}"

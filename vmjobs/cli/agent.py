@@ -33,8 +33,8 @@ def agent() -> None:
     """
     settings = config()
     configure_logging(settings.log_level)
-    hypervisors = fleet(settings)
     images = _images(settings)
+    hypervisors = fleet(settings, images)
     made = parts(settings, images, hypervisors, settings.state_dir / "runs")
     leftovers = made.journal.recover(hypervisors.drivers)
     swept = sweep(made.journal, hypervisors.drivers)

@@ -44,7 +44,7 @@ def doctor(no_boot: bool, as_json: bool) -> None:
         print_json([vars(finding) for finding in findings])
     else:
         click.echo(f"vmjobs {__version__}, Python {platform.python_version()}, {platform.platform()}")
-        rows = [(f.what, "ok" if f.ok else "MISSING", f.needed_for, f.detail) for f in findings]
+        rows = [(f.what, "ok" if f.ok else "no", f.needed_for, f.detail) for f in findings]
         print_table(("WHAT", "", "NEEDED FOR", "DETAIL"), rows)
     broken = (hypervisors and not any(f.ok for f in hypervisors)) or any(not f.ok for f in api)
     sys.exit(1 if broken else 0)
@@ -76,9 +76,10 @@ def _libraries() -> Iterator[Finding]:
 
 
 def _hypervisors(settings: Config) -> Iterator[Finding]:
-    from vmjobs.cli.node_parts import fleet  # noqa: PLC0415 - the agent's extra may be missing
+    from images.store import ImageStore  # noqa: PLC0415 - the agent's extra may be missing
+    from vmjobs.cli.node_parts import fleet  # noqa: PLC0415
 
-    for result in fleet(settings).probe():
+    for result in fleet(settings, ImageStore(settings.images)).probe():
         detail = f"{result.detail} ({result.seconds:.1f} s) {result.version}".strip()
         yield Finding(f"hypervisor: {result.kind}", result.works, detail, "running VMs here")
 

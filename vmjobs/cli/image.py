@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import click
-from images.store import ImageEntry, ImageStore
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from images.build import build as build_image
+from images.store import ImageEntry, ImageStore
 from vmjobs.cli.support import config, json_option, print_json, print_table
 from vmjobs.model import MIB
 
@@ -38,7 +38,7 @@ def build(recipes: tuple[str, ...], force: bool, work_dir: Path | None, as_json:
         for recipe in recipes:
             task = bars.add_task(f"{recipe}: starting", total=1.0)
 
-            def show(step: str, fraction: float, task: int = task, recipe: str = recipe) -> None:
+            def show(step: str, fraction: float, task: TaskID = task, recipe: str = recipe) -> None:
                 bars.update(task, description=f"{recipe}: {step}", completed=fraction)
 
             work = work_dir or settings.images.parent / "work"

@@ -72,9 +72,10 @@ def show(name: str, as_json: bool) -> None:
 @node.command()
 def ad() -> None:
     """Print this node's machine ad attributes, for HTCondor's STARTD_CRON."""
-    from condor.machine_ad import render  # noqa: PLC0415
+    from condor import machine_ad  # noqa: PLC0415 - only the execute node needs it
 
-    click.echo(render(_ask_agent(config().socket)), nl=False)
+    described = _ask_agent(config().socket)
+    click.echo(machine_ad.lines(described) if described else machine_ad.absent(), nl=False)
 
 
 def _ask_agent(path: Path) -> Node | None:

@@ -13,9 +13,14 @@ from vmjobs.hypervisor.registry import drivers
 from vmjobs.ports import ImageSource
 
 
-def fleet(settings: Config) -> Fleet:
-    """The node's hypervisors, not probed yet."""
-    return Fleet(drivers(settings), settings.probe_seconds)
+def fleet(settings: Config, images: ImageSource, cache: Path | None = None) -> Fleet:
+    """The node's hypervisors, not probed yet. Probes boot a kernel of an image that is here."""
+
+    def kernels() -> list[Path]:
+        found = (images.prepare(digest).kernel for digest in images.cached())
+        return [kernel for kernel in found if kernel is not None]
+
+    return Fleet(drivers(settings, kernels), settings.probe_seconds, cache)
 
 
 def parts(settings: Config, images: ImageSource, hypervisors: Fleet, runs: Path) -> Parts:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
-from images.store import ImageStore
 from rich.console import Console
 from rich.status import Status
 
+from images.store import ImageStore
 from vmjobs.agent.inbox import SignalSent
 from vmjobs.agent.run import Run
 from vmjobs.agent.verdict import Verdict
@@ -73,7 +73,8 @@ def run(
         )
         lease = _TerminalLease(status)
         runs = settings.state_dir / "local" / "runs"
-        made = parts(settings, images, fleet(settings), runs)
+        hypervisors = fleet(settings, images, settings.state_dir / "local" / "probes.json")
+        made = parts(settings, images, hypervisors, runs)
         verdict = _execute(Run(job, lease, made, job.job_id, uuid.uuid4().hex))
     _tell(terminal, verdict, job, lease, as_json)
     sys.exit(verdict.exit_code)

@@ -7,18 +7,13 @@ from pathlib import Path
 
 import click
 
-from api.tokens import Issuer
+from api.serve import make_issuer
 from vmjobs.cli.support import config
 
 
 @click.group()
 def token() -> None:
     """Make bearer tokens (on the API's host)."""
-
-
-def _issuer() -> Issuer:
-    settings = config()
-    return Issuer(settings.data_dir / "keys" / "issuer.pem", settings.issuer)
 
 
 def _hand_out(text: str, file: Path | None) -> None:
@@ -45,7 +40,7 @@ _file = click.option(
 @_file
 def user(subject: str, days: float, file: Path | None) -> None:
     """A token with which SUBJECT submits jobs and looks after them."""
-    _hand_out(_issuer().user_token(subject, lifetime=days * 86400), file)
+    _hand_out(make_issuer(config()).user_token(subject, lifetime=days * 86400), file)
 
 
 @token.command()
@@ -54,4 +49,4 @@ def user(subject: str, days: float, file: Path | None) -> None:
 @_file
 def node(name: str, days: float, file: Path | None) -> None:
     """A token with which the agent of node NAME announces itself and fetches images."""
-    _hand_out(_issuer().node_token(name, lifetime=days * 86400), file)
+    _hand_out(make_issuer(config()).node_token(name, lifetime=days * 86400), file)

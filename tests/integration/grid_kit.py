@@ -1,0 +1,90 @@
+"""Handles on a running grid: its API, its containers, its nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from images.store import ImageStore
+
+from vmjobs.client import Client
+from vmjobs.model import Job, JobSpec, JobState
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
+NODES = ("node1", "node2")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Handles on the running grid."""
+
+    api: Client
+    url: str
+    project: str
+    images: ImageStore
+
+    def container(self, service: str) -> str:
+        """The container of a service, whatever compose calls it."""
+        label = f"label=com.docker.compose.project={self.project}"
+        name = f"label=com.docker.compose.service={service}"
+        found = run("docker", "ps", "-aq", "--filter", label, "--filter", name).split()
+        assert found, f"the grid {self.project} has no {service}"
+        return found[0]
+
+    def on(self, service: str, *command: str, user: str = "root", check: bool = True) -> str:
+        """Run a command in a service's container."""
+        return run("docker", "exec", "-u", user, self.container(service), *command, check=check)
+
+    def submit(self, script: str, count: int = 1, **fields: Any) -> list[Job]:
+        """Submit a script; defaults make a small, quick job."""
+        spec = {"image": "generic", "memory": 128, "disk": 64, "run_seconds": 120, **fields}
+        return list(self.api.submit(JobSpec(script=script, **spec), count).jobs)
+
+    def wait(self, *jobs: Job, timeout: float = 300) -> list[Job]:
+        """Wait until jobs are final; fail loudly if they are not in time."""
+        ended = self.api.wait([job.id for job in jobs], timeout=timeout)
+        late = [f"{job.id} {job.state} {job.reason}" for job in ended if not job.state.final]
+        assert not late, f"not final after {timeout} s: {late}"
+        return ended
+
+    def until(self, job: Job, *states: JobState, timeout: float = 120) -> Job:
+        """Wait until a job has reached one of some states."""
+        return wait_for(
+            lambda: found if (found := self.api.job(job.id)).state in states else None,
+            f"job {job.id} to be {' or '.join(states)}",
+            timeout,
+        )
+
+    def out(self, job: Job) -> str:
+        """A job's standard output."""
+        return b"".join(self.api.stream(job.id, "out")).decode()  # type: ignore[arg-type]
+
+    def leftovers(self, node: str) -> list[str]:
+        """Machines and run directories on a node."""
+        runs = self.on(node, "find", "/var/lib/vmjobs/agent/runs", "-mindepth", "1", "-maxdepth", "1")
+        machines = self.on(node, "pgrep", "-fa", "umid=vmjobs-|guest=vmjobs-", check=False)
+        return runs.split() + machines.splitlines()
+
+
+def run(*command: str, check: bool = True) -> str:
+    """Run a command and return what it printed."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def wait_for(look: Callable[[], T | None], what: str, timeout: float) -> T:
+    """Look again and again until there is something to see."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"waited {timeout} s for {what}")

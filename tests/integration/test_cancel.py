@@ -1,0 +1,71 @@
+"""Cancel a job wherever it is: it ends CANCELED, and nothing of it is left anywhere."""
+
+from __future__ import annotations
+
+import pytest
+from grid_kit import NODES, Grid, wait_for
+
+from vmjobs.model import Job, JobState
+
+SLEEP = "#!/bin/sh\nsleep 300\n"
+
+
+def assert_gone(grid: Grid, job: Job) -> None:
+    """Canceled, at neither schedd, on no node."""
+    (ended,) = grid.wait(job, timeout=120)
+    assert ended.state is JobState.CANCELED, ended.reason
+    for service in ("submit", "site"):
+        wait_for(
+            lambda service=service: not queued(grid, service, job),
+            f"job {job.id} to leave the queue of {service}",
+            60,
+        )
+    for node in NODES:
+        assert all(job.id not in left for left in grid.leftovers(node))
+
+
+def queued(grid: Grid, service: str, job: Job) -> str:
+    wanted = f'VMJobsId == "{job.id}"'
+    return grid.on(service, "condor_q", "-allusers", "-constraint", wanted, "-af", "JobStatus").strip()
+
+
+def test_cancel_while_queued(grid: Grid) -> None:
+    # No node has this much memory free beside anything else, so that jobs queue up.
+    (blocker,) = grid.submit(SLEEP, hypervisor="uml")
+    (job,) = grid.submit(SLEEP)
+    grid.api.cancel(job.id)
+    assert_gone(grid, job)
+    grid.api.cancel(blocker.id)
+    assert_gone(grid, blocker)
+
+
+def test_cancel_while_staging(grid: Grid) -> None:
+    (job,) = grid.submit(SLEEP)
+    grid.until(job, JobState.STAGING, JobState.BOOTING, JobState.RUNNING)
+    grid.api.cancel(job.id)
+    assert_gone(grid, job)
+
+
+def test_cancel_while_booting(grid: Grid) -> None:
+    (job,) = grid.submit(SLEEP, image="test-never-ready", boot_seconds=300)
+    grid.until(job, JobState.BOOTING)
+    grid.api.cancel(job.id)
+    assert_gone(grid, job)
+
+
+def test_cancel_while_running(grid: Grid) -> None:
+    (job,) = grid.submit(SLEEP)
+    running = grid.until(job, JobState.RUNNING)
+    assert running.node
+    grid.api.cancel(job.id)
+    grid.api.cancel(job.id)  # once more does no harm
+    assert_gone(grid, job)
+
+
+def test_a_job_that_has_ended_cannot_be_canceled(grid: Grid) -> None:
+    (job,) = grid.submit("#!/bin/sh\ntrue\n")
+    grid.wait(job)
+    from vmjobs.errors import Conflict
+
+    with pytest.raises(Conflict):
+        grid.api.cancel(job.id)

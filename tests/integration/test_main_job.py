@@ -1,0 +1,80 @@
+"""The main job as the demo runs it, by the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from grid_kit import ROOT, Grid
+
+VMJOBS = Path(sys.executable).parent / "vmjobs"
+
+
+def vmjobs(*arguments: str) -> str:
+    """Run the command as a user would."""
+    done = subprocess.run(
+        [str(VMJOBS), *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_minimum_bias_events_from_an_array_of_vms(grid: Grid, tmp_path: Path) -> None:
+    submitted = vmjobs(
+        "job", "submit", "--json", "--wait", "--image", "hep", "--memory", "512", "--array", "3",
+        "--input", f"card.cmnd={ROOT / 'examples' / 'minbias.cmnd'}", "--output", "hist-*.csv",
+        str(ROOT / "examples" / "minbias.sh"),
+    )  # fmt: skip
+    jobs = json.loads(submitted)
+    assert [job["state"] for job in jobs] == ["COMPLETED"] * 3
+    assert {job["exit"]["channel"] for job in jobs} == {"endpoint"}
+    vmjobs("job", "outputs", jobs[0]["array"], "--fetch", str(tmp_path))
+    parts = sorted(tmp_path.glob("*/hist-*.csv"))
+    assert [p.name for p in parts] == ["hist-1000.csv", "hist-1001.csv", "hist-1002.csv"]
+    merge = [
+        sys.executable,
+        str(ROOT / "examples" / "merge.py"),
+        str(tmp_path / "sum"),
+        *map(str, parts),
+    ]
+    subprocess.run(merge, check=True, timeout=100)
+    with (tmp_path / "sum.csv").open() as file:
+        assert sum(int(row["events"]) for row in csv.DictReader(file)) == 900
+    assert (tmp_path / "sum.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_submit_side_shows_what_the_vm_does(grid: Grid) -> None:
+    (job,) = grid.submit("#!/bin/sh\nsleep 6\n")
+    grid.wait(job)
+    wanted = f'VMJobsId == "{job.id}"'
+    shown = grid.on(
+        "submit",
+        "condor_history",
+        "-constraint",
+        wanted,
+        "-af",
+        "ChirpVMState",
+        "ChirpVMBootSeconds",
+        "ExitCode",
+    ).split()
+    assert shown[0] in {"RUNNING", "COLLECTING", "COMPLETED"}
+    assert float(shown[1]) > 0
+    assert shown[2] == "0"
+
+
+def test_nodes_are_known_to_the_api_and_to_htcondor(grid: Grid) -> None:
+    nodes = json.loads(vmjobs("node", "list", "--json"))
+    assert sorted(n["name"] for n in nodes) == ["node1.grid", "node2.grid"]
+    assert all(any(h["works"] for h in n["hypervisors"]) for n in nodes)
+    ads = grid.on("site", "condor_status", "-af", "HasVMJobs", "VMJobsHypervisors").splitlines()
+    assert len(ads) >= 2
+    assert all(line.startswith("true ") for line in ads)

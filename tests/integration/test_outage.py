@@ -1,0 +1,84 @@
+"""What a user sees while a part of the service is down, and that nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import requests
+from grid_kit import Grid, run, wait_for
+
+from vmjobs.client import Client, Retries
+from vmjobs.errors import DigestMismatch, Unavailable
+from vmjobs.model import JobSpec, JobState
+
+TRUE = "#!/bin/sh\ntrue\n"
+
+
+@contextmanager
+def stopped(grid: Grid, service: str) -> Iterator[None]:
+    """A service that is not there; back and healthy afterwards."""
+    run("docker", "stop", "-t", "5", grid.container(service))
+    try:
+        yield
+    finally:
+        run("docker", "start", grid.container(service))
+        healthy(grid, service)
+
+
+def healthy(grid: Grid, service: str) -> None:
+    def look() -> bool:
+        form = "{{.State.Health.Status}}"
+        return run("docker", "inspect", "-f", form, grid.container(service)).strip() == "healthy"
+
+    wait_for(look, f"{service} to be healthy", 120)
+
+
+def impatient(grid: Grid) -> Client:
+    from vmjobs.cli.support import config, read_token
+
+    return Client(grid.url, read_token(config().token_file), retries=Retries(deadline=3.0))
+
+
+@pytest.mark.parametrize(("service", "named"), [("rabbitmq", "broker"), ("postgres", "database")])
+def test_submission_says_what_is_down_and_stores_nothing(grid: Grid, service: str, named: str) -> None:
+    spec = JobSpec(image="generic", script=TRUE, name=f"while {named} is down")
+    with stopped(grid, service):
+        with pytest.raises(Unavailable) as refused:
+            impatient(grid).submit(spec)
+        assert refused.value.service == named
+        health = requests.get(f"{grid.url}/healthz", timeout=30)
+        assert health.status_code == 503
+        assert health.json()["services"][named] != "ok"
+    wait_for(lambda: requests.get(f"{grid.url}/healthz", timeout=30).ok, "the API to be well", 60)
+    assert all(job.spec.name != spec.name for job in grid.api.jobs())
+    (job,) = grid.submit(TRUE)
+    assert grid.wait(job)[0].state is JobState.COMPLETED
+
+
+def test_a_schedd_that_is_down_delays_and_loses_nothing(grid: Grid) -> None:
+    with stopped(grid, "submit"):
+        (job,) = grid.submit(TRUE)
+        wait_for(
+            lambda: grid.api.job(job.id).reason.code == "SCHEDULER_UNAVAILABLE",
+            "the job to say what it waits for",
+            90,
+        )
+        assert grid.api.job(job.id).state is JobState.QUEUED
+    (ended,) = grid.wait(job, timeout=300)
+    assert ended.state is JobState.COMPLETED
+
+
+def test_a_corrupted_blob_is_named_and_refused(grid: Grid, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    (job,) = grid.submit(
+        "#!/bin/sh\ndate +%N > out.txt; echo $RANDOM$$ >> out.txt\n", outputs=["out.txt"]
+    )
+    (ended,) = grid.wait(job)
+    (output,) = ended.outputs
+    name = output.digest.removeprefix("sha256:")
+    path = grid.on("api", "find", "/var/lib/vmjobs/data/blobs", "-name", name).strip()
+    grid.on("api", "sh", "-c", 'printf X | dd of="$0" bs=1 count=1 conv=notrunc', path)
+    with pytest.raises(DigestMismatch):
+        grid.api.download_output(job.id, output, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,172 @@
+"""Every way in which a job can end, by the whole way: REST, Celery, Condor-C, agent, VM.
+
+All jobs are submitted at once; each test looks at one of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from grid_kit import Grid
+
+from vmjobs.model import ExitChannel, Job, JobState, ReasonCode
+
+HOSTILE = """#!/usr/bin/env python3
+import glob, io, os, tarfile
+disk = (glob.glob("/dev/ubdd") + glob.glob("/dev/vdd"))[0]
+stream = io.BytesIO()
+def entry(name, data=b"", kind=tarfile.REGTYPE, link=""):
+    info = tarfile.TarInfo(name)
+    info.size, info.type, info.linkname = len(data), kind, link
+    tar.addfile(info, io.BytesIO(data))
+with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
+    entry("exit.json", b'{"code": 0}')
+    entry("outputs/../../../../tmp/escaped", b"boom")
+    entry("/tmp/absolute", b"boom")
+    entry("outputs/link", kind=tarfile.SYMTYPE, link="/etc/shadow")
+    entry("outputs/device", kind=tarfile.BLKTYPE)
+    entry("outputs/good.txt", b"good")
+with open(disk, "wb") as out:
+    out.write(stream.getvalue())
+    out.flush()
+    os.fsync(out.fileno())
+os.execv("/bin/busybox", ["busybox", "poweroff", "-f"])
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and how it must end."""
+
+    script: str
+    code: ReasonCode
+    exit: int | None = None
+    signal: int | None = None
+    channel: ExitChannel | None = ExitChannel.ENDPOINT
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> JobState:
+        return JobState.COMPLETED if self.code is ReasonCode.SUCCEEDED else JobState.FAILED
+
+
+SH = "#!/bin/sh\n"
+CASES = {
+    "succeeds": Case(SH + "echo hello; echo oops >&2", ReasonCode.SUCCEEDED, exit=0),
+    "exits-3": Case(SH + "exit 3", ReasonCode.SCRIPT_FAILED, exit=3),
+    "exits-137": Case(SH + "exit 137", ReasonCode.SCRIPT_FAILED, exit=137),
+    "killed": Case(SH + "kill -9 $$", ReasonCode.SCRIPT_KILLED, signal=9),
+    "kills-all": Case(SH + "kill -9 -1; sleep 60", ReasonCode.SCRIPT_KILLED, signal=9),
+    "closes-stdout": Case(
+        SH + "echo before; exec >&- 2>&-; echo x > a.txt", ReasonCode.SUCCEEDED, exit=0,
+        fields={"outputs": ["a.txt"]},
+    ),
+    "output-missing": Case(
+        SH + "echo x > a.txt", ReasonCode.OUTPUT_MISSING, exit=0, fields={"outputs": ["a.txt", "*.csv"]}
+    ),
+    "output-too-large": Case(
+        SH + "dd if=/dev/zero of=big bs=1M count=64", ReasonCode.OUTPUT_TOO_LARGE, exit=1,
+        fields={"outputs": ["big"], "disk": 16},
+    ),
+    "no-report": Case(SH + "exec busybox poweroff -f", ReasonCode.NO_EXIT_REPORT, channel=None),
+    "panics": Case(SH + "true", ReasonCode.KERNEL_PANIC, channel=None, fields={"image": "test-panics"}),
+    "never-ready": Case(
+        SH + "true", ReasonCode.BOOT_TIMED_OUT, channel=None,
+        fields={"image": "test-never-ready", "boot_seconds": 4},
+    ),
+    "too-slow": Case(SH + "sleep 100", ReasonCode.TIMED_OUT, channel=None, fields={"run_seconds": 2}),
+    "offline": Case(
+        SH + 'echo "$1 $A"; cat > /dev/null; echo x > sub.txt', ReasonCode.SUCCEEDED, exit=0,
+        channel=ExitChannel.OUTPUT_DISK,
+        fields={
+            "network": "none", "outputs": ["*.txt"],
+            "arguments": ["it's"], "environment": {"A": 'a "b"'},
+        },
+    ),
+    "hostile-tar": Case(
+        HOSTILE, ReasonCode.SUCCEEDED, exit=0, channel=ExitChannel.OUTPUT_DISK,
+        fields={"image": "hep", "network": "none", "memory": 256, "outputs": ["*"]},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ended(grid: Grid) -> dict[str, Job]:
+    for name, cmdline in {
+        "test-panics": ["init=/bin/true"],
+        "test-never-ready": ["init=/bin/sleep", "--", "999"],
+    }.items():
+        manifest = grid.images.manifest(grid.images.resolve("generic"))
+        changed = manifest.model_copy(update={"name": name, "cmdline": tuple(cmdline)})
+        grid.images.tag(name, "latest", grid.images.put_manifest(changed))
+    jobs = {name: grid.submit(case.script, name=name, **case.fields)[0] for name, case in CASES.items()}
+    return dict(zip(jobs, grid.wait(*jobs.values(), timeout=400), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outcome(ended: dict[str, Job], name: str) -> None:
+    job, case = ended[name], CASES[name]
+    assert (job.state, job.reason.code) == (case.state, case.code), job.reason.message
+    if case.channel is None:
+        assert job.exit is None
+    else:
+        assert job.exit is not None
+        assert (job.exit.code, job.exit.signal, job.exit.channel) == (
+            case.exit,
+            case.signal,
+            case.channel,
+        )
+
+
+def test_streams_are_told_apart(grid: Grid, ended: dict[str, Job]) -> None:
+    job = ended["succeeds"]
+    assert grid.out(job) == "hello\n"
+    assert b"".join(grid.api.stream(job.id, "err")) == b"oops\n"
+
+
+def test_a_panic_is_told_with_cause_and_last_lines(ended: dict[str, Job]) -> None:
+    message = ended["panics"].reason.message
+    assert "Attempted to kill init" in message
+    assert "last lines" in message
+
+
+def test_the_console_is_complete_and_readable_by_range(grid: Grid, ended: dict[str, Job]) -> None:
+    job = ended["no-report"]
+    whole = b"".join(grid.api.stream(job.id, "console"))
+    assert b"Linux version" in whole
+    assert b"".join(grid.api.stream(job.id, "console", len(whole) - 10)) == whole[-10:]
+
+
+def test_outputs_arrive_with_their_digest(grid: Grid, ended: dict[str, Job], tmp_path) -> None:  # type: ignore[no-untyped-def]
+    job = ended["closes-stdout"]
+    (output,) = job.outputs
+    path = grid.api.download_output(job.id, output, tmp_path)
+    assert path.read_text() == "x\n"
+
+
+def test_what_was_there_is_delivered_though_some_is_missing(ended: dict[str, Job]) -> None:
+    assert [o.path for o in ended["output-missing"].outputs] == ["a.txt"]
+
+
+def test_a_job_without_network_gets_arguments_and_environment(
+    grid: Grid, ended: dict[str, Job]
+) -> None:
+    assert grid.out(ended["offline"]) == 'it\'s a "b"\n'
+
+
+def test_hostile_entries_are_refused_one_by_one(ended: dict[str, Job]) -> None:
+    job = ended["hostile-tar"]
+    assert [o.path for o in job.outputs] == ["good.txt"]
+    assert len(job.rejected) == 4
+
+
+def test_seconds_are_told_for_every_phase(ended: dict[str, Job]) -> None:
+    assert set(ended["succeeds"].seconds) >= {"queued", "staging", "booting", "running", "collecting"}
+
+
+def test_nothing_is_left_on_the_nodes(grid: Grid, ended: dict[str, Job]) -> None:
+    assert ended
+    for node in ("node1", "node2"):
+        assert grid.leftovers(node) == []

@@ -1,0 +1,141 @@
+"""The endpoint that an agent offers to one guest, over its real Unix socket."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
+from vmjobs.agent.outputs import OutputTray
+from vmjobs.model import ExitChannel, ExitStatus
+
+TOKEN = "secret-of-this-guest"
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("guest", timeout=10)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(10)
+        self.sock.connect(str(self._path))
+
+
+@dataclass
+class Guest:
+    link: GuestLink
+    path: Path
+
+    def ask(self, method: str, url: str, body: bytes = b"", token: str = TOKEN) -> tuple[int, bytes]:
+        connection = UnixConnection(self.path)
+        connection.request(method, url, body, {"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        found = answer.status, answer.read()
+        connection.close()
+        return found
+
+    def seen(self) -> Observation | None:
+        return self.link.inbox.next(time.monotonic() + 5)
+
+
+@pytest.fixture
+def guest(tmp_path: Path) -> Iterator[Guest]:
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "job.tar").write_bytes(b"a tar")
+    link = GuestLink(
+        token=TOKEN,
+        inbox=Inbox(),
+        tray=OutputTray(tmp_path / "outputs", ["*.csv"], 100),
+        job_tar=tmp_path / "job.tar",
+        logs={"out": tmp_path / "out", "err": tmp_path / "err"},
+        max_log=20,
+        on_log=lambda: None,
+    )
+    with serving(link, tmp_path / "s"):
+        yield Guest(link, tmp_path / "s")
+
+
+def test_only_the_guests_own_token_is_good(guest: Guest) -> None:
+    assert guest.ask("GET", "/v1/job.tar", token="another")[0] == 401
+    assert guest.ask("GET", "/v1/job.tar") == (200, b"a tar")
+
+
+def test_a_guest_goes_from_ready_to_exit(guest: Guest) -> None:
+    assert guest.ask("POST", "/v1/ready")[0] == 204
+    assert guest.ask("POST", "/v1/collecting", b"code=3 disk=full")[0] == 204
+    assert guest.ask("POST", "/v1/exit", b"signal=9")[0] == 204
+    via = ExitChannel.ENDPOINT
+    assert guest.seen() == Ready()
+    assert guest.seen() == ScriptEnded(ExitStatus(code=3, channel=via), disk_full=True)
+    assert guest.seen() == ExitReported(ExitStatus(signal=9, channel=via))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"code=", b"code=x", b"code=300", b"signal=0", b"\xff\xfe", b"x" * 9000]
+)
+def test_a_malformed_exit_is_refused(guest: Guest, body: bytes) -> None:
+    assert guest.ask("POST", "/v1/exit", body)[0] == 400
+
+
+def test_log_chunks_may_come_twice_and_never_out_of_order(guest: Guest) -> None:
+    for _ in range(2):
+        assert guest.ask("POST", "/v1/log/out?offset=0", b"hello ")[0] == 204
+    assert guest.ask("POST", "/v1/log/out?offset=99", b"gap")[0] == 409
+    assert guest.ask("POST", "/v1/log/out?offset=3", b"lo you")[0] == 204
+    assert guest.link.logs["out"].read_bytes() == b"hello you"
+
+
+def test_a_log_beyond_its_limit_is_cut_and_the_guest_not_stopped(guest: Guest) -> None:
+    assert guest.ask("POST", "/v1/log/err?offset=0", b"x" * 30)[0] == 204
+    assert guest.ask("POST", "/v1/log/err?offset=30", b"y")[0] == 204
+    assert guest.link.logs["err"].read_bytes() == b"x" * 20
+
+
+def test_outputs_are_taken_or_refused_with_the_right_status(guest: Guest) -> None:
+    assert guest.ask("POST", "/v1/outputs/a.csv", b"1,2")[0] == 201
+    assert guest.ask("POST", "/v1/outputs/%61%62.csv", b"3")[0] == 201
+    assert guest.ask("POST", "/v1/outputs/a.txt", b"1")[0] == 422
+    assert guest.ask("POST", "/v1/outputs/..%2f..%2fx.csv", b"1")[0] == 422
+    assert guest.ask("POST", "/v1/outputs/big.csv", b"1" * 200)[0] == 413
+    assert sorted(guest.link.tray.kept) == ["a.csv", "ab.csv"]
+
+
+def test_control_waits_for_signals(guest: Guest) -> None:
+    assert guest.ask("GET", "/v1/control?wait=0") == (200, b"")
+    threading.Timer(0.2, lambda: (guest.link.send_signal(15), guest.link.send_signal(10))).start()
+    begun = time.monotonic()
+    status, text = guest.ask("GET", "/v1/control?wait=5")
+    assert status == 200
+    assert text.startswith(b"signal 15\n")
+    assert 0.1 < time.monotonic() - begun < 4
+
+
+def test_a_waiting_guest_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    link = GuestLink(
+        token=TOKEN, inbox=Inbox(), tray=OutputTray(tmp_path / "outputs", [], 1), job_tar=tmp_path,
+        logs={}, max_log=1, on_log=lambda: None,
+    )  # fmt: skip
+    begun = time.monotonic()
+    with serving(link, tmp_path / "s"):
+        asking = threading.Thread(
+            target=Guest(link, tmp_path / "s").ask, args=("GET", "/v1/control?wait=20")
+        )
+        asking.start()
+        heard = link.heard
+        while link.heard == heard and time.monotonic() < begun + 5:
+            threading.Event().wait(0.01)
+    asking.join(5)
+    assert not asking.is_alive()
+    assert time.monotonic() - begun < 8
+    assert not (tmp_path / "s").exists()

@@ -1,0 +1,18 @@
+"""``vmjobs serve``: the REST API under a production server."""
+
+from __future__ import annotations
+
+import click
+
+from vmjobs.cli.main import configure_logging
+from vmjobs.cli.support import config
+
+
+@click.command()
+def serve() -> None:
+    """Serve the REST API until a signal ends it. The database is brought up to date first."""
+    from api.serve import serve as serve_api  # noqa: PLC0415 - the server's extra
+
+    settings = config()
+    configure_logging(settings.log_level)
+    serve_api(settings)
