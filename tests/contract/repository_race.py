@@ -1,0 +1,75 @@
+"""Processes that do the same thing at the same moment, again and again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import secrets
+from collections.abc import Callable, Sequence
+from multiprocessing.context import SpawnContext
+from typing import Any
+
+from repository_kit import TinyImages, submission, told
+
+from repository.service import Repository, open_repository
+from vmjobs.config import Config
+from vmjobs.errors import VMJobsError
+from vmjobs.model import AttemptClaim, JobState
+
+#: Takes a repository and one item, and returns what can be pickled.
+Action = Callable[[Repository, str], Any]
+DEADLINE = 120
+
+
+def claim(repository: Repository, job_id: str) -> str:
+    attempt = secrets.token_hex(16)
+    repository.claim(job_id, AttemptClaim(attempt=attempt, node="node1"))
+    return attempt
+
+
+def cancel(repository: Repository, job_id: str) -> str:
+    return repository.cancel(job_id).state.value
+
+
+def submit(repository: Repository, key: str) -> tuple[str, bool, int]:
+    published: list[str] = []
+    done = repository.submit("ada", submission(3), key, published.append)
+    return done.array, done.created, len(published)
+
+
+def stage(repository: Repository, job_and_attempt: str) -> None:
+    job_id, attempt = job_and_attempt.split()
+    repository.report(job_id, attempt, told(JobState.STAGING))
+
+
+def _work(config: Config, action: Action, items: Sequence[str], barrier: Any, results: Any) -> None:
+    repository = open_repository(config, TinyImages(config.data_dir / "images"), migrate=False)
+    found: list[Any] = []
+    repository.ping()
+    for item in items:
+        barrier.wait(DEADLINE)
+        try:
+            found.append(action(repository, item))
+        except VMJobsError as error:
+            found.append(error.code)
+    results.put((action.__name__, found))
+    repository.close()
+
+
+def race(
+    config: Config, actions: Sequence[Action], items: Sequence[str]
+) -> list[tuple[str, list[Any]]]:
+    """Run each action in a process of its own over all items, in step; (name, results) of each."""
+    context: SpawnContext = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(len(actions)), context.Queue()
+    workers = [
+        context.Process(target=_work, args=(config, action, items, barrier, results))
+        for action in actions
+    ]
+    for worker in workers:
+        worker.start()
+    try:
+        return sorted(results.get(timeout=DEADLINE) for _ in workers)
+    finally:
+        for worker in workers:
+            worker.join(5)
+            worker.kill()

@@ -1,0 +1,140 @@
+"""Blobs appear whole or not at all, and are verified on every read."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repository.blobs import CHUNK, BlobStore, LocalBlobStore
+from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
+
+LIMIT = 16 * CHUNK
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return LocalBlobStore(tmp_path / "blobs")
+
+
+def blob_file(tmp_path: Path, digest: str) -> Path:
+    name = digest.removeprefix("sha256:")
+    return tmp_path / "blobs" / "sha256" / name[:2] / name[2:4] / name
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
+def test_in_and_out(store: BlobStore, size: int) -> None:
+    data = os.urandom(size)
+    info = store.put(io.BytesIO(data), limit=LIMIT)
+    assert (info.digest, info.size, info.new) == (digest_of(data), size, True)
+    assert not store.put(io.BytesIO(data), digest=info.digest, size=size, limit=LIMIT).new
+    with store.open(info.digest) as reader:
+        assert reader.size == size
+        assert b"".join(reader) == data
+    assert store.size(info.digest) == size
+
+
+@pytest.mark.parametrize("damage", ["flip", "shorten", "lengthen"])
+def test_a_corrupt_blob_is_named_and_never_read_to_its_end(
+    store: BlobStore, tmp_path: Path, damage: str
+) -> None:
+    data = bytes(3 * CHUNK)
+    digest = store.put(io.BytesIO(data), limit=LIMIT).digest
+    with blob_file(tmp_path, digest).open("r+b") as file:
+        if damage == "flip":
+            file.write(b"x")
+        else:
+            file.truncate(len(data) + (1 if damage == "lengthen" else -1))
+    got = b""
+    with store.open(digest) as reader, pytest.raises(DigestMismatch, match=digest):
+        for chunk in reader:
+            got += chunk
+    assert len(got) < reader.size
+    store.put(io.BytesIO(data), digest=digest, limit=LIMIT)  # the same bytes again mend it
+    with store.open(digest) as reader:
+        assert reader.read_all() == data
+
+
+def test_wrong_bytes_leave_nothing(store: BlobStore, tmp_path: Path) -> None:
+    wrong = digest_of(b"other")
+    with pytest.raises(DigestMismatch):
+        store.put(io.BytesIO(b"data"), digest=wrong, limit=LIMIT)
+    with pytest.raises(PayloadTooLarge):
+        store.put(io.BytesIO(b"data"), limit=3)
+    for size in (3, 5):
+        with pytest.raises(InvalidRequest):
+            store.put(io.BytesIO(b"data"), size=size, limit=LIMIT)
+    assert not store.has(wrong)
+    assert not store.has(digest_of(b"data"))
+    assert list((tmp_path / "blobs" / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "sha256:", "sha256:" + "g" * 64, "../x", "sha256:../../x"])
+def test_names_that_are_no_digests(store: BlobStore, name: str) -> None:
+    for ask in (store.has, store.open, store.size):
+        with pytest.raises(InvalidRequest):
+            ask(name)
+
+
+def test_missing_and_unusable(store: BlobStore, tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        store.open("sha256:" + "0" * 64)
+    (tmp_path / "blobs").write_text("not a directory")
+    with pytest.raises(Unavailable):
+        store.put(io.BytesIO(b"x"), limit=LIMIT)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from repository.blobs import CHUNK, LocalBlobStore
+
+class Endless:
+    count = 0
+    def read(self, size):
+        self.count += 1
+        if self.count == 8:
+            print("half way", flush=True)
+        return bytes(CHUNK) if self.count < 16 else (sys.stdin.read() and b"")
+
+LocalBlobStore(Path(sys.argv[1])).put(Endless(), limit=CHUNK * 1000)
+"""
+
+
+def test_a_killed_writer_leaves_no_blob(store: BlobStore, tmp_path: Path) -> None:
+    digest = digest_of(bytes(15 * CHUNK))
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path / "blobs")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "half way\n"
+    (half,) = (tmp_path / "blobs" / "tmp").iterdir()
+    os.utime(half, (0, 0))
+    assert store.clean() == 0  # however old it looks: its writer lives
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    assert not store.has(digest)
+    assert list((tmp_path / "blobs").glob("sha256/**/*")) == []
+    os.utime(half, (0, 0))
+    assert store.clean() == 1
+    assert not half.exists()
+
+
+def test_a_young_file_may_still_get_its_lock(store: BlobStore, tmp_path: Path) -> None:
+    temp = tmp_path / "blobs" / "tmp"
+    temp.mkdir(parents=True)
+    (temp / "new").write_bytes(b"")
+    assert store.clean() == 0

@@ -1,0 +1,139 @@
+"""Two processes never both win, on both databases."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from repository_kit import Ledger, claim, dispatcher, one, states, submission, told
+from repository_race import cancel as cancel_job
+from repository_race import claim as claim_job
+from repository_race import race
+from repository_race import stage as stage_job
+from repository_race import submit as submit_jobs
+
+from repository import dispatch
+from repository.service import Repository, open_repository
+from vmjobs.config import Config
+from vmjobs.errors import AttemptSuperseded, NotFound
+from vmjobs.model import JobState
+from vmjobs.ports import BatchStatus
+
+S = JobState
+ROUNDS = 12
+
+
+def test_claims_at_once(config: Config, repository: Repository) -> None:
+    ids = [one(repository).id for _ in range(ROUNDS)]
+    won = [attempts for _, attempts in race(config, [claim_job] * 3, ids)]
+    for job_id, attempts in zip(ids, zip(*won, strict=True), strict=True):
+        job = repository.job(job_id)
+        assert (job.attempts, job.state) == (3, S.QUEUED)
+        assert [e.seq for e in repository.events(job_id)] == [1, 2, 3, 4]
+        current = []
+        for attempt in attempts:
+            try:
+                repository.report(job_id, attempt, told(S.STAGING))
+                current.append(attempt)
+            except AttemptSuperseded:
+                continue
+        assert len(current) == 1
+
+
+def test_one_key_at_once(config: Config, repository: Repository) -> None:
+    keys = [f"key{n}" for n in range(ROUNDS)]
+    done = [answers for _, answers in race(config, [submit_jobs] * 3, keys)]
+    for answers in zip(*done, strict=True):
+        assert len({array for array, _, _ in answers}) == 1
+        assert sorted((created, published) for _, created, published in answers) == [
+            (False, 0),
+            (False, 0),
+            (True, 1),
+        ]
+    assert len(repository.jobs("ada").jobs) == 3 * ROUNDS
+
+
+def test_cancel_against_claim(config: Config, repository: Repository) -> None:
+    ids = [one(repository).id for _ in range(ROUNDS)]
+    (_, canceled), (_, claimed) = race(config, [cancel_job, claim_job], ids)
+    for job_id, said, attempt in zip(ids, canceled, claimed, strict=True):
+        job = repository.job(job_id)
+        assert job.state.value == said
+        if job.state is S.CANCELED:  # the cancel came first, and nothing was started
+            assert attempt == "JOB_FINAL"
+        else:
+            assert job.state is S.CANCELING
+            assert job.attempts == 1
+            assert len(attempt) == 32
+
+
+def test_one_report_at_once(config: Config, repository: Repository) -> None:
+    ids = [one(repository).id for _ in range(ROUNDS)]
+    race(config, [stage_job] * 3, [f"{job_id} {claim(repository, job_id)}" for job_id in ids])
+    for job_id in ids:
+        assert states(repository, job_id).count("STAGING") == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_cancel_against_submission_to_the_scheduler(
+    config: Config, repository: Repository, count: int
+) -> None:
+    other = open_repository(config, repository.images, migrate=False)
+    for _ in range(ROUNDS):
+        schedd = Ledger()
+        array, jobs, _ = repository.submit("ada", submission(count))
+        start = threading.Barrier(3)
+
+        def submit(
+            schedd: Ledger = schedd, array: str = array, start: threading.Barrier = start
+        ) -> None:
+            start.wait(30)
+            dispatch.submit_array(dispatcher(repository, schedd), array)
+
+        threads = [threading.Thread(target=submit), threading.Thread(target=submit)]
+        for thread in threads:
+            thread.start()
+        start.wait(30)
+        other.cancel(jobs[0].id)
+        dispatch.cancel_job(dispatcher(other, schedd), jobs[0].id)
+        for thread in threads:
+            thread.join()
+        dispatch.track(dispatcher(other, schedd))
+        assert repository.job(jobs[0].id).state is S.CANCELED
+        left = [s.job_id for s in schedd.queue.values() if s.status is BatchStatus.IDLE]
+        assert sorted(left) == sorted(job.id for job in jobs[1:])
+        assert schedd.submitted == len(schedd.queue)
+    other.close()
+
+
+def test_a_message_before_its_commit(config: Config, repository: Repository) -> None:
+    """A worker that is quicker than the commit finds nothing, and tries again."""
+    schedd, early = Ledger(), []
+    other = open_repository(config, repository.images, migrate=False)
+
+    def publish(array: str) -> None:
+        if repository.database.url.get_backend_name() == "postgresql":
+            with pytest.raises(NotFound):
+                dispatch.submit_array(dispatcher(other, schedd), array)
+        early.append(array)
+
+    array = repository.submit("ada", submission(), publish=publish).array
+    dispatch.submit_array(dispatcher(other, schedd), array)
+    assert early == [array]
+    assert schedd.submitted == 1
+    other.close()
+
+
+def test_an_exclusive_block_is_alone_and_ends_with_its_owner(
+    config: Config, repository: Repository
+) -> None:
+    other = open_repository(config, repository.images, migrate=False)
+    with repository.database.exclusive("track") as first:
+        assert first
+        with other.database.exclusive("track") as second:
+            assert not second
+        with other.database.exclusive("sweep") as third:
+            assert third
+    with other.database.exclusive("track") as again:
+        assert again
+    other.close()
