@@ -27,9 +27,9 @@ from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
 from vmjobs.model import HypervisorKind
 from vmjobs.subprocess import run
 
-# An embedded driver would print a warning on the terminal for every machine. The library looks at
-# this once, while it is loaded.
-os.environ.setdefault("LIBVIRT_LOG_OUTPUTS", "4:stderr")
+# Errors are raised here; an embedded driver would print them on the terminal as well, and a warning
+# for every machine. The library looks at this once, while it is loaded.
+os.environ.setdefault("LIBVIRT_LOG_OUTPUTS", f"4:file:{os.devnull}")
 try:
     import libvirt
 except ImportError:  # a node without libvirt: probes say so

@@ -83,6 +83,21 @@ def wait_gone(pid: int, still: Callable[[], bool], timeout: float) -> bool:
         os.close(handle)
 
 
+def wait_stopped(pid: int, timeout: float) -> None:
+    """Return once a process that was sent SIGSTOP has stopped (or ended).
+
+    The kernel tells a parent only, which we need not be; it is a matter of microseconds.
+
+    Raises:
+        HypervisorError: it goes on after ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while (process := read(pid)) and not process.stopped:
+        if time.monotonic() > deadline:
+            raise HypervisorError(f"process {pid} does not stop")
+        os.sched_yield()
+
+
 def readable(handles: list[int], timeout: float) -> list[int]:
     """Those of ``handles`` that are readable (for a pidfd: ended) within ``timeout`` seconds."""
     poller = select.poll()

@@ -126,6 +126,7 @@ class UserModeLinux:
         # running; only then can the kernel itself be stopped, which shows from outside.
         mconsole.command(_console(main.pid, name), "stop", ANSWER_SECONDS)
         _signal(main.pid, signal.SIGSTOP)
+        procs.wait_stopped(main.pid, ANSWER_SECONDS)
 
     def resume(self, name: str) -> None:
         """See :meth:`Hypervisor.resume`."""

@@ -1,0 +1,165 @@
+"""A guest for the contract tests: busybox, a shell script as init, and for QEMU a kernel.
+
+The script does what the kernel parameter ``do=`` says, tells about it on the console and powers
+off. The same script runs from a root disk (UML) and from an initial file system (kvm, qemu).
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from vmjobs.hypervisor.base import BootImage
+from vmjobs.subprocess import run
+
+_INIT = r"""#!/bin/busybox sh
+/bin/busybox --install -s /bin 2>/dev/null
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev 2>/dev/null
+for module in /modules/*.ko; do [ -e "$module" ] && insmod "$module"; done
+for word in $(cat /proc/cmdline); do
+    case $word in do=*|targets=*|lines=*) eval "${word%%=*}=\${word#*=}" ;; esac
+done
+if [ -e /dev/ubda ]; then disk=ubd; else disk=vd; fi
+echo
+echo "guest: up"
+
+network() {
+    for card in vec0 eth0; do [ -e /sys/class/net/$card ] && break; done
+    ip link set lo up
+    ip addr add 10.0.2.15/24 dev $card
+    ip link set $card up
+    ip route add default via 10.0.2.2
+    echo nameserver 10.0.2.3 > /etc/resolv.conf
+}
+
+case $do in
+hello) ;;
+count) n=0; while :; do n=$((n + 1)); echo "count=$n"; usleep 50000; done ;;
+spin) echo "spinning"; while :; do :; done ;;
+panic) exec false ;;
+flood) seq 1 $lines | sed 's/$/ 0123456789012345678901234567890123456789/' ;;
+disks)
+    echo "root=$(head -c 9 /dev/${disk}a)"
+    echo "scribbled" > /dev/${disk}a; sync
+    echo "root=$(head -c 9 /dev/${disk}a)"
+    echo "job=$(head -c 8 /dev/${disk}b)"
+    if echo "guest" 2>/dev/null > /dev/${disk}b; then sync; fi
+    dd if=/dev/zero of=/dev/${disk}c bs=1M count=4 2>/dev/null && echo "scratch=written"
+    printf 'output of the guest' > /dev/${disk}d; sync
+    echo "disks=$(ls /sys/block | grep -c ^$disk)"
+    ;;
+network)
+    network
+    wget -q -O - http://10.0.2.100/small
+    echo "sum=$(wget -q -O - http://10.0.2.100/large | md5sum)"
+    head -c 1048576 /dev/zero | tr '\0' a > /tmp/body
+    wget -q -O - --post-file /tmp/body http://10.0.2.100/upload
+    ;;
+confined)
+    network
+    wget -q -O - http://10.0.2.100/small
+    for target in $(echo $targets | tr , ' '); do
+        nc -w 2 ${target%:*} ${target#*:} < /dev/null && echo "reached=$target"
+    done
+    nslookup example.org > /dev/null 2>&1 && echo "reached=dns"
+    ;;
+hostfs) mount -t hostfs none /mnt 2>&1 && ls /mnt && echo "mounted" ;;
+esac
+echo "guest: done"
+poweroff -f
+"""
+
+#: Drivers of a distribution's kernel that the guest needs, in the order of loading.
+_MODULES = (
+    "virtio",
+    "virtio_ring",
+    "virtio_pci_modern_dev",
+    "virtio_pci_legacy_dev",
+    "virtio_pci",
+    "virtio_blk",
+    "failover",
+    "net_failover",
+    "virtio_net",
+)
+
+
+def busybox() -> Path:
+    """A static busybox."""
+    found = shutil.which("busybox")
+    if found is None:
+        pytest.skip("busybox-static is not installed")
+    return Path(found)
+
+
+def _tree(directory: Path) -> Path:
+    root = directory / "root"
+    for name in ("bin", "dev", "proc", "sys", "tmp", "mnt", "etc", "modules"):
+        (root / name).mkdir(parents=True)
+    shutil.copy(busybox(), root / "bin" / "busybox")
+    init = root / "init"
+    init.write_text(_INIT)
+    init.chmod(0o755)
+    return root
+
+
+def root_disk_guest(directory: Path) -> BootImage:
+    """The guest on a root disk: what UML boots."""
+    disk = directory / "root.img"
+    tree = _tree(directory)
+    run(["mke2fs", "-q", "-t", "ext4", "-d", tree, disk, "32M"], timeout=60)
+    return BootImage(digest="", root=disk, cmdline=("init=/init",))
+
+
+def direct_boot_guest(directory: Path, kernel_tree: Path) -> BootImage:
+    """The guest in an initial file system: what kvm and qemu boot."""
+    tree = _tree(directory)
+    for number, name in enumerate(_MODULES):
+        for module in (kernel_tree / "lib" / "modules").rglob(f"{name}.ko*"):
+            data = module.read_bytes()
+            plain = lzma.decompress(data) if module.suffix == ".xz" else data
+            (tree / "modules" / f"{number}-{name}.ko").write_bytes(plain)
+    names = "".join(f"{path.relative_to(tree)}\n" for path in sorted(tree.rglob("*")))
+    packed = run(["cpio", "-o", "-H", "newc", "--quiet"], timeout=60, cwd=tree, data=names.encode())
+    initrd = directory / "initrd"
+    initrd.write_bytes(packed.stdout)
+    disk = directory / "root.img"
+    disk.write_bytes(b"base disk".ljust(1 << 20, b"\0"))
+    kernel = sorted((kernel_tree / "boot").glob("vmlinuz-*"))[-1]
+    return BootImage(digest="", root=disk, kernel=kernel, initrd=initrd)
+
+
+def kernel_tree() -> Path:
+    """A directory with ``boot/`` and ``lib/modules/`` of one kernel; fetched once if need be."""
+    if given := os.environ.get("VMJOBS_TEST_KERNEL"):
+        return Path(given)
+    if list(Path("/boot").glob("vmlinuz-*")) and Path("/lib/modules").is_dir():
+        return Path("/")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vmjobs-tests" / "kernel"
+    if not (cache / "boot").is_dir():
+        _fetch_kernel(cache)
+    return cache
+
+
+def _fetch_kernel(cache: Path) -> None:
+    scratch = cache.with_name(f"kernel-{os.getpid()}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    depends = run(["apt-cache", "depends", "linux-image-cloud-amd64"], timeout=60).text
+    package = next(
+        line.split()[-1] for line in depends.splitlines() if line.strip().startswith("Depends:")
+    )
+    run(["apt-get", "download", package], timeout=300, cwd=scratch)
+    archive = next(scratch.glob("*.deb"))
+    run(["dpkg-deb", "-x", archive, scratch], timeout=120)
+    archive.unlink()
+    try:
+        scratch.rename(cache)
+    except OSError:  # another worker was faster
+        shutil.rmtree(scratch)

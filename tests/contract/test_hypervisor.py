@@ -1,0 +1,359 @@
+"""One body of tests over every hypervisor driver, with real guests."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
+from hypervisor_host import Endpoint, endpoint, said, wait_until
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor.base import BootImage, DataDisk, Hypervisor, Machine, MachineState, Network
+from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.model import HypervisorKind, NetworkMode
+
+#: Seconds that a guest may take to boot and do its little work, on a slow machine too.
+BOOT = 90.0
+#: Seconds in which a machine must be gone after :meth:`Hypervisor.destroy` was called.
+DESTROY = 20.0
+
+KINDS = [HypervisorKind.UML, HypervisorKind.QEMU, HypervisorKind.KVM]
+
+
+@dataclass
+class Bench:
+    """A driver, its guest, and machines that are gone after the test."""
+
+    driver: Hypervisor
+    image: BootImage
+    directory: Path
+    names: list[str] = field(default_factory=list)
+
+    def machine(self, do: str, **changes: object) -> Machine:
+        """A machine whose guest does ``do``."""
+        name = f"vmjobs-test-{secrets.token_hex(6)}"
+        self.names.append(name)
+        workdir = self.directory / name
+        workdir.mkdir()
+        plain = Machine(
+            name=name,
+            cpus=1,
+            memory=192,
+            image=self.image,
+            disks=(),
+            console=self.directory / f"{name}.console",
+            workdir=workdir,
+            cmdline=(f"do={do}", *changes.pop("words", ())),  # type: ignore[misc]
+        )
+        return replace(plain, **changes)  # type: ignore[arg-type]
+
+    def run(self, do: str, **changes: object) -> str:
+        """Run a guest to its end; its console."""
+        machine = self.machine(do, **changes)
+        self.driver.start(machine)
+        assert self.driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
+        self.driver.destroy(machine.name)
+        return said(machine.console)
+
+
+@pytest.fixture(scope="session")
+def connection() -> Connection:
+    return Connection()
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def driver(request: pytest.FixtureRequest, connection: Connection) -> Hypervisor:
+    kind: HypervisorKind = request.param
+    if kind is HypervisorKind.UML:
+        found: Hypervisor = UserModeLinux()
+    else:
+        found = Libvirt(kind, connection, kernels=lambda: (kernel_tree() / "boot").glob("vmlinuz-*"))
+    result = found.probe(BOOT)
+    if not result.works:
+        pytest.skip(f"{kind}: {result.detail}")
+    assert result.version
+    return found
+
+
+@pytest.fixture(scope="session")
+def image(driver: Hypervisor, tmp_path_factory: pytest.TempPathFactory) -> BootImage:
+    directory = tmp_path_factory.mktemp("guest")
+    if driver.kind is HypervisorKind.UML:
+        return root_disk_guest(directory)
+    return direct_boot_guest(directory, kernel_tree())
+
+
+@pytest.fixture
+def bench(driver: Hypervisor, image: BootImage, tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(driver, image, tmp_path)
+    yield bench
+    for name in bench.names:
+        driver.destroy(name)
+    assert not set(bench.names) & set(driver.list())
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_boots_speaks_and_powers_off(bench: Bench) -> None:
+    machine = bench.machine("hello")
+    bench.driver.start(machine)
+    assert machine.name in bench.driver.list()
+    assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE
+    assert bench.driver.state(machine.name) is MachineState.GONE
+    assert machine.name not in bench.driver.list()
+    assert "guest: up" in said(machine.console)
+    assert "guest: done" in said(machine.console)
+
+
+def test_console_is_appended(bench: Bench) -> None:
+    console = bench.directory / "console"
+    console.write_text("kept from before\n")
+    text = bench.run("hello", console=console)
+    assert text.startswith("kept from before\n")
+    assert "guest: done" in text
+
+
+def test_wait_returns_at_its_timeout(bench: Bench) -> None:
+    machine = bench.machine("count")
+    bench.driver.start(machine)
+    began = time.monotonic()
+    assert bench.driver.wait(machine.name, 0.5) is MachineState.RUNNING
+    assert 0.4 < time.monotonic() - began < 5
+
+
+def test_destroy_ends_a_busy_guest_for_good(bench: Bench) -> None:
+    machine = bench.machine("spin")
+    bench.driver.start(machine)
+    wait_until(lambda: "spinning" in said(machine.console), BOOT, "the guest spins")
+    began = time.monotonic()
+    bench.driver.destroy(machine.name)
+    assert time.monotonic() - began < DESTROY
+    assert bench.driver.state(machine.name) is MachineState.GONE
+    assert processes_that_mention(machine.name) == []
+    bench.driver.destroy(machine.name)
+
+
+def test_what_never_was_is_gone(bench: Bench) -> None:
+    name = "vmjobs-test-never-was"
+    assert bench.driver.state(name) is MachineState.GONE
+    assert bench.driver.wait(name, 10) is MachineState.GONE
+    bench.driver.stop(name)
+    bench.driver.destroy(name)
+    with pytest.raises(HypervisorError):
+        bench.driver.pause(name)
+
+
+def test_pause_and_resume(bench: Bench) -> None:
+    machine = bench.machine("count")
+    bench.driver.start(machine)
+    wait_until(lambda: "count=3" in said(machine.console), BOOT, "the guest counts")
+    bench.driver.pause(machine.name)
+    assert bench.driver.state(machine.name) is MachineState.PAUSED
+    assert machine.name in bench.driver.list()
+    before = said(machine.console)
+    assert bench.driver.wait(machine.name, 1.0) is MachineState.PAUSED
+    assert said(machine.console) == before
+    bench.driver.pause(machine.name)
+    bench.driver.resume(machine.name)
+    assert bench.driver.state(machine.name) is MachineState.RUNNING
+    wait_until(lambda: len(said(machine.console)) > len(before), 20, "the guest goes on")
+    bench.driver.pause(machine.name)
+    bench.driver.destroy(machine.name)
+    assert bench.driver.state(machine.name) is MachineState.GONE
+
+
+def test_panic_ends_the_machine_and_is_on_the_console(bench: Bench) -> None:
+    text = bench.run("panic")
+    assert "Kernel panic - not syncing: Attempted to kill init" in text
+    assert text.count("guest: up") == 1, "it booted again"
+
+
+def test_console_is_complete(bench: Bench) -> None:
+    lines = 120_000
+    text = bench.run("flood", words=(f"lines={lines}",))
+    tail = " 0123456789012345678901234567890123456789"
+    flood = [line.removesuffix(tail) for line in text.splitlines() if line.endswith(tail)]
+    assert len(text) > 5_000_000
+    assert flood == [str(number) for number in range(1, lines + 1)]
+
+
+def test_disks(bench: Bench) -> None:
+    job, scratch, output = (bench.directory / name for name in ("job", "scratch,a:b c", "output"))
+    job.write_bytes(b"the job!".ljust(1 << 20, b"\0"))
+    for path in (scratch, output):
+        with path.open("wb") as file:
+            file.truncate(8 << 20)
+    before = digest(bench.image.root), digest(job)
+    text = bench.run(
+        "disks", disks=(DataDisk(job, read_only=True), DataDisk(scratch), DataDisk(output))
+    )
+    assert "root=scribbled" in text
+    assert "job=the job!" in text
+    assert "scratch=written" in text
+    assert "disks=4" in text
+    assert output.read_bytes().startswith(b"output of the guest\0")
+    assert (digest(bench.image.root), digest(job)) == before
+
+
+def test_guest_reaches_its_endpoint(bench: Bench) -> None:
+    with endpoint(bench.directory / "endpoint") as server:
+        network = Network(NetworkMode.REPOSITORY, bench.directory / "endpoint")
+        text = bench.run("network", network=network)
+    assert "small=hello" in text
+    assert f"sum={hashlib.md5(Endpoint.large).hexdigest()}" in text  # noqa: S324
+    assert "uploaded=1048576" in text
+    assert [path for path, _ in server.requests] == ["/small", "/large", "/upload"]
+
+
+def test_endpoint_and_workdir_may_lie_deep(bench: Bench) -> None:
+    deep = bench.directory / ("d" * 90) / ("e" * 90)
+    deep.mkdir(parents=True)
+    (bench.directory / "short").symlink_to(deep)
+    with endpoint(bench.directory / "short" / "endpoint"):
+        network = Network(NetworkMode.REPOSITORY, deep / "endpoint")
+        workdir = deep / "work"
+        workdir.mkdir()
+        assert "small=hello" in bench.run("confined", network=network, workdir=workdir)
+
+
+@pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
+def test_guest_does_not_reach_the_host(bench: Bench, mode: NetworkMode) -> None:
+    """In mode ``repository`` it reaches no other address either, nor a name server."""
+    with (
+        endpoint(bench.directory / "endpoint"),
+        socket.create_server(("127.0.0.1", 0)) as private,
+        socket.create_server(("0.0.0.0", 0)) as public,  # noqa: S104
+    ):
+        own, open_to_all = private.getsockname()[1], public.getsockname()[1]
+        targets = [f"10.0.2.2:{own}", f"127.0.0.1:{own}", f"10.0.2.3:{own}"]
+        if mode is NetworkMode.REPOSITORY:
+            targets += [f"{address}:{open_to_all}" for address in host_addresses()]
+            targets += ["10.0.2.100:22", "10.0.2.3:53", "192.0.2.1:80"]
+        network = Network(mode, bench.directory / "endpoint")
+        text = bench.run("confined", network=network, words=(f"targets={','.join(targets)}",))
+        assert "small=hello" in text
+        assert "reached=" not in text.replace(
+            "reached=dns", "" if mode is NetworkMode.OUTBOUND else "!"
+        )
+        for listener in (private, public):
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+
+
+def test_no_network_without_one(bench: Bench) -> None:
+    machine = bench.machine("hello", network=Network(NetworkMode.NONE, bench.directory / "none"))
+    bench.driver.start(machine)
+    assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE
+    assert not (machine.workdir / "usernet.log").exists()
+
+
+def test_network_process_ends_with_the_machine(bench: Bench) -> None:
+    with endpoint(bench.directory / "endpoint"):
+        network = Network(NetworkMode.REPOSITORY, bench.directory / "endpoint")
+        machine = bench.machine("hello", network=network)
+        bench.driver.start(machine)
+        assert processes_that_mention(machine.name)
+        assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE
+        wait_until(lambda: not processes_that_mention(machine.name), 10, "all its processes are gone")
+
+
+def test_stop_is_no_error(bench: Bench) -> None:
+    machine = bench.machine("spin")
+    bench.driver.start(machine)
+    wait_until(lambda: "spinning" in said(machine.console), BOOT, "the guest spins")
+    bench.driver.stop(machine.name)
+
+
+def test_start_that_fails_leaves_nothing(bench: Bench) -> None:
+    missing = replace(bench.image, root=bench.directory / "no such file")
+    machine = bench.machine("hello", image=missing)
+    with pytest.raises(HypervisorError):
+        bench.driver.start(machine)
+        # A kernel may find out only after it was started.
+        if bench.driver.wait(machine.name, BOOT) is MachineState.GONE:
+            raise HypervisorError("it panicked")
+    assert bench.driver.state(machine.name) is MachineState.GONE
+    bench.driver.destroy(machine.name)
+    assert processes_that_mention(machine.name) == []
+
+
+def test_a_name_is_used_once(bench: Bench) -> None:
+    machine = bench.machine("count")
+    bench.driver.start(machine)
+    again = bench.directory / "again"
+    again.mkdir()
+    with pytest.raises(HypervisorError):
+        bench.driver.start(replace(machine, workdir=again))
+    assert bench.driver.state(machine.name) is MachineState.RUNNING
+
+
+_STARTER = """
+import pickle, sys
+from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.model import HypervisorKind
+machine, kind = pickle.load(sys.stdin.buffer)
+driver = UserModeLinux() if kind is HypervisorKind.UML else Libvirt(kind, Connection())
+driver.start(machine)
+print("started", flush=True)
+driver.wait(machine.name, 600)
+"""
+
+
+def test_machine_of_a_killed_starter_is_found(bench: Bench) -> None:
+    import pickle
+
+    with endpoint(bench.directory / "endpoint"):
+        network = Network(NetworkMode.REPOSITORY, bench.directory / "endpoint")
+        machine = bench.machine("count", network=network)
+        starter = subprocess.Popen(
+            [sys.executable, "-c", _STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert starter.stdin
+        assert starter.stdout
+        with starter.stdin as data:
+            pickle.dump((machine, bench.driver.kind), data)
+        with starter.stdout as words:
+            assert words.readline() == b"started\n"
+        starter.send_signal(signal.SIGKILL)
+        starter.wait()
+        wait_until(lambda: "count=3" in said(machine.console), BOOT, "the guest counts on")
+        assert machine.name in bench.driver.list()
+        assert bench.driver.state(machine.name) is MachineState.RUNNING
+        assert bench.driver.wait(machine.name, 0.2) is MachineState.RUNNING
+        bench.driver.destroy(machine.name)
+        assert bench.driver.state(machine.name) is MachineState.GONE
+        assert processes_that_mention(machine.name) == []
+
+
+def processes_that_mention(name: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        except OSError:
+            continue
+        if name in words:
+            found.append(words)
+    return found
+
+
+def host_addresses() -> list[str]:
+    import json
+
+    listed = subprocess.run(["ip", "-j", "-4", "addr"], capture_output=True, check=True).stdout
+    return [entry["local"] for link in json.loads(listed) for entry in link["addr_info"]]
