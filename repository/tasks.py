@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from repository.broker import CANCEL_JOB, QUEUE, SUBMIT_ARRAY, Publisher, broker
 from repository.dispatch import Dispatch
 from vmjobs.config import Config
 from vmjobs.errors import NotFound, Unavailable
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Publisher", "make_celery", "worker_arguments"]
 
@@ -87,11 +90,16 @@ def _add_tasks(app: Celery, parts: _Once) -> None:
         "max_retries": RETRIES,
     }
 
+    def submit_array(array: str) -> None:
+        dispatch.submit_array(parts(), array)
+
+    def cancel_job(job_id: str) -> None:
+        dispatch.cancel_job(parts(), job_id)
+
     # The message may be quicker than the commit; a commit that failed leaves nothing to find.
     early = {**patient, "autoretry_for": (Unavailable, NotFound)}
-    app.task(lambda array: dispatch.submit_array(parts(), array), name=SUBMIT_ARRAY, **early)
-    app.task(lambda job_id: dispatch.cancel_job(parts(), job_id), name=CANCEL_JOB, **patient)
-
+    app.task(submit_array, name=SUBMIT_ARRAY, **early)
+    app.task(cancel_job, name=CANCEL_JOB, **patient)
     for name, work in (
         ("vmjobs.track", dispatch.track),
         ("vmjobs.reconcile", dispatch.reconcile),
@@ -104,9 +112,12 @@ def _periodic(name: str, work: Callable[[Dispatch], None], parts: _Once) -> Call
     """A task that skips its turn while an earlier one is still at work, in whatever process."""
 
     def run() -> None:
-        with parts().repository.database.exclusive(name) as alone:
-            if alone:
-                work(parts())
+        try:
+            with parts().repository.database.exclusive(name) as alone:
+                if alone:
+                    work(parts())
+        except Unavailable as error:
+            logger.warning("%s waits for its next turn: %s", name, error.message)
 
     run.__name__ = name.rpartition(".")[2]
     return run

@@ -1,0 +1,66 @@
+"""A worker process on a scheduler that lies in a directory: ``repository_worker.py CONFIG QUEUE``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from repository_kit import TinyImages
+
+from repository.dispatch import Dispatch
+from repository.service import open_repository
+from repository.tasks import make_celery, worker_arguments
+from vmjobs.config import Config
+from vmjobs.model import CondorRef
+from vmjobs.ports import BatchJob, BatchStatus, Observation
+
+
+class Directory:
+    """One file for each queued job; a file that ends in ``removed`` is a removed job."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def submit(self, jobs: Sequence[BatchJob]) -> dict[str, CondorRef]:
+        for job in jobs:
+            (self._root / job.id).touch()
+        return {job.id: self._ref(job.index) for job in jobs}
+
+    def _ref(self, proc: int) -> CondorRef:
+        return CondorRef(schedd="directory", cluster=1, proc=proc)
+
+    def remove(self, refs: Sequence[CondorRef], why: str) -> None:
+        for path in self._root.iterdir():
+            path.rename(path.with_suffix(".removed"))
+
+    def watch(self, arrays: Sequence[str]) -> list[Observation]:
+        return [self._see(path.stem) for path in self._root.iterdir()]
+
+    def query(self, job_ids: Sequence[str]) -> list[Observation]:
+        return [self._see(job_id) for job_id in job_ids]
+
+    def _see(self, job_id: str) -> Observation:
+        if (self._root / job_id).exists():
+            return Observation(job_id, BatchStatus.IDLE, self._ref(0))
+        if (self._root / f"{job_id}.removed").exists():
+            return Observation(job_id, BatchStatus.REMOVED, self._ref(0))
+        return Observation(job_id, BatchStatus.MISSING, self._ref(0))
+
+    def forget(self, array: str) -> None:
+        (self._root / f"{array}.forgotten").touch()
+
+
+def main(file: str, queue: str) -> None:
+    config = Config.model_validate(json.loads(Path(file).read_text()))
+
+    def factory() -> Dispatch:
+        repository = open_repository(config, TinyImages(config.data_dir / "images"), migrate=False)
+        return Dispatch(repository, Directory(Path(queue)), lambda *_: "token")
+
+    make_celery(config, factory).worker_main(worker_arguments(config))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
