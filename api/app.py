@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from flask import Flask
 from werkzeug.wrappers import Response
@@ -11,11 +10,9 @@ from werkzeug.wrappers import Response
 from api import attempts, blobs, converters, images, jobs, nodes, problems, service
 from api.services import Dispatcher, HealthCheck, Services, attach
 from api.tokens import Issuer
+from images.store import ImageStore
 from repository.service import Repository
 from vmjobs.config import Config
-
-if TYPE_CHECKING:
-    from images.store import ImageStore
 
 
 def create_app(

@@ -14,6 +14,7 @@ from api.operation import (
     Reply,
     Strict,
     backend,
+    body_stream,
     empty_reply,
     json_reply,
     operation,
@@ -122,13 +123,7 @@ def put_output(job: str, attempt: str, path: str) -> Response:
     size = request.content_length
     if size is None:
         raise LengthRequired("the length of an output file must be told beforehand")
-    stored = backend().repository.put_output(
-        job,
-        attempt,
-        path,
-        request.stream,  # type: ignore[arg-type]
-        size,
-    )
+    stored = backend().repository.put_output(job, attempt, path, body_stream(), size)
     return json_reply(stored, 201)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask import Blueprint, request
+from flask import Blueprint
 from werkzeug.wrappers import Response
 
-from api.operation import Binary, Reply, anyone_with, backend, empty_reply, operation
+from api.operation import Binary, Reply, anyone_with, backend, body_stream, empty_reply, operation
 from api.problems import BadBlob
 from api.tokens import Scope
 from vmjobs.errors import DigestMismatch, NotFound
@@ -47,7 +47,7 @@ def put(digest: str) -> Response:
     The bytes are checked against the digest while they arrive; what does not match is not kept.
     """
     try:
-        new = backend().repository.put_blob(digest, request.stream)  # type: ignore[arg-type]
+        new = backend().repository.put_blob(digest, body_stream())
     except DigestMismatch as error:
         raise BadBlob(error.message, hint="the file may have changed during upload") from error
     return empty_reply(201 if new else 200)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import json
+from typing import Final
 
 from flask import Blueprint
 from werkzeug.wrappers import Response
@@ -11,11 +12,9 @@ from api.attempts import require_open
 from api.operation import Reply, anyone_with, backend, caller, json_reply, operation
 from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS, FileSource, MemorySource, send
 from api.tokens import Scope
+from images.manifest import ImageManifest
 from vmjobs.errors import Forbidden, NotFound
 from vmjobs.wire import ImageDetail, ImageInfo, ImageList
-
-if TYPE_CHECKING:
-    from images.manifest import ImageManifest
 
 blueprint = Blueprint("images", __name__, url_prefix="/v1/images")
 
@@ -52,7 +51,7 @@ def show(ref: str) -> Response:
             tag=entry.tag if entry else "",
             digest=digest,
             size=sum(blob.size for blob in manifest.blobs()),
-            manifest=manifest.model_dump(mode="json"),
+            manifest=json.loads(manifest.canonical()),
         )
     )
 
@@ -72,8 +71,9 @@ def _named(ref: str, name: str, tag: str) -> bool:
 )
 def manifest(digest: str) -> Response:
     """Read an image's manifest: the very bytes that its digest is made of."""
-    found = _readable(digest)
-    return send(MemorySource(found.canonical()), etag=digest, immutable=True)
+    _readable(digest)
+    data = backend().images.manifest_bytes(digest)
+    return send(MemorySource(data), etag=digest, immutable=True)
 
 
 @blueprint.get("/<digest:digest>/blobs/<digest:blob>")

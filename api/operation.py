@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import IO, Any, BinaryIO, Final, TypeVar, cast
 
 from flask import current_app, g, request
 from pydantic import BaseModel, ConfigDict, ValidationError
 from werkzeug.wrappers import Response
 
-from api.problems import MalformedBody, UnsupportedMediaType
+from api.problems import BrokenBody, MalformedBody, UnsupportedMediaType
 from api.services import Services, services
 from api.tokens import InsufficientScope, Principal, Scope, bearer
 from vmjobs.errors import Forbidden, InvalidRequest, PayloadTooLarge
@@ -200,6 +200,27 @@ def read_body(model: type[Model], fail: type[InvalidRequest] = InvalidRequest) -
         raise fail(_sentence("the body", len(faults)), faults=faults) from error
 
 
+class _Body:
+    """The request's body as a source of bytes. A peer that goes away is no fault of ours."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self._stream.read(size)
+        except OSError as error:
+            raise BrokenBody("the body stopped coming before its end") from error
+
+
+def body_stream() -> BinaryIO:
+    """The request's body, to be read piece by piece.
+
+    Reading raises BrokenBody where the client falls silent or goes away.
+    """
+    return cast(BinaryIO, _Body(request.stream))
+
+
 def read_limited(limit: int) -> bytes:
     """The request's body, at most ``limit`` bytes of it.
 
@@ -209,7 +230,7 @@ def read_limited(limit: int) -> bytes:
     too_large = PayloadTooLarge(f"the body is larger than the limit of {limit} bytes")
     if (request.content_length or 0) > limit:
         raise too_large
-    data: bytes = request.stream.read(limit + 1)
+    data = body_stream().read(limit + 1)
     if len(data) > limit:
         raise too_large
     return data

@@ -31,6 +31,12 @@ _HTTP_CODES: Final = {
     416: "RANGE_NOT_SATISFIABLE",
 }
 
+#: Better than the framework's own sentences, which speak to people who typed a URL by hand.
+_HTTP_SENTENCES: Final = {
+    404: "there is nothing at this URL",
+    405: "this URL does not take this method",
+}
+
 
 class RefusedInRouting(HTTPException):
     """One of our errors, found while a URL is matched, where only HTTP's exceptions may pass."""
@@ -45,6 +51,14 @@ class MalformedBody(VMJobsError):
     """The body is not JSON at all."""
 
     code = "MALFORMED_JSON"
+    http_status = 400
+    exit_code = 64
+
+
+class BrokenBody(VMJobsError):
+    """The body ended before its announced length."""
+
+    code = "BROKEN_BODY"
     http_status = 400
     exit_code = 64
 
@@ -127,7 +141,7 @@ def on_http(error: HTTPException) -> Response:
         type=TYPE_PREFIX + code,
         title=_title(status),
         status=status,
-        detail=error.description or _title(status),
+        detail=_HTTP_SENTENCES.get(status) or error.description or _title(status),
         code=code,
     )
     response = reply(document)

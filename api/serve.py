@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from flask import Flask
 from gunicorn.app.base import BaseApplication
-from images.store import ImageStore
 
 from api.app import create_app
 from api.tokens import Issuer
+from images.store import ImageStore
 from repository.broker import Publisher
 from repository.service import open_repository
 from vmjobs.config import Config

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from flask import Flask, current_app
 
 from api.tokens import Issuer
+from images.store import ImageStore
 from repository.service import Repository
 from vmjobs.config import Config
-
-if TYPE_CHECKING:
-    from images.store import ImageStore
 
 _KEY: Final = "vmjobs"
 

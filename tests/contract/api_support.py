@@ -13,13 +13,13 @@ from typing import Any
 
 from flask import Flask
 from flask.testing import FlaskClient
-from images.manifest import Blob, ImageManifest
-from images.store import ImageStore
 from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.test import TestResponse
 
 from api.app import create_app
 from api.tokens import Issuer
+from images.manifest import Blob, ImageManifest
+from images.store import ImageStore
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable

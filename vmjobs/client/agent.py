@@ -10,8 +10,9 @@ import requests
 from pydantic import BaseModel
 
 from vmjobs.client.transport import Retries, Transport, Upload, parse
-from vmjobs.errors import Conflict, DigestMismatch
+from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest
 from vmjobs.model import AttemptClaim, InputFile, JobTicket, Node, Output, Report, StreamName
+from vmjobs.paths import refusal
 from vmjobs.ports import Progress
 
 #: A repository that is restarted or moved is no reason to lose a job that is running well.
@@ -73,6 +74,9 @@ class JobAgentClient:
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
         """See :class:`vmjobs.ports.JobSource`."""
+        if why := refusal(path):
+            # Said here, because dots in a URL are resolved before anybody could refuse them.
+            raise InvalidRequest(f"the output's name is refused: {why}")
         target = f"{self._mine()}/outputs/{quote(path)}"
         return parse(Output, self._http.call("PUT", target, body=Upload(source, size)))
 

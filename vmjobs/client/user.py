@@ -181,13 +181,19 @@ class Client:
     def follow(
         self, job_id: str, name: StreamName, offset: int = 0, timeout: float | None = None
     ) -> Iterator[bytes]:
-        """The bytes of a stream as they come, until the job is final (or ``timeout`` seconds)."""
+        """The bytes of a stream as they come, until the job is final (or ``timeout`` seconds).
+
+        A job that is run anew writes its streams anew; then they are read from their beginning.
+        """
         end = None if timeout is None else time.monotonic() + timeout
-        pause, etag, final = FIRST_POLL, "", False
+        pause, etag, final, attempts = FIRST_POLL, "", False, 0
         while True:
             job, etag = self.job_if_changed(job_id, etag)
-            # Known before the bytes are read: what a final job wrote is complete by then.
-            final = job.state.final if job else final
+            if job:
+                # Known before the bytes are read: what a final job wrote is complete by then.
+                final = job.state.final
+                offset = offset if attempts in {0, job.attempts} else 0
+                attempts = job.attempts
             before = offset
             for data in self.stream(job_id, name, offset):
                 offset += len(data)

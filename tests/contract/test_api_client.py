@@ -1,0 +1,389 @@
+"""The client library and the API, over real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from api_support import ATTEMPT, OTHER_ATTEMPT, ROOT_DISK, Site, make_site, report_of, serving
+
+from vmjobs.client import Client, ImageClient, JobAgentClient, NodeClient, Retries
+from vmjobs.errors import (
+    AttemptSuperseded,
+    Conflict,
+    DigestMismatch,
+    Forbidden,
+    IdempotencyConflict,
+    InvalidRequest,
+    InvalidSpec,
+    JobFinal,
+    NotFound,
+    PayloadTooLarge,
+    Unauthenticated,
+    Unavailable,
+)
+from vmjobs.model import (
+    AttemptClaim,
+    Job,
+    JobSpec,
+    JobState,
+    Node,
+    Output,
+    Report,
+    StreamName,
+)
+from vmjobs.ports import JobSource
+
+QUICK = Retries(deadline=5.0, first=0.05)
+SPEC = JobSpec(image="tiny", script="#!/bin/sh\necho hello\n", outputs=("*",), disk=64)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path / "site", max_disk=64)
+
+
+@pytest.fixture
+def url(site: Site) -> Iterator[str]:
+    with serving(site.app) as address:
+        yield address
+
+
+@pytest.fixture
+def client(site: Site, url: str) -> Iterator[Client]:
+    with Client(url, site.issuer.user_token("ada"), retries=QUICK) as opened:
+        yield opened
+
+
+def agent_for(site: Site, url: str, job_id: str, attempt: str = ATTEMPT) -> JobAgentClient:
+    agent = JobAgentClient(url, site.issuer.job_token(job_id, "ada"), job_id, retries=QUICK)
+    agent.claim(AttemptClaim(attempt=attempt, node="wn1"))
+    return agent
+
+
+def tell(agent: JobSource, *states: JobState, **more: object) -> None:
+    for state in states:
+        agent.report(Report.model_validate(report_of(state, **more)))
+
+
+UP = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING)
+
+
+# ----------------------------------------------------------------- users
+
+
+def test_a_job_from_submission_to_its_output(
+    site: Site, url: str, client: Client, tmp_path: Path
+) -> None:
+    source = tmp_path / "events.dat"
+    source.write_bytes(os.urandom(700_000))
+    steps: list[tuple[int, int]] = []
+    file = client.upload_input(source, progress=lambda done, total: steps.append((done, total)))
+    assert steps[-1] == (700_000, 700_000)
+    assert client.has_blob(file.digest)
+    spec = SPEC.model_copy(update={"inputs": (file,)})
+    submitted = client.submit(spec)
+    (job,) = submitted.jobs
+
+    agent = agent_for(site, url, job.id)
+    sink = io.BytesIO()
+    agent.fetch_input(file, sink)
+    assert sink.getvalue() == source.read_bytes()
+    tell(agent, *UP)
+    agent.append(StreamName.OUT, 0, b"hello\n")
+    tell(agent, JobState.COLLECTING)
+    output = agent.put_output("plots/mass.png", io.BytesIO(b"PNG" * 100_000), 300_000)
+    tell(agent, JobState.COMPLETED, exit={"code": 0, "channel": "endpoint"})
+
+    (done,) = client.wait([job.id], timeout=10)
+    assert (done.state, done.exit and done.exit.ok) == (JobState.COMPLETED, True)
+    assert b"".join(client.stream(job.id, StreamName.OUT)) == b"hello\n"
+    assert list(client.outputs(job.id).outputs) == [output]
+    path = client.download_output(job.id, output, tmp_path / "results")
+    assert path == tmp_path / "results" / "plots" / "mass.png"
+    assert path.read_bytes() == b"PNG" * 100_000
+    assert [p.name for p in path.parent.iterdir()] == ["mass.png"]
+    states = [event.state for event in client.events(job.id)]
+    assert states[0] == JobState.QUEUED
+    assert states[-1] == JobState.COMPLETED
+
+
+def test_uploading_again_sends_nothing(client: Client, tmp_path: Path) -> None:
+    source = tmp_path / "a"
+    source.write_bytes(b"abc")
+    first = client.upload_input(source, "data/a")
+    steps: list[tuple[int, int]] = []
+    second = client.upload_input(
+        source, "data/b", progress=lambda done, total: steps.append((done, total))
+    )
+    assert (first.digest, first.name, second.name) == (second.digest, "data/a", "data/b")
+    assert steps == [(3, 3)]
+
+
+def test_empty_file(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert client.has_blob(client.upload_input(tmp_path / "empty").digest)
+
+
+def test_files_that_cannot_be_uploaded(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(InvalidRequest, match="is not a file"):
+        client.upload_input(tmp_path)
+    with pytest.raises(InvalidRequest, match="is not a file"):
+        client.upload_input(tmp_path / "none")
+    with pytest.raises(InvalidRequest, match="name"):
+        client.upload_input(tmp_path / "a", "../a")
+    big = tmp_path / "big"
+    with big.open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(PayloadTooLarge):
+        client.upload_input(big)
+
+
+def test_submission_is_idempotent(client: Client) -> None:
+    first, again = (client.submit(SPEC, 2, key="k") for _ in range(2))
+    assert first == again
+    with pytest.raises(IdempotencyConflict):
+        client.submit(SPEC, 3, key="k")
+    assert client.submit(SPEC).array != client.submit(SPEC).array
+
+
+def test_faults_arrive_as_faults(client: Client) -> None:
+    spec = SPEC.model_copy(update={"image": "none", "cpus": 100})
+    with pytest.raises(InvalidSpec) as caught:
+        client.submit(spec)
+    assert {fault.field for fault in caught.value.faults} == {"spec.image", "spec.cpus"}
+
+
+def test_lists_page_by_page(client: Client) -> None:
+    jobs = {job.id for job in client.submit(SPEC, 5).jobs}
+    page = client.job_page(limit=2)
+    assert len(page.jobs) == 2
+    rest = client.job_page(limit=2000, cursor=page.next)
+    assert {job.id for job in page.jobs + rest.jobs} == jobs
+    assert {job.id for job in client.jobs()} == jobs
+    assert list(client.jobs([JobState.RUNNING])) == []
+
+
+def test_cancel(client: Client) -> None:
+    (job,) = client.submit(SPEC).jobs
+    assert client.cancel(job.id).state == JobState.CANCELED
+    with pytest.raises(Conflict):
+        client.cancel(job.id)
+    with pytest.raises(NotFound):
+        client.cancel("0" * 32)
+    with pytest.raises(NotFound):
+        client.job("../jobs")
+
+
+def test_wait_tells_of_changes_and_honours_its_timeout(site: Site, url: str, client: Client) -> None:
+    first, second = client.submit(SPEC, 2).jobs
+    seen: list[tuple[str, JobState]] = []
+
+    def on_change(job: Job) -> None:
+        seen.append((job.id, job.state))
+        if len(seen) == 2:
+            tell(agent_for(site, url, first.id), JobState.STAGING)
+            client.cancel(second.id)
+
+    found = client.wait([second.id, first.id], timeout=1.5, on_change=on_change)
+    assert [(job.id, job.state) for job in found] == [
+        (second.id, JobState.CANCELED),
+        (first.id, JobState.STAGING),
+    ]
+    assert seen[-1] in {(first.id, JobState.STAGING), (second.id, JobState.CANCELED)}
+    assert len(seen) == 4
+
+
+def test_follow_a_growing_stream(site: Site, url: str, client: Client) -> None:
+    (job,) = client.submit(SPEC).jobs
+    agent = agent_for(site, url, job.id)
+    tell(agent, *UP)
+    agent.append(StreamName.OUT, 0, b"one\n")
+
+    def go_on() -> None:
+        agent.append(StreamName.OUT, 4, b"two\n")
+        tell(agent, JobState.COLLECTING)
+        tell(agent, JobState.COMPLETED, exit={"code": 0, "channel": "endpoint"})
+
+    pieces = client.follow(job.id, StreamName.OUT, timeout=20)
+    assert next(pieces) == b"one\n"
+    threading.Thread(target=go_on).start()
+    assert b"".join(pieces) == b"two\n"
+    assert b"".join(client.stream(job.id, StreamName.OUT, 4)) == b"two\n"
+    assert b"".join(client.stream(job.id, StreamName.OUT, 8)) == b""
+
+
+def test_follow_begins_anew_with_a_new_attempt(site: Site, url: str, client: Client) -> None:
+    (job,) = client.submit(SPEC).jobs
+    first = agent_for(site, url, job.id)
+    tell(first, *UP)
+    first.append(StreamName.OUT, 0, b"first attempt\n")
+    pieces = client.follow(job.id, StreamName.OUT, timeout=20)
+    assert next(pieces) == b"first attempt\n"
+    second = agent_for(site, url, job.id, OTHER_ATTEMPT)
+    tell(second, *UP, JobState.COLLECTING)
+    second.append(StreamName.OUT, 0, b"second\n")
+    tell(second, JobState.COMPLETED, exit={"code": 0, "channel": "endpoint"})
+    assert b"".join(pieces) == b"second\n"
+
+
+@pytest.mark.parametrize("path", ["../evil", "/evil", "a/../../evil", "a\nb"])
+def test_hostile_output_names_write_nothing(client: Client, tmp_path: Path, path: str) -> None:
+    evil = Output.model_construct(path=path, size=1, digest="sha256:" + "0" * 64)
+    with pytest.raises(InvalidRequest):
+        client.download_output("0" * 32, evil, tmp_path / "results")
+    assert not list(tmp_path.glob("**/evil"))
+
+
+def test_other_bytes_are_not_kept(site: Site, url: str, client: Client, tmp_path: Path) -> None:
+    (job,) = client.submit(SPEC).jobs
+    agent = agent_for(site, url, job.id)
+    tell(agent, *UP, JobState.COLLECTING)
+    output = agent.put_output("a", io.BytesIO(b"good"), 4)
+    wrong = output.model_copy(update={"digest": "sha256:" + "0" * 64})
+    with pytest.raises(DigestMismatch):
+        client.download_output(job.id, wrong, tmp_path / "results")
+    assert list((tmp_path / "results").iterdir()) == []
+
+
+def test_the_rest_of_the_service(site: Site, client: Client) -> None:
+    (image,) = client.images()
+    assert (image.name, image.digest, image.size) == ("tiny", site.image, len(ROOT_DISK))
+    assert client.image("tiny:latest").digest == site.image
+    assert client.nodes() == []
+    assert client.service_info().limits.disk == 64
+    assert client.health().status == "ok"
+    with pytest.raises(NotFound):
+        client.image("none")
+
+
+def test_tokens_make_the_difference(site: Site, url: str) -> None:
+    with pytest.raises(Unauthenticated, match="bearer token"):
+        Client(url).job_page()
+    with pytest.raises(Unauthenticated, match="expired"):
+        Client(url, site.issuer.user_token("ada", lifetime=-1)).job_page()
+    with pytest.raises(Forbidden):
+        Client(url, site.issuer.user_token("ada", [])).job_page()
+
+
+def test_unhealthy_service_is_named(site: Site, client: Client) -> None:
+    site.queue.down = True
+    impatient = Retries(deadline=0.2)
+    with serving(site.app) as other:
+        quick = Client(other, site.issuer.user_token("ada"), retries=impatient)
+        with pytest.raises(Unavailable) as caught:
+            quick.submit(SPEC)
+    assert caught.value.service == "broker"
+    assert list(client.jobs()) == []
+
+
+def test_a_restart_of_the_api_is_survived(site: Site) -> None:
+    with serving(site.app) as url:
+        port = int(url.rpartition(":")[2])
+        client = Client(url, site.issuer.user_token("ada"), retries=QUICK)
+        (job,) = client.submit(SPEC).jobs
+    found: list[Job] = []
+    asking = threading.Thread(target=lambda: found.append(client.job(job.id)))
+    asking.start()
+    with serving(site.app, port):
+        asking.join(10)
+    assert [j.id for j in found] == [job.id]
+
+
+# ----------------------------------------------------------------- agents and nodes
+
+
+def test_agent_learns_that_it_is_superseded(site: Site, url: str, client: Client) -> None:
+    (job,) = client.submit(SPEC).jobs
+    old = agent_for(site, url, job.id)
+    tell(old, JobState.STAGING)
+    new = agent_for(site, url, job.id, OTHER_ATTEMPT)
+    tell(new, *UP, JobState.COLLECTING)
+    with pytest.raises(AttemptSuperseded):
+        tell(old, JobState.BOOTING)
+    with pytest.raises(AttemptSuperseded):
+        old.append(StreamName.OUT, 0, b"x")
+    with pytest.raises(AttemptSuperseded):
+        old.put_output("a", io.BytesIO(b"x"), 1)
+    tell(new, JobState.COMPLETED, exit={"code": 0, "channel": "endpoint"})
+    with pytest.raises(JobFinal):
+        new.append(StreamName.OUT, 0, b"x")
+
+
+def test_agent_cannot_claim_what_is_canceled(site: Site, url: str, client: Client) -> None:
+    (job,) = client.submit(SPEC).jobs
+    client.cancel(job.id)
+    with pytest.raises(Conflict):
+        agent_for(site, url, job.id)
+
+
+def test_outputs_beyond_the_disk(site: Site, url: str, client: Client) -> None:
+    (job,) = client.submit(SPEC.model_copy(update={"disk": 1})).jobs
+    agent = agent_for(site, url, job.id)
+    tell(agent, *UP, JobState.COLLECTING)
+    with pytest.raises(PayloadTooLarge):
+        agent.put_output("big", io.BytesIO(bytes(2 << 20)), 2 << 20)
+    with pytest.raises(InvalidRequest):
+        agent.put_output("../a", io.BytesIO(b"x"), 1)
+
+
+def test_long_streams_are_sent_in_pieces(site: Site, url: str, client: Client) -> None:
+    (job,) = client.submit(SPEC).jobs
+    agent = agent_for(site, url, job.id)
+    data = os.urandom(9_000_000)
+    agent.append(StreamName.CONSOLE, 0, data)
+    assert b"".join(client.stream(job.id, StreamName.CONSOLE)) == data
+    assert b"".join(client.stream(job.id, StreamName.CONSOLE, 8_999_990)) == data[-10:]
+
+
+def test_chunked_output_is_refused(site: Site, url: str, client: Client) -> None:
+    (job,) = client.submit(SPEC).jobs
+    agent_for(site, url, job.id)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+    connection.request(
+        "PUT",
+        f"/v1/jobs/{job.id}/attempts/{ATTEMPT}/outputs/a",
+        body=iter([b"x", b"y"]),
+        headers={"Authorization": f"Bearer {site.issuer.job_token(job.id, 'ada')}"},
+        encode_chunked=True,
+    )
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["code"]) == (411, "LENGTH_REQUIRED")
+    connection.close()
+
+
+def test_images_for_nodes_and_jobs(site: Site, url: str, client: Client) -> None:
+    (job,) = client.submit(SPEC).jobs
+    for token in (site.issuer.node_token("wn1"), site.issuer.job_token(job.id, "ada")):
+        images = ImageClient(url, token, retries=QUICK)
+        assert site.blob in images.manifest(site.image).decode()
+        sink = io.BytesIO()
+        steps: list[tuple[int, int]] = []
+        images.blob(
+            site.image,
+            site.blob,
+            sink,
+            lambda done, total, steps=steps: steps.append((done, total)),  # type: ignore[misc]
+        )
+        assert sink.getvalue() == ROOT_DISK
+        assert steps[-1] == (len(ROOT_DISK), len(ROOT_DISK))
+        with pytest.raises((NotFound, Forbidden)):
+            images.manifest("sha256:" + "0" * 64)
+
+
+def test_node_announces_itself(site: Site, url: str, client: Client) -> None:
+    node = Node(name="wn1.grid", cpus=4, memory=8000, disk=1000, updated=datetime.now(UTC))
+    nodes = NodeClient(url, site.issuer.node_token("wn1.grid"), retries=QUICK)
+    nodes.put_node(node)
+    assert [n.name for n in client.nodes()] == ["wn1.grid"]
+    assert client.node("wn1.grid").cpus == 4
+    with pytest.raises(Forbidden):
+        nodes.put_node(node.model_copy(update={"name": "wn2.grid"}))

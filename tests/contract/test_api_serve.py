@@ -1,0 +1,182 @@
+"""``vmjobs serve`` as a process of its own: several workers, SQLite, files as broker."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from api.serve import make_issuer
+from images.manifest import Blob, ImageManifest
+from images.store import ImageStore
+from vmjobs.client import Client, Retries
+from vmjobs.config import Config
+from vmjobs.model import JobSpec
+
+SERVE = "from api.serve import serve; from vmjobs.config import load; serve(load())"
+SPEC = JobSpec(image="tiny", script="true", disk=1)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait for ``condition``; an assertion fails after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Config:
+    listen = f"127.0.0.1:{free_port()}"
+    config = Config(data_dir=tmp_path / "data", listen=listen, api_workers=3)
+    store = ImageStore(config.images)
+    digest, size = store.put_blob(io.BytesIO(b"disk" * 1024))
+    manifest = ImageManifest(
+        name="tiny", architecture="x86_64", root=Blob(digest=digest, size=size, format="raw")
+    )
+    store.tag("tiny", "latest", store.put_manifest(manifest))
+    return config
+
+
+@contextmanager
+def running(config: Config, log: Path, program: str = SERVE) -> Iterator[subprocess.Popen[bytes]]:
+    """The service as a process, ready."""
+    environ = {
+        **os.environ,
+        "VMJOBS_DATA_DIR": str(config.data_dir),
+        "VMJOBS_LISTEN": config.listen,
+        "VMJOBS_API_WORKERS": str(config.api_workers),
+        "VMJOBS_CONFIG": "/nonexistent",
+    }
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], env=environ, stderr=sink, stdout=sink
+        )
+    try:
+        with Client(f"http://{config.listen}", retries=Retries(deadline=20, ceiling=0.2)) as client:
+            until(lambda: client.health().status == "ok")
+        until(lambda: len(children(process)) == config.api_workers)
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(40)
+
+
+@pytest.fixture
+def service(settings: Config, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with running(settings, tmp_path / "log") as process:
+        yield process
+
+
+def children(process: subprocess.Popen[bytes]) -> list[int]:
+    text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+def test_many_clients_many_processes_one_database(
+    settings: Config, service: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    token = make_issuer(settings).user_token("ada")
+
+    def work(number: int) -> str:
+        with Client(f"http://{settings.listen}", token) as client:
+            (job,) = client.submit(SPEC, key=f"key-{number % 20}").jobs
+            assert client.job(job.id).id == job.id
+            return job.id
+
+    with ThreadPoolExecutor(16) as pool:
+        jobs = list(pool.map(work, range(60)))
+    assert len(set(jobs)) == 20
+    with Client(f"http://{settings.listen}", token) as client:
+        assert {job.id for job in client.jobs()} == set(jobs)
+    assert token not in (tmp_path / "log").read_text()
+    assert "/v1/jobs" not in (tmp_path / "log").read_text()
+    key = settings.data_dir / "keys" / "issuer.pem"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+
+def test_a_killed_process_is_replaced(settings: Config, service: subprocess.Popen[bytes]) -> None:
+    before = children(service)
+    os.kill(before[0], signal.SIGKILL)
+    until(lambda: len(children(service)) == 3 and children(service) != before)
+    with Client(f"http://{settings.listen}") as client:
+        assert client.health().status == "ok"
+
+
+def test_what_is_under_way_is_finished_before_the_end(
+    settings: Config, service: subprocess.Popen[bytes]
+) -> None:
+    host, port = settings.listen.split(":")
+    token = make_issuer(settings).user_token("ada")
+    digest = "sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"
+    with socket.create_connection((host, int(port)), timeout=20) as slow:
+        head = f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
+        slow.sendall(f"{head}Authorization: Bearer {token}\r\n\r\nf".encode())
+        blobs = settings.data_dir / "blobs" / "tmp"
+        until(lambda: blobs.is_dir() and any(blobs.iterdir()))
+        service.send_signal(signal.SIGTERM)
+        until(lambda: len(children(service)) == 1)  # those with nothing to do are gone
+        slow.sendall(b"oo")
+        assert slow.recv(100).startswith(b"HTTP/1.1 201")
+    assert service.wait(40) == 0
+
+
+def test_hostile_requests_do_no_harm(settings: Config, service: subprocess.Popen[bytes]) -> None:
+    host, port = settings.listen.split(":")
+    for request in (
+        b"GET /v1/jobs/../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20000 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"\r\n" * 1000,
+    ):
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            answer = b""
+            while data := connection.recv(65536):
+                answer += data
+        assert b" 200 " not in answer.split(b"\r\n", 1)[0]
+        assert b"root:" not in answer
+        assert b"Traceback" not in answer
+    with Client(f"http://{settings.listen}") as client:
+        assert client.health().status == "ok"
+    assert len(children(service)) == 3
+
+
+def test_silent_peers_do_not_keep_others_waiting(settings: Config, tmp_path: Path) -> None:
+    """More connections than there are threads, each silent in the middle of its request."""
+    program = SERVE.replace(
+        "serve(load())", "import api.serve as s; s.STALL_SECONDS = 1; serve(load())"
+    )
+    host, port = settings.listen.split(":")
+    token = make_issuer(settings).user_token("ada")
+    head = f"PUT /v1/blobs/sha256:{'0' * 64} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
+    head += f"Authorization: Bearer {token}\r\n\r\nf"
+    one_process = settings.model_copy(update={"api_workers": 1})
+    with running(one_process, tmp_path / "log", program), ExitStack() as silent:
+        for _ in range(20):
+            peer = silent.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            peer.sendall(head.encode())
+        with Client(f"http://{settings.listen}", retries=Retries(deadline=20, read=20)) as client:
+            start = time.monotonic()
+            assert client.health().status == "ok"
+            assert time.monotonic() - start < 15

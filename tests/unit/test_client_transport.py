@@ -1,0 +1,379 @@
+"""The client's patience, against real sockets that misbehave."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from vmjobs.client import Client, JobAgentClient, Retries, Transport
+from vmjobs.client.transport import Upload, retry_after
+from vmjobs.errors import (
+    AttemptSuperseded,
+    Conflict,
+    DigestMismatch,
+    Forbidden,
+    IdempotencyConflict,
+    InvalidSpec,
+    JobFinal,
+    NotFound,
+    PayloadTooLarge,
+    Unauthenticated,
+    Unavailable,
+    VMJobsError,
+)
+from vmjobs.model import JobSpec, StreamName
+
+QUICK = Retries(deadline=3.0, first=0.01, ceiling=0.05, connect=1.0, read=1.0)
+BYTES = bytes(range(256)) * 4096
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as the test's script says; the script gets the handler and the call's number."""
+
+    protocol_version = "HTTP/1.1"
+    server: Scripted
+
+    def _any(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        self.body = self.rfile.read(length)
+        with self.server.lock:
+            self.server.seen.append(self)
+            number = len(self.server.seen)
+        self.server.script(self, number)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _any
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        """A whole answer."""
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def problem(self, status: int, code: str, **more: object) -> None:
+        """A problem document."""
+        document = {"title": "x", "status": status, "detail": "so it is", "code": code, **more}
+        self.answer(status, json.dumps(document).encode(), Content_Type="application/problem+json")
+
+    def hang_up(self) -> None:
+        """Close the connection in the middle of it."""
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+class Scripted(ThreadingHTTPServer):
+    """An HTTP server with a script."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.lock = threading.Lock()
+        self.seen: list[Handler] = []
+        self.script: Callable[[Handler, int], None] = lambda handler, _: handler.answer(200)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is part of these tests."""
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    scripted = Scripted()
+    thread = threading.Thread(target=scripted.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield scripted
+    scripted.shutdown()
+    thread.join()
+    scripted.server_close()
+
+
+def http(server: Scripted, retries: Retries = QUICK) -> Transport:
+    return Transport(server.url, "secret", retries=retries)
+
+
+def fails_until(number: int, status: int) -> Callable[[Handler, int], None]:
+    def script(handler: Handler, call: int) -> None:
+        handler.answer(200 if call >= number else status)
+
+    return script
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD"])
+def test_passing_failures_are_tried_again(server: Scripted, method: str, status: int) -> None:
+    server.script = fails_until(3, status)
+    assert http(server).call(method, "/x", body=b"abc").status_code == 200
+    assert len(server.seen) == 3
+    assert {call.headers["Authorization"] for call in server.seen} == {"Bearer secret"}
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 500, 501])
+def test_lasting_failures_are_not(server: Scripted, status: int) -> None:
+    server.script = lambda handler, _: handler.answer(status)
+    with pytest.raises(VMJobsError):
+        http(server).call("GET", "/x")
+    assert len(server.seen) == 1
+
+
+def test_a_post_is_tried_again_only_where_that_is_safe(server: Scripted) -> None:
+    server.script = fails_until(2, 503)
+    with pytest.raises(Unavailable):
+        http(server).call("POST", "/x", body=b"a")
+    assert len(server.seen) == 1
+    assert http(server).call("POST", "/x", body=b"a", repeatable=True).status_code == 200
+
+
+def test_submission_always_has_a_key_and_keeps_it(server: Scripted) -> None:
+    server.script = lambda handler, _: handler.answer(503)
+    spec = JobSpec(image="tiny", script="true")
+    with pytest.raises(Unavailable):
+        Client(server.url, retries=Retries(deadline=0.3, first=0.01)).submit(spec)
+    keys = {call.headers["Idempotency-Key"] for call in server.seen}
+    assert len(server.seen) > 1
+    assert len(keys) == 1
+    assert len(keys.pop()) == 32
+
+
+def test_broken_connection_is_tried_again(server: Scripted) -> None:
+    server.script = lambda handler, call: handler.hang_up() if call < 3 else handler.answer(200)
+    assert http(server).call("GET", "/x").status_code == 200
+
+
+def test_retry_after_is_honoured(server: Scripted) -> None:
+    def script(handler: Handler, call: int) -> None:
+        handler.answer(200) if call > 1 else handler.answer(503, Retry_After="1")
+
+    server.script = script
+    start = time.monotonic()
+    http(server).call("GET", "/x")
+    assert 1.0 <= time.monotonic() - start < 2.5
+
+
+def test_waiting_longer_than_the_deadline_is_not_begun(server: Scripted) -> None:
+    server.script = lambda handler, _: handler.answer(503, Retry_After="3600")
+    start = time.monotonic()
+    with pytest.raises(Unavailable):
+        http(server).call("GET", "/x")
+    assert time.monotonic() - start < 1.0
+
+
+def test_retry_after_forms() -> None:
+    assert retry_after("7") == 7
+    assert 50 < retry_after(formatdate(time.time() + 60, usegmt=True)) <= 61
+    assert retry_after(formatdate(time.time() - 60, usegmt=True)) == 0
+    for bad in (None, "", "soon", "-5", "1e9", "²"):
+        assert retry_after(bad) == 0
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        start = time.monotonic()
+        with pytest.raises(Unavailable, match="Connection refused") as caught:
+            Transport(url, retries=Retries(deadline=0.5, first=0.05)).call("GET", "/x")
+    assert caught.value.service == "api"
+    assert caught.value.hint
+    assert 0.1 < time.monotonic() - start < 2
+
+
+def test_silence_times_out(server: Scripted) -> None:
+    released = threading.Event()
+    server.script = lambda handler, _: (released.wait(10), handler.hang_up())[-1]
+    start = time.monotonic()
+    with pytest.raises(Unavailable, match="no answer in time"):
+        http(server, Retries(deadline=1.0, read=0.3)).call("GET", "/x")
+    released.set()
+    assert time.monotonic() - start < 2.5
+
+
+def test_close_ends_the_waiting(server: Scripted) -> None:
+    server.script = lambda handler, _: handler.answer(503)
+    transport = http(server, Retries(deadline=60, first=30, ceiling=30))
+    timer = threading.Timer(0.2, transport.close)
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(Unavailable, match="closed"):
+        transport.call("GET", "/x")
+    assert time.monotonic() - start < 5
+
+
+def test_redirects_are_not_followed_with_the_token(server: Scripted) -> None:
+    server.script = lambda handler, _: handler.answer(302, Location="http://evil.example.org/")
+    with pytest.raises(Unavailable, match="redirects"):
+        http(server).call("GET", "/x")
+
+
+def test_what_is_not_our_api(server: Scripted) -> None:
+    server.script = lambda handler, _: handler.answer(200, b"<html>hello</html>")
+    with pytest.raises(Unavailable, match="does not speak"):
+        Client(server.url).job("1")
+
+
+# ----------------------------------------------------------------- problem documents
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (401, "UNAUTHENTICATED", Unauthenticated),
+        (403, "FORBIDDEN", Forbidden),
+        (404, "NOT_FOUND", NotFound),
+        (409, "CONFLICT", Conflict),
+        (409, "JOB_FINAL", JobFinal),
+        (409, "ATTEMPT_SUPERSEDED", AttemptSuperseded),
+        (409, "IDEMPOTENCY_CONFLICT", IdempotencyConflict),
+        (409, "NEW_KIND_OF_CONFLICT", Conflict),
+        (413, "TOO_LARGE", PayloadTooLarge),
+        (422, "INVALID_SPEC", InvalidSpec),
+        (422, "DIGEST_MISMATCH", DigestMismatch),
+    ],
+)
+def test_problems_become_our_errors(
+    server: Scripted, status: int, code: str, kind: type[VMJobsError]
+) -> None:
+    fault = {"field": "cpus", "code": "bad", "message": "too many"}
+    server.script = lambda handler, _: handler.problem(status, code, hint="do so", errors=[fault])
+    with pytest.raises(kind) as caught:
+        http(server).call("GET", "/x")
+    error = caught.value
+    assert type(error) is kind
+    assert (error.code, error.message, error.hint) == (code, "so it is", "do so")
+    assert [(f.field, f.message) for f in error.faults] == [("cpus", "too many")]
+
+
+def test_unavailable_service_is_named(server: Scripted) -> None:
+    server.script = lambda handler, _: handler.problem(503, "UNAVAILABLE", service="broker")
+    with pytest.raises(Unavailable) as caught:
+        http(server, Retries(deadline=0.1)).call("GET", "/x")
+    assert caught.value.service == "broker"
+
+
+def test_incident_is_passed_on(server: Scripted) -> None:
+    server.script = lambda handler, _: handler.problem(500, "INTERNAL", hint="report it")
+    with pytest.raises(VMJobsError, match="so it is") as caught:
+        http(server).call("GET", "/x")
+    assert caught.value.hint == "report it"
+
+
+# ----------------------------------------------------------------- transfers
+
+
+def flaky_file(handler: Handler, _: int) -> None:
+    """Serves ranges of BYTES, a third at a time, and hangs up after each."""
+    start = int((handler.headers.get("Range") or "bytes=0-")[6:-1])
+    handler.send_response(206 if start else 200)
+    handler.send_header("Content-Length", str(len(BYTES) - start))
+    if start:
+        handler.send_header("Content-Range", f"bytes {start}-{len(BYTES) - 1}/{len(BYTES)}")
+    handler.end_headers()
+    handler.wfile.write(BYTES[start : start + len(BYTES) // 3])
+    handler.wfile.flush()
+    handler.hang_up()
+
+
+def test_download_goes_on_where_it_broke(server: Scripted) -> None:
+    server.script = flaky_file
+    sink, steps = io.BytesIO(), []
+    digest = f"sha256:{hashlib.sha256(BYTES).hexdigest()}"
+    size = http(server).download(
+        "/x", sink.write, digest=digest, progress=lambda done, total: steps.append((done, total))
+    )
+    assert (size, sink.getvalue()) == (len(BYTES), BYTES)
+    assert len(server.seen) == 4
+    assert steps == sorted(steps)
+    assert steps[-1] == (len(BYTES), len(BYTES))
+
+
+def test_download_from_a_server_without_ranges(server: Scripted) -> None:
+    def script(handler: Handler, call: int) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(BYTES)))
+        handler.end_headers()
+        handler.wfile.write(BYTES if call > 1 else BYTES[:300_000])
+        handler.wfile.flush()
+        if call == 1:
+            handler.hang_up()
+
+    server.script = script
+    sink = io.BytesIO()
+    http(server).download("/x", sink.write)
+    assert sink.getvalue() == BYTES
+
+
+def test_download_that_makes_no_progress_ends(server: Scripted) -> None:
+    def script(handler: Handler, _: int) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "100")
+        handler.end_headers()
+        handler.hang_up()
+
+    server.script = script
+    with pytest.raises(Unavailable, match="cannot read"):
+        http(server, Retries(deadline=0.3, first=0.05)).download("/x", io.BytesIO().write)
+
+
+def test_download_of_other_bytes(server: Scripted) -> None:
+    server.script = lambda handler, _: handler.answer(200, b"evil")
+    with pytest.raises(DigestMismatch):
+        http(server).download("/x", io.BytesIO().write, digest="sha256:" + "0" * 64)
+
+
+def test_upload_begins_anew_with_every_try(server: Scripted) -> None:
+    server.script = fails_until(3, 503)
+    source = io.BytesIO(b"skip" + BYTES)
+    source.seek(4)
+    steps: list[tuple[int, int]] = []
+    body = Upload(source, len(BYTES), lambda done, total: steps.append((done, total)))
+    http(server).call("PUT", "/x", body=body)
+    assert [call.body for call in server.seen] == [BYTES] * 3
+    assert steps[-1] == (len(BYTES), len(BYTES))
+
+
+def test_empty_upload_tells_its_length(server: Scripted) -> None:
+    http(server).call("PUT", "/x", body=Upload(io.BytesIO(), 0))
+    assert server.seen[0].headers["Content-Length"] == "0"
+
+
+class Pipe(io.RawIOBase):
+    """Bytes that pass once."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def read(self, size: int = -1) -> bytes:
+        return b"x" * max(0, size)
+
+
+def test_upload_of_what_passes_once_is_not_repeated(server: Scripted) -> None:
+    server.script = lambda handler, _: handler.answer(503)
+    with pytest.raises(Unavailable):
+        http(server).call("PUT", "/x", body=Upload(Pipe(), 5))  # type: ignore[arg-type]
+    assert len(server.seen) == 1
+
+
+def test_agent_needs_a_claim_first(server: Scripted) -> None:
+    agent = JobAgentClient(server.url, "t", "1")
+    with pytest.raises(Conflict, match="not been claimed"):
+        agent.append(StreamName.OUT, 0, b"x")
