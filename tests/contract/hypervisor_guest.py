@@ -22,7 +22,9 @@ export PATH=/bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev 2>/dev/null
-for module in /modules/*.ko; do [ -e "$module" ] && insmod "$module"; done
+for again in 1 2 3; do  # in whatever order they need one another
+    for module in /modules/*.ko; do [ -e "$module" ] && insmod "$module" 2>/dev/null; done
+done
 for word in $(cat /proc/cmdline); do
     case $word in do=*|targets=*|lines=*) eval "${word%%=*}=\${word#*=}" ;; esac
 done
@@ -78,8 +80,8 @@ poweroff -f
 
 #: Drivers of a distribution's kernel that the guest needs, in the order of loading.
 _MODULES = (
-    "virtio",
     "virtio_ring",
+    "virtio",
     "virtio_pci_modern_dev",
     "virtio_pci_legacy_dev",
     "virtio_pci",

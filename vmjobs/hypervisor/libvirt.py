@@ -218,6 +218,8 @@ class Libvirt:
     def start(self, machine: Machine) -> None:
         """See :meth:`Hypervisor.start`."""
         on = board()
+        if self.state(machine.name) is not MachineState.GONE:
+            raise HypervisorError(f"{machine.name} runs already")
         overlay = machine.workdir.absolute() / "overlay.qcow2"
         base = machine.image.root.absolute()
         with ExitStack() as undo:
