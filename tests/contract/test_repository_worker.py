@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -57,6 +58,107 @@ def worker(config: Config, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def placed(repository: Repository, job_id: str) -> Callable[[], bool]:
     return lambda: repository.job(job_id).condor is not None
+
+
+RABBITMQ = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
+
+
+class Rabbit:
+    """A RabbitMQ of our own, with all it writes in one directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.port, self._peers, self._names = free_ports(3)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        (self.root / "env").touch()
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.root),
+            "ERL_EPMD_PORT": str(self._names),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"test{self.port}@localhost",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_DIST_PORT": str(self._peers),
+            "RABBITMQ_MNESIA_BASE": str(self.root / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(self.root / "log"),
+            "RABBITMQ_CONFIG_FILE": str(self.root / "none"),
+            "RABBITMQ_CONF_ENV_FILE": str(self.root / "env"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.root / "plugins"),
+            "RABBITMQ_PID_FILE": str(self.root / "pid"),
+        }
+        with (self.root / "out").open("ab") as out:
+            self._process = subprocess.Popen(
+                [str(RABBITMQ[-1])], stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+        eventually(lambda: listens(self.port))
+
+    def kill(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            eventually(lambda: not listens(self.port))
+            self._process = None
+
+    def close(self) -> None:
+        self.kill()
+        mapper = shutil.which("epmd")
+        assert mapper is not None
+        environment = {**os.environ, "ERL_EPMD_PORT": str(self._names)}
+        subprocess.run([mapper, "-kill"], env=environment, check=False, capture_output=True)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def rabbit(tmp_path: Path) -> Iterator[Rabbit]:
+    if not RABBITMQ:
+        pytest.skip("rabbitmq-server is not installed")
+    (tmp_path / "rabbit").mkdir()
+    server = Rabbit(tmp_path / "rabbit")
+    server.start()
+    yield server
+    server.close()
+
+
+def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) -> None:
+    config = Config(data_dir=tmp_path, broker_url=f"amqp://guest:guest@127.0.0.1:{rabbit.port}//")
+    repository = open_repository(config, TinyImages(tmp_path / "images"))
+    publisher = Publisher(config)
+    publisher.ping()
+    with worker(config, tmp_path) as process:
+        first = repository.submit("ada", submission(), publish=publisher.submit_array).jobs[0]
+        eventually(placed(repository, first.id))
+        rabbit.kill()
+        began = time.monotonic()
+        with pytest.raises(Unavailable) as caught:
+            repository.submit("ada", submission(), "key", publisher.submit_array)
+        assert caught.value.service == "broker"
+        assert time.monotonic() - began < 10
+        assert len(repository.jobs("ada").jobs) == 1
+        rabbit.start()
+        second = repository.submit("ada", submission(), "key", publisher.submit_array)
+        assert second.created
+        eventually(placed(repository, second.jobs[0].id))
+        repository.cancel(second.jobs[0].id, "ada", publisher.cancel_job)
+        # CANCELED takes the clock's `track`, so that lives on too.
+        eventually(lambda: repository.job(second.jobs[0].id).state is JobState.CANCELED)
+        assert process.poll() is None
+    publisher.close()
+    repository.close()
 
 
 @pytest.fixture
