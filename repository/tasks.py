@@ -10,8 +10,15 @@ from typing import Any, Final
 
 from celery import Celery
 
-from repository import dispatch
-from repository.broker import CANCEL_JOB, QUEUE, SUBMIT_ARRAY, Publisher, broker_settings
+from repository import dispatch, filebroker
+from repository.broker import (
+    CANCEL_JOB,
+    QUEUE,
+    SUBMIT_ARRAY,
+    Publisher,
+    broker_settings,
+    file_broker_folder,
+)
 from repository.dispatch import Dispatch
 from vmjobs.config import Config
 from vmjobs.errors import NotFound, Unavailable
@@ -50,7 +57,7 @@ def make_celery(config: Config, factory: DispatchFactory) -> Celery:
             for name, every in PERIODIC.items()
         },
     )
-    _add_tasks(app, _Once(factory))
+    _add_tasks(app, _Once(factory), config)
     return app
 
 
@@ -82,7 +89,7 @@ class _Once:
             return self._made[1]
 
 
-def _add_tasks(app: Celery, parts: _Once) -> None:
+def _add_tasks(app: Celery, parts: _Once, config: Config) -> None:
     patient: dict[str, Any] = {
         "autoretry_for": (Unavailable,),
         "retry_backoff": BACKOFF,
@@ -100,10 +107,16 @@ def _add_tasks(app: Celery, parts: _Once) -> None:
     early = {**patient, "autoretry_for": (Unavailable, NotFound)}
     app.task(submit_array, name=SUBMIT_ARRAY, **early)
     app.task(cancel_job, name=CANCEL_JOB, **patient)
+
+    def sweep(parts: Dispatch) -> None:
+        if not config.broker_url:
+            filebroker.clean(file_broker_folder(config))
+        dispatch.sweep(parts)
+
     for name, work in (
         ("vmjobs.track", dispatch.track),
         ("vmjobs.reconcile", dispatch.reconcile),
-        ("vmjobs.sweep", dispatch.sweep),
+        ("vmjobs.sweep", sweep),
     ):
         app.task(_periodic(name, work, parts), name=name)
 

@@ -34,7 +34,8 @@ def check(
     try:
         digest = images.resolve(spec.image)
     except (NotFound, InvalidRequest) as error:
-        faults.append(Fault("image", "unknown_image", error.message))
+        text = f"{error.message}; {error.hint}" if error.hint else error.message
+        faults.append(Fault("image", "unknown_image", text))
     faults += _beyond_limits(spec, config)
     faults += _beyond_nodes(spec, nodes)
     faults += _missing_inputs(spec, blobs)

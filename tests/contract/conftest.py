@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from repository_kit import TinyImages
+from repository_kit import image_store
 
+from images.store import ImageStore
 from repository.migrations import upgrade
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
@@ -97,13 +98,13 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> TinyImages:
+def images(tmp_path: Path) -> ImageStore:
     """An image store with one image, ``hep``."""
-    return TinyImages(tmp_path / "images")
+    return image_store(tmp_path / "images")
 
 
 @pytest.fixture
-def repository(config: Config, images: TinyImages) -> Iterator[Repository]:
+def repository(config: Config, images: ImageStore) -> Iterator[Repository]:
     """A repository on either database."""
     opened = open_repository(config, images, migrate=False)
     yield opened

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from images.manifest import Blob, ImageManifest
+from images.store import ImageStore
 from repository.dispatch import Dispatch
 from repository.service import Repository
-from vmjobs.errors import NotFound, Unavailable
+from vmjobs.errors import Unavailable
 from vmjobs.model import (
     AttemptClaim,
     CondorRef,
@@ -24,25 +27,17 @@ from vmjobs.model import (
 )
 from vmjobs.ports import BatchJob, BatchStatus, Observation
 
-IMAGE = "sha256:" + "a" * 64
 #: An agent sends every state in order.
 WAY = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING)
 
 
-class TinyImages:
-    """A directory of tags: just enough of an image store to resolve references."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        root.mkdir(exist_ok=True)
-        (root / "hep:latest").write_text(IMAGE)
-
-    def resolve(self, ref: str) -> str:
-        name = ref if ":" in ref else f"{ref}:latest"
-        try:
-            return ref if ref == IMAGE else (self._root / name).read_text()
-        except FileNotFoundError:
-            raise NotFound(f"there is no image {ref}") from None
+def image_store(root: Path) -> ImageStore:
+    """An image store with one image, ``hep``."""
+    store = ImageStore(root)
+    digest, size = store.put_blob(io.BytesIO(b"a very small disk"))
+    disk = Blob(digest=digest, size=size, format="raw")
+    store.tag("hep", "latest", store.put_manifest(ImageManifest(name="hep", root=disk)))
+    return store
 
 
 class Ledger:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.context import SpawnContext
 from typing import Any
 
-from repository_kit import TinyImages, submission, told
+from repository_kit import submission, told
 
+from images.store import ImageStore
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
@@ -42,7 +43,7 @@ def stage(repository: Repository, job_and_attempt: str) -> None:
 
 
 def _work(config: Config, action: Action, items: Sequence[str], barrier: Any, results: Any) -> None:
-    repository = open_repository(config, TinyImages(config.data_dir / "images"), migrate=False)
+    repository = open_repository(config, ImageStore(config.data_dir / "images"), migrate=False)
     found: list[Any] = []
     repository.ping()
     for item in items:

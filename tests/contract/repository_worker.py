@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from repository_kit import TinyImages
-
+from images.store import ImageStore
 from repository.dispatch import Dispatch
 from repository.service import open_repository
 from repository.tasks import make_celery, worker_arguments
@@ -56,7 +55,7 @@ def main(file: str, queue: str) -> None:
     config = Config.model_validate(json.loads(Path(file).read_text()))
 
     def factory() -> Dispatch:
-        repository = open_repository(config, TinyImages(config.data_dir / "images"), migrate=False)
+        repository = open_repository(config, ImageStore(config.data_dir / "images"), migrate=False)
         return Dispatch(repository, Directory(Path(queue)), lambda *_: "token")
 
     make_celery(config, factory).worker_main(worker_arguments(config))

@@ -7,7 +7,7 @@ import io
 from datetime import UTC
 
 import pytest
-from repository_kit import IMAGE, bring, claim, one, submission, told
+from repository_kit import bring, claim, one, submission, told
 
 from repository.broker import Publisher
 from repository.service import Repository, open_repository
@@ -54,7 +54,7 @@ def test_an_array_is_stored_and_published(repository: Repository) -> None:
     ]
     job = repository.job(done.jobs[1].id, "ada")
     assert job == done.jobs[1]
-    assert job.image_digest == IMAGE
+    assert job.image_digest == repository.images.resolve("hep:latest")
     assert job.created.tzinfo == UTC
     (event,) = repository.events(job.id)
     assert (event.seq, event.state, event.reason.code) == (1, JobState.QUEUED, ReasonCode.SUBMITTED)
@@ -103,7 +103,15 @@ def test_every_fault_is_told_at_once(repository: Repository) -> None:
     assert [f.field for f in caught.value.faults] == [
         "image", "cpus", "memory", "disk", "run_seconds", "route", "inputs.0",
     ]  # fmt: skip
+    assert "hep:latest" in caught.value.faults[0].message
     assert repository.jobs("ada").jobs == []
+
+
+def test_a_digest_names_an_image_too(repository: Repository) -> None:
+    digest = repository.images.resolve("hep")
+    assert one(repository, image=digest).image_digest == digest
+    with pytest.raises(InvalidSpec):
+        one(repository, image="sha256:" + "0" * 64)
 
 
 def test_what_no_live_node_offers_is_refused(repository: Repository) -> None:
