@@ -16,6 +16,7 @@ contents removed                      record alone: the same
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -53,17 +54,19 @@ class Leftover:
     verdict: str
 
 
-def machine_name(attempt: str) -> str:
-    """The name of an attempt's machine: unique, and told from foreign machines by its prefix."""
-    return f"{NAME_PREFIX}{attempt}"
-
-
 class Journal:
     """Run directories below one root, each with its record."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mark = hashlib.sha256(bytes(root.resolve())).hexdigest()[:8]
+        #: The machines of this journal, told from those of any other on the same node.
+        self.prefix = f"{NAME_PREFIX}{mark}-"
+
+    def machine_name(self, attempt: str) -> str:
+        """The name of an attempt's machine."""
+        return f"{self.prefix}{attempt}"
 
     @contextmanager
     def run(self, record: RunRecord, driver: Hypervisor) -> Iterator[Path]:
@@ -113,15 +116,12 @@ class Journal:
 
 
 def sweep(journal: Journal, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
-    """Destroy machines with our prefix that no record knows. Returns their names.
-
-    Only for a node where one agent holds all machines of its user.
-    """
-    known = {machine_name(p.name) for p in journal.root.iterdir() if p.is_dir()}
+    """Destroy machines of this journal that no record knows. Returns their names."""
+    known = {journal.machine_name(p.name) for p in journal.root.iterdir() if p.is_dir()}
     swept = []
     for driver in drivers.values():
         for name in _names(driver):
-            if name not in known:
+            if name.startswith(journal.prefix) and name not in known:
                 driver.destroy(name)
                 swept.append(name)
     return swept

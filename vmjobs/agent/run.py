@@ -19,7 +19,7 @@ from typing import Protocol
 from vmjobs.agent.courier import FIRST_PAUSE, Courier
 from vmjobs.agent.endpoint import GuestLink
 from vmjobs.agent.inbox import Inbox, LeaseLost, ScriptEnded, SignalSent, Superseded
-from vmjobs.agent.journal import Journal, RunRecord, machine_name
+from vmjobs.agent.journal import Journal, RunRecord
 from vmjobs.agent.outputs import Kept, OutputTray
 from vmjobs.agent.steps import STEPS, STOPPING, Step
 from vmjobs.agent.verdict import Ended, Verdict, failed, stopped
@@ -106,6 +106,7 @@ class Run:
 
     ticket: JobTicket = field(init=False)
     driver: Hypervisor = field(init=False)
+    machine: str = field(init=False)
     directory: Path = field(init=False)
     courier: Courier = field(init=False)
     tray: OutputTray = field(init=False)
@@ -124,7 +125,8 @@ class Run:
             self.driver = self.parts.choose(self.ticket.spec.hypervisor)
         except NoHypervisor as error:
             return self._refuse(failed(ReasonCode.NO_HYPERVISOR, error.message).verdict)
-        record = RunRecord(self.attempt, self.job_id, machine_name(self.attempt), self.driver.kind)
+        self.machine = self.parts.journal.machine_name(self.attempt)
+        record = RunRecord(self.attempt, self.job_id, self.machine, self.driver.kind)
         with self.parts.journal.run(record, self.driver) as self.directory:
             self._open()
             try:

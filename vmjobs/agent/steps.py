@@ -24,7 +24,6 @@ from vmjobs.agent.inbox import (
     Superseded,
 )
 from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk, write_job_tar
-from vmjobs.agent.journal import machine_name
 from vmjobs.agent.outputs import DiskContents, read_output_disk
 from vmjobs.agent.verdict import Ended, Verdict, failed, judge, judge_early_end, stopped, with_console
 from vmjobs.agent.watch import Watch, watching
@@ -106,7 +105,7 @@ def boot(run: Run) -> None:
     (directory / "machine").mkdir()
     online = spec.network is not NetworkMode.NONE
     machine = Machine(
-        name=machine_name(run.attempt),
+        name=run.machine,
         cpus=spec.cpus,
         memory=spec.memory,
         image=run.image,

@@ -1,0 +1,117 @@
+"""What a killed agent leaves, and what the next one makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vmjobs.agent.journal import RECORD, Journal, RunRecord, sweep
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor.base import Machine, MachineState, ProbeResult
+from vmjobs.model import HypervisorKind
+
+ATTEMPT = "a" * 32
+
+
+class Shelf:
+    """Machines by name, as a driver sees them; it can be made to fail."""
+
+    kind = HypervisorKind.UML
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+        self.broken = False
+
+    def probe(self, deadline: float) -> ProbeResult:
+        return ProbeResult(self.kind, True, "", deadline)
+
+    def start(self, machine: Machine) -> None:
+        self.names.append(machine.name)
+
+    def destroy(self, name: str) -> None:
+        if self.broken:
+            raise HypervisorError("cannot destroy it")
+        if name in self.names:
+            self.names.remove(name)
+
+    stop = pause = resume = destroy
+
+    def state(self, name: str) -> MachineState:
+        return MachineState.RUNNING if name in self.names else MachineState.GONE
+
+    def wait(self, name: str, timeout: float) -> MachineState:
+        return self.state(name)
+
+    def list(self) -> list[str]:
+        return list(self.names)
+
+
+def record(journal: Journal) -> RunRecord:
+    return RunRecord(ATTEMPT, "job", journal.machine_name(ATTEMPT), HypervisorKind.UML)
+
+
+def killed(journal: Journal) -> Path:
+    """The directory as it is while a run is under way."""
+    with journal.run(record(journal), Shelf()) as directory:
+        (directory / "disk").write_bytes(b"x")
+        (directory / "machine").mkdir()
+        copy = directory.with_name("copy")
+        directory.rename(copy)
+        directory.mkdir()
+        (directory / RECORD).write_bytes((copy / RECORD).read_bytes())
+    copy.rename(directory)
+    return directory
+
+
+def test_a_run_that_ends_leaves_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    shelf = Shelf(journal.machine_name(ATTEMPT))
+    with journal.run(record(journal), shelf) as directory:
+        assert (directory / RECORD).exists()
+    assert shelf.names == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_that_cannot_be_removed_keeps_its_record(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    shelf = Shelf(journal.machine_name(ATTEMPT))
+    shelf.broken = True
+    with pytest.raises(HypervisorError), journal.run(record(journal), shelf):
+        pass
+    shelf.broken = False
+    (left,) = Journal(tmp_path).recover({HypervisorKind.UML: shelf})
+    assert (left.record.job, left.verdict, shelf.names) == ("job", "", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_agent_left_is_removed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    directory = killed(journal)
+    assert directory.exists()
+    shelf = Shelf(journal.machine_name(ATTEMPT))
+    assert len(journal.recover({HypervisorKind.UML: shelf})) == 1
+    assert shelf.names == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_verdict_survives(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    killed(journal)
+    journal.conclude(ATTEMPT, '{"state": "COMPLETED"}')
+    (left,) = journal.recover({HypervisorKind.UML: Shelf()})
+    assert left.verdict == '{"state": "COMPLETED"}'
+
+
+def test_a_directory_without_record_had_no_machine(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    (tmp_path / ATTEMPT).mkdir()
+    assert journal.recover({}) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_machines_of_this_journal_are_swept(tmp_path: Path) -> None:
+    journal, other = Journal(tmp_path / "a"), Journal(tmp_path / "b")
+    shelf = Shelf(journal.machine_name(ATTEMPT), other.machine_name(ATTEMPT))
+    assert sweep(journal, {HypervisorKind.UML: shelf}) == [journal.machine_name(ATTEMPT)]
+    assert shelf.names == [other.machine_name(ATTEMPT)]
