@@ -91,10 +91,11 @@ def literal(value: ClassAdValue, limit: int = VALUE_MAX) -> str:
         return str(value)
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else "undefined"
-    # Control characters have no place in a queue's listing, and `$$(` means something to a
-    # schedd wherever it stands.
-    text = "".join(c if c.isprintable() else " " for c in value[: limit or None]).replace("$$", "$ $")
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    # Control characters have no place in a queue's listing, `$$(` means something to a schedd
+    # wherever it stands, and a backslash means one thing in the old syntax (starter, startd)
+    # and another in the new one: before a quote it is an escape in both.
+    text = "".join(c if c.isprintable() else " " for c in value[: limit or None])
+    return '"' + text.replace("$$", "$ $").replace("\\", "/").replace('"', '\\"') + '"'
 
 
 def _quote(word: str) -> bytes:

@@ -21,6 +21,9 @@ from vmjobs.ports import BatchStatus, Observation
 
 log = logging.getLogger(__name__)
 
+#: The line that ends each event.
+_END: Final = b"...\n"
+
 Key = tuple[int, int]
 Event = Mapping[str, Any]
 
@@ -165,17 +168,17 @@ class EventLogs:
         record = self._logs.get(array)
         if record is None or record.seen[0] != seen[0] or seen[1] < record.seen[1]:
             record = self._logs[array] = _Log()
-        if record.seen == seen:
-            return
         try:
-            record.state = self._advance(path, record)
+            # An event that is being written is left for the next time: given a part of one, the
+            # bindings wait a second for the rest, and may lose their place.
+            if record.seen != seen and _whole_until(path, status.st_size):
+                self._advance(path, record)
+                record.seen = seen
         except OSError as error:
             log.warning("cannot read event log %s: %s", path, error)
-            return
-        record.seen = seen
 
-    def _advance(self, path: Path, record: _Log) -> Any:
-        """Fold in the complete events that follow the remembered position; the new position."""
+    def _advance(self, path: Path, record: _Log) -> None:
+        """Fold in the events that follow the remembered position, and remember the new one."""
         reader = htcondor2.JobEventLog(str(path))
         try:
             if record.state is not None:
@@ -183,6 +186,16 @@ class EventLogs:
                 reader.__setstate__(record.state)
             for event in reader.events(stop_after=0):
                 fold(record.known, int(event["EventTypeNumber"]), event, self._schedd)
-            return reader.__getstate__()
+            state = reader.__getstate__()
         finally:
             reader.close()
+        # Otherwise the same events are folded in once more next time, which changes nothing.
+        if _whole_until(path, int(state[1])):
+            record.state = state
+
+
+def _whole_until(path: Path, offset: int) -> bool:
+    """Whether the file's first ``offset`` bytes end with the end of an event."""
+    with path.open("rb") as file:
+        file.seek(max(0, offset - len(_END)))
+        return offset == 0 or file.read(min(offset, len(_END))) == _END

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from condor import names
 from condor.chirp import literal
 from vmjobs.model import Node
 from vmjobs.ports import ClassAdValue
+
+#: More cached images than this are not announced: the ad goes to the collector every few minutes.
+MAX_DIGESTS: Final = 200
 
 
 def attributes(node: Node) -> dict[str, ClassAdValue]:
@@ -17,7 +21,7 @@ def attributes(node: Node) -> dict[str, ClassAdValue]:
         names.HAS_VMJOBS: bool(working),
         names.VERSION: node.version,
         names.HYPERVISORS: ",".join(working),
-        names.IMAGE_DIGESTS: ",".join(node.images),
+        names.IMAGE_DIGESTS: ",".join(node.images[:MAX_DIGESTS]),
         names.MEMORY: node.memory,
         names.DISK: node.disk,
         names.RUNNING: len(node.running),

@@ -79,6 +79,8 @@ def argument_string(arguments: Sequence[str]) -> str:
     """
     if any(set(argument) & set("\0\n\r\x1f") for argument in arguments):
         raise ValueError("an argument has a NUL, a line end or a unit separator")
+    if any("$$" in argument for argument in arguments):
+        raise ValueError("an argument has '$$', which submit and schedd both take for a macro")
     words = ("'" + a.replace("'", "''").replace('"', '""') + "'" for a in arguments)
     return '"' + " ".join(words).replace("$", "$(DOLLAR)") + '"'
 

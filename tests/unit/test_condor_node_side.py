@@ -1,0 +1,235 @@
+"""What runs on the execute node: chirp, job ad, progress, machine ad."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import classad2
+import pytest
+
+from condor import chirp, jobad, machine_ad, names, progress
+from condor.chirp import ChirpReporter
+from vmjobs.errors import InvalidRequest, NotFound
+from vmjobs.model import (
+    ExitChannel,
+    ExitStatus,
+    HypervisorInfo,
+    HypervisorKind,
+    JobState,
+    Node,
+    ReasonCode,
+    Report,
+    now,
+    reason,
+)
+
+HOSTILE = [
+    'a" + Owner + "',
+    "a\\",
+    'a\\"',
+    'end"',
+    "a\nb\r\tc\x00",
+    "$$(Machine)",
+    "ü  \u202e",
+    "\\" * 9,
+    "x" * 9999,
+]
+
+
+class Starter:
+    """Listens as the starter's chirp proxy does and gives the answers it is told to."""
+
+    def __init__(self, folder: Path, answers: list[bytes]) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        port = self.listener.getsockname()[1]
+        self.config = folder / ".chirp.config"
+        self.config.write_text(f"127.0.0.1 {port} secret\n")
+        self.lines: list[bytes] = []
+        self.thread = threading.Thread(target=self._serve, args=(answers,))
+        self.thread.start()
+
+    def _serve(self, answers: list[bytes]) -> None:
+        connection, _ = self.listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            for answer in answers:
+                line = lines.readline()
+                if not line:
+                    return
+                self.lines.append(line)
+                connection.sendall(answer)
+
+    def close(self) -> None:
+        self.listener.close()
+        self.thread.join(10)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+
+
+def test_attributes_are_sent_one_a_line(folder: Path) -> None:
+    starter = Starter(folder, [b"0\n"] * 3)
+    ChirpReporter(starter.config).publish({names.VM_STATE: "a b", names.VM_BOOT_SECONDS: 1.5})
+    starter.close()
+    assert starter.lines == [
+        b"cookie secret\n",
+        b'set_job_attr ChirpVMState "a\\ b"\n',
+        b"set_job_attr ChirpVMBootSeconds 1.5\n",
+    ]
+
+
+@pytest.mark.parametrize("answers", [[b"-1\n"], [b"0\n", b"-8\n"], [b"0\n"], [b"what\n"], [b""], []])
+def test_failures_are_logged_and_not_raised(
+    folder: Path, answers: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    starter = Starter(folder, answers)
+    with caplog.at_level(logging.WARNING):
+        ChirpReporter(starter.config, timeout=1.0).publish({names.VM_STATE: "secret value"})
+    starter.close()
+    assert "did not get into the job ad" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_starter_that_is_gone_and_a_broken_file_raise_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = folder / "config"
+    for text in ("127.0.0.1 1 cookie\n", "", "a b\n", "127.0.0.1 x cookie\n", "\xff\xff"):
+        config.write_text(text, "latin-1")
+        ChirpReporter(config, timeout=1.0).publish({names.VM_STATE: "x"})
+    assert len(caplog.records) == 5
+
+
+def test_outside_of_a_job_nothing_happens(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("_CONDOR_CHIRP_CONFIG", raising=False)
+    ChirpReporter().publish({names.VM_STATE: "x"})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_string_stays_one_string_in_both_syntaxes(text: str) -> None:
+    line = chirp.set_command(names.VM_REASON, text)
+    assert line.count(b"\n") == 1
+    assert len(line) < chirp.LINE_MAX
+    literal = chirp.literal(text)
+    new = classad2.ExprTree(literal).eval()
+    old = classad2.parseOne(f"A = 1\nX = {literal}\nB = 2\n")
+    assert isinstance(new, str)
+    assert old["X"] == new
+    assert (old["A"], old["B"]) == (1, 2)
+    assert "$$" not in new
+
+
+@pytest.mark.parametrize(
+    "name", ["Requirements", "ChirpVM State", "Chirp", "Chirp\nX", 'ChirpX"', "chirpVMState"]
+)
+def test_only_attributes_that_travel_back_are_set(name: str) -> None:
+    with pytest.raises(ValueError, match="travels back"):
+        chirp.set_command(name, 1)
+
+
+def test_literals_of_other_types() -> None:
+    values = [True, False, 7, -1.5, 1e300, float("nan"), float("inf")]
+    assert [chirp.literal(v) for v in values] == [
+        "true",
+        "false",
+        "7",
+        "-1.5",
+        "1e+300",
+        "undefined",
+        "undefined",
+    ]
+
+
+def test_progress_says_what_is_known() -> None:
+    report = Report(state=JobState.BOOTING, reason=reason(ReasonCode.PROGRESS), time=now())
+    assert progress.attributes("n1", report) == {
+        "ChirpVMState": "BOOTING",
+        "ChirpVMNode": "n1",
+        "ChirpVMReason": "PROGRESS",
+    }
+    end = Report(
+        state=JobState.FAILED,
+        reason=reason(ReasonCode.SCRIPT_FAILED, "exit code 3"),
+        time=now(),
+        hypervisor=HypervisorKind.UML,
+        exit=ExitStatus(code=3, channel=ExitChannel.ENDPOINT),
+        seconds={"staging": 0.12345, "booting": 1.5, "running": 9.0},
+    )
+    found = progress.attributes("n1", end)
+    assert found["ChirpVMReason"] == "SCRIPT_FAILED: exit code 3"
+    assert found["ChirpVMHypervisor"] == "uml"
+    assert found["ChirpVMExitChannel"] == "endpoint"
+    assert (found["ChirpVMStageSeconds"], found["ChirpVMBootSeconds"]) == (0.123, 1.5)
+    assert all(chirp.set_command(name, value) for name, value in found.items())
+
+
+AD = """\
+ClusterId = 12
+ProcId = 3
+VMJobsId = "j3"
+VMJobsIndex = 3
+VMJobsOwner = "alice"
+RequestMemory = 1 + 1
+"""
+
+
+def test_the_job_ad_is_read_from_where_the_starter_left_it(folder: Path) -> None:
+    path = folder / ".job.ad"
+    path.write_text(AD)
+    ad = jobad.read({"_CONDOR_JOB_AD": str(path)})
+    assert (ad.job_id, ad.index, ad.owner, ad.cluster, ad.proc) == ("j3", 3, "alice", 12, 3)
+    assert (ad.image, ad.memory) == ("", 0)
+
+
+def test_a_job_ad_that_is_none() -> None:
+    with pytest.raises(NotFound):
+        jobad.read({})
+    with pytest.raises(NotFound):
+        jobad.read({"_CONDOR_JOB_AD": "/nonexistent"})
+    for data in (b"", b"\xff\x00[[[", b'ClusterId = "12"\n', b"x" * (jobad.MAX_BYTES + 1)):
+        with pytest.raises(InvalidRequest):
+            jobad.parse(data)
+
+
+def a_node(*hypervisors: HypervisorInfo, images: tuple[str, ...] = ()) -> Node:
+    return Node(
+        name="n1",
+        version='1.0" + x',
+        cpus=2,
+        memory=2048,
+        disk=10,
+        hypervisors=hypervisors,
+        images=images,
+        updated=now(),
+    )
+
+
+def test_the_machine_ad_tells_what_boots() -> None:
+    uml = HypervisorInfo(kind=HypervisorKind.UML, works=True)
+    kvm = HypervisorInfo(kind=HypervisorKind.KVM, works=False)
+    qemu = HypervisorInfo(kind=HypervisorKind.QEMU, works=True)
+    digests = tuple(f"sha256:{i:064x}" for i in range(300))
+    text = machine_ad.lines(a_node(kvm, uml, qemu, images=digests))
+    *body, last = text.splitlines()
+    assert last == "- update:true"
+    ad = classad2.parseOne("\n".join(body))
+    assert ad["HasVMJobs"] is True
+    assert ad["VMJobsHypervisors"] == "uml,qemu"
+    assert ad["VMJobsImageDigests"].split(",") == list(digests[: machine_ad.MAX_DIGESTS])
+    assert ad["VMJobsMemory"] == 2048
+    assert ad["VMJobsVersion"] == '1.0" + x'
+
+
+def test_a_node_that_boots_nothing_or_has_no_agent_takes_no_jobs() -> None:
+    for text in (machine_ad.lines(a_node()), machine_ad.absent()):
+        assert "HasVMJobs = false\n" in text
+        assert text.endswith("- update:true\n")

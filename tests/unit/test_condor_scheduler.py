@@ -1,0 +1,73 @@
+"""What of the scheduler needs no schedd; ``tests/integration/test_condor_grid.py`` has the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from condor import names
+from condor.scheduler import CondorScheduler
+from vmjobs.config import Config
+from vmjobs.errors import InvalidSpec, Unavailable
+from vmjobs.model import CondorRef, JobSpec
+from vmjobs.ports import BatchJob
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CondorScheduler:
+    """One whose collector does not answer."""
+    monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
+    config = Config(spool_dir=tmp_path / "spool", schedd_name="s.grid", schedd_pool="127.0.0.1:9")
+    return CondorScheduler(config, timeout=20.0)
+
+
+def batch(**fields: str) -> list[BatchJob]:
+    spec = JobSpec(image="generic", script="#!/bin/sh\n", **fields)
+    return [BatchJob("j0", "a", 0, "alice", spec, "the token")]
+
+
+def test_a_submission_that_fails_leaves_its_marker(scheduler: CondorScheduler, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable) as caught:
+        scheduler.submit(batch())
+    assert caught.value.service == "schedd"
+    assert "127.0.0.1:9" in caught.value.message
+    array = tmp_path / "spool" / "a"
+    token = array / "j0" / names.TOKEN
+    assert (array / names.SUBMIT_MARKER).exists()
+    assert token.read_text() == "the token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert array.stat().st_mode & 0o777 == 0o700
+    assert not list(array.rglob("*.new"))
+    with pytest.raises(Unavailable):
+        scheduler.submit(batch())
+    scheduler.forget("a")
+    assert not array.exists()
+    scheduler.forget("a")
+
+
+def test_a_spec_that_cannot_be_described_writes_nothing(
+    scheduler: CondorScheduler, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidSpec):
+        scheduler.submit(batch(route="nowhere"))
+    assert not (tmp_path / "spool").exists()
+    assert scheduler.submit([]) == {}
+
+
+def test_every_call_says_which_daemon_does_not_answer(scheduler: CondorScheduler) -> None:
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
+        scheduler.query(["j0"])
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
+        scheduler.remove([CondorRef(schedd="s.grid", cluster=1, proc=0)], "why")
+    scheduler.remove([], "why")
+    assert scheduler.query([]) == []
+    assert scheduler.watch(["a"]) == []
+
+
+@pytest.mark.parametrize("bad", ["..", "a/b", "", "a b"])
+def test_ids_stay_inside_of_the_spool(scheduler: CondorScheduler, bad: str) -> None:
+    with pytest.raises(ValueError, match="not the id"):
+        scheduler.forget(bad)
+    with pytest.raises(ValueError, match="not the id"):
+        scheduler.query([bad])

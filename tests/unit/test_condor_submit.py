@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import classad2
+import htcondor2
+import pytest
+
+from condor import names
+from condor.submit import (
+    Program,
+    accounting_name,
+    argument_string,
+    classad_string,
+    describe,
+    grid_resource,
+    plain,
+    rank,
+    requirements,
+)
+from vmjobs.config import Config
+from vmjobs.errors import ConfigError, InvalidSpec
+from vmjobs.model import HypervisorKind, JobSpec
+from vmjobs.ports import BatchJob
+
+DIGEST = "sha256:" + "ab" * 32
+HOSTILE = [
+    "$(HOME)",
+    "$$(Machine)",
+    "$$([ 1 + 1 ])",
+    "$ENV(PATH)",
+    "$F(vmjobs_id)",
+    "$RANDOM_CHOICE(1,2)",
+    'a" + Owner + "b',
+    "a\\",
+    'a\\" || true || \\"',
+    "a\nqueue 1000\n",
+    "a\r\n+VMJobsOwner = root",
+    "@=end",
+    "a\x00b",
+    "a\x1fb",
+    "; rm -rf /",
+    'it\'s "quoted"',
+    "ünïcödé \u2028 line",
+    "\ud800",
+    "x" * 5000,
+]
+
+
+def config(**settings: Any) -> Config:
+    routes = {"site": "condor site.grid site.grid:9618", "here": ""}
+    return Config(spool_dir=Path("/spool"), routes=routes, **settings)
+
+
+def batch(count: int = 1, owner: str = "alice", **fields: Any) -> list[BatchJob]:
+    spec = JobSpec(image=DIGEST, script="#!/bin/sh\n", **fields)
+    return [BatchJob(f"j{i}", "arr", i, owner, spec, "token") for i in range(count)]
+
+
+def parsed(jobs: list[BatchJob], settings: Config | None = None) -> htcondor2.Submit:
+    submission = describe(jobs, settings or config(), Program())
+    return htcondor2.Submit(submission.description)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_has_no_meaning_left(text: str) -> None:
+    if "\ud800" in text:
+        with pytest.raises(UnicodeEncodeError):
+            text.encode()
+        text = text.encode("utf-8", "replace").decode()
+    found = plain(text)
+    assert len(found) <= 256
+    assert found.isascii()
+    assert found.isprintable()
+    assert not set(found) & set("$\"'\\()[]{};`\n")
+    assert str(classad2.ExprTree(classad_string(text)).eval()) == found
+
+
+@pytest.mark.parametrize("text", [t for t in HOSTILE if "\ud800" not in t])
+def test_hostile_names_and_owners_change_nothing_but_their_own_attribute(text: str) -> None:
+    benign = parsed(batch(name="name", route="site"))
+    submit = parsed(batch(name=text[:128], owner=text, route="site"))
+    own = {"MY.VMJobsName", "MY.VMJobsOwner", "batch_name", "accounting_group_user"}
+    assert set(submit) == set(benign)
+    for key in set(submit) - own:
+        assert submit[key] == benign[key], key
+    for key in own:
+        assert submit.expand(key) == submit[key].strip()
+    assert classad2.ExprTree(submit["MY.VMJobsOwner"]).eval() == plain(text)
+
+
+def test_items_carry_the_ids_and_nothing_else() -> None:
+    submission = describe(batch(3), config(), Program())
+    assert submission.items == [{"vmjobs_id": f"j{i}", "vmjobs_index": str(i)} for i in range(3)]
+
+
+@pytest.mark.parametrize("bad", ["", "../x", "a b", "a$(x)", "a\n", "a" * 65, "a/b", '"'])
+def test_ids_must_be_plain(bad: str) -> None:
+    good = batch()[0]
+    for job in (
+        BatchJob(bad, good.array, 0, "o", good.spec, "t"),
+        BatchJob("j", bad, 0, "o", good.spec, "t"),
+    ):
+        with pytest.raises(ValueError, match="not the id"):
+            describe([job], config(), Program())
+
+
+def test_jobs_of_one_submission_belong_together() -> None:
+    one, other = batch(), batch(memory=64)
+    with pytest.raises(ValueError, match="must share"):
+        describe(one + other, config(), Program())
+    with pytest.raises(ValueError, match="must share"):
+        describe([], config(), Program())
+
+
+def test_the_local_pool_and_a_site_differ_where_they_must() -> None:
+    local, remote = parsed(batch(route="local")), parsed(batch(route="site"))
+    assert local["universe"] == "vanilla"
+    assert "HasVMJobs" in local["requirements"]
+    assert "grid_resource" not in set(local)
+    assert remote["universe"] == "grid"
+    assert remote["grid_resource"] == "condor site.grid site.grid:9618"
+    assert remote["MY.remote_Requirements"] == local["requirements"]
+    assert remote["MY.remote_WantIOProxy"] == "true"
+    for submit in (local, remote):
+        assert submit["executable"] == "/usr/bin/vmjobs"
+        assert submit["arguments"] == "\"'exec' '--job' '$(vmjobs_id)'\""
+        assert submit["transfer_input_files"] == names.TOKEN
+        assert submit["log"] == "/spool/arr/events.log"
+        assert submit["initialdir"] == "/spool/arr/$(vmjobs_id)"
+        assert submit["request_disk"] == str(1024 * 1024)
+
+
+def test_routes() -> None:
+    assert grid_resource(config(), "") == ""
+    assert grid_resource(config(), "here") == ""
+    assert grid_resource(config(default_route="site"), "").startswith("condor site.grid")
+    with pytest.raises(InvalidSpec) as caught:
+        grid_resource(config(), "nowhere")
+    assert caught.value.faults[0].field == "spec.route"
+    for bad in ("batch slurm", "condor a", "condor a b c", "condor a b\nqueue 9", "condor $(x) b"):
+        if "\n" in bad:
+            assert grid_resource(Config(routes={"x": "condor a \n b"}), "x") == "condor a b"
+        with pytest.raises(ConfigError):
+            grid_resource(Config(routes={"x": bad}), "x")
+
+
+def slot(**attributes: Any) -> classad2.ClassAd:
+    base = {"HasVMJobs": True, "HasFileTransfer": True, "Cpus": 4, "Memory": 4096, "Disk": 9999999}
+    return classad2.ClassAd({**base, "VMJobsHypervisors": "uml,qemu", **attributes})
+
+
+def matches(expression: str, machine: classad2.ClassAd) -> Any:
+    job = classad2.ClassAd({"RequestCpus": 2, "RequestMemory": 512, "RequestDisk": 1024})
+    return classad2.ExprTree(expression).eval(job, machine)
+
+
+def test_requirements_and_rank_against_machine_ads() -> None:
+    spec = batch()[0].spec
+    uml = batch(hypervisor=HypervisorKind.UML)[0].spec
+    kvm = batch(hypervisor=HypervisorKind.KVM)[0].spec
+    assert matches(requirements(spec), slot()) is True
+    assert matches(requirements(spec), slot(HasVMJobs=False)) is False
+    assert matches(requirements(spec), slot(Memory=511)) is False
+    assert matches(requirements(uml), slot()) is True
+    assert matches(requirements(kvm), slot()) is False
+    assert matches(requirements(kvm), slot(VMJobsHypervisors="")) is False
+    assert matches(rank(DIGEST), slot(VMJobsImageDigests=f"x,{DIGEST}")) == 1
+    assert matches(rank(DIGEST), slot()) == 0
+    assert rank("generic:1") == "0"
+
+
+def test_accounting_tells_owners_apart() -> None:
+    assert accounting_name("alice") == "alice"
+    odd = {accounting_name(name) for name in ("a b", "a$b", "a@b", "a.b@c", "x" * 65, "x" * 66, "")}
+    assert len(odd) == 7
+    assert all(name.replace("-", "").replace("_", "").isalnum() for name in odd)
+    submit = parsed(batch(accounting_group="physics"), config(accounting_group="default"))
+    assert submit["accounting_group"] == "physics"
+    assert submit["accounting_group_user"] == "alice"
+    assert parsed(batch(), config(accounting_group="default"))["accounting_group"] == "default"
+    with pytest.raises(InvalidSpec):
+        parsed(batch(), config(accounting_group="a\nqueue"))
+
+
+def test_arguments_are_quoted() -> None:
+    assert argument_string(["a", "b c", "it's", 'say "x"', "$HOME", ""]) == (
+        "\"'a' 'b c' 'it''s' 'say \"\"x\"\"' '$(DOLLAR)HOME' ''\""
+    )
+    for bad in ("a\nb", "a\0", "a\rb", "$$(x)", "$$"):
+        with pytest.raises(ValueError, match="an argument has"):
+            argument_string([bad])
+
+
+def test_a_spool_directory_that_would_break_quoting_is_refused() -> None:
+    for bad in ("/spool $(x)", '/a"b', "/a b"):
+        with pytest.raises(ValueError, match="special"):
+            describe(batch(), Config(spool_dir=Path(bad)), Program())
