@@ -264,8 +264,6 @@ def _verdict_of(error: VMJobsError) -> Verdict:
         return stopped(error.message).verdict
     if isinstance(error, HypervisorError):
         return failed(ReasonCode.BOOT_FAILED, error.message).verdict
-    if isinstance(error, NotFound | Unavailable):
+    if isinstance(error, NotFound | Unavailable | DigestMismatch):
         return failed(ReasonCode.INPUT_UNAVAILABLE, error.message).verdict
-    if isinstance(error, DigestMismatch):
-        return failed(ReasonCode.IMAGE_REJECTED, error.message).verdict
     return failed(ReasonCode.INTERNAL, error.message).verdict

@@ -27,6 +27,7 @@ from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk, write_job
 from vmjobs.agent.outputs import DiskContents, read_output_disk
 from vmjobs.agent.verdict import Ended, Verdict, failed, judge, judge_early_end, stopped, with_console
 from vmjobs.agent.watch import Watch, watching
+from vmjobs.errors import DigestMismatch, NotFound, Unavailable
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, DataDisk, Machine, Network
 from vmjobs.model import MIB, ExitStatus, JobState, NetworkMode, ReasonCode, StreamName
 from vmjobs.paths import below
@@ -55,7 +56,14 @@ class Step:
 
 def fetch_image(run: Run) -> None:
     """Have the image on this node, verified."""
-    run.image = run.parts.images.prepare(run.ticket.image_digest, lambda _done, _all: run.check_stop())
+    try:
+        run.image = run.parts.images.prepare(
+            run.ticket.image_digest, lambda _done, _all: run.check_stop()
+        )
+    except DigestMismatch as error:
+        raise failed(ReasonCode.IMAGE_REJECTED, error.message) from error
+    except (NotFound, Unavailable) as error:
+        raise failed(ReasonCode.IMAGE_UNAVAILABLE, error.message) from error
 
 
 def fetch_inputs(run: Run) -> None:

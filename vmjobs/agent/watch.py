@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 #: How often the console file is looked at while the machine runs, in seconds. Files written by a
 #: foreign process offer no event that is both portable and complete; the machine's end does.
-TICK = 0.25
+TICK = 0.1
 
 
 @dataclass
