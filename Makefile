@@ -1,0 +1,52 @@
+# make setup     packages and .venv, on a bare Debian 12
+# make images    VM images into build/images
+# make grid      the grid in containers: eight services, ready when this returns
+# make env       what a shell needs to use it: eval "$(make -s env)"
+# make logs      what its services say;  make stop  stops them, make grid goes on
+# make down      removes all of it: containers, volumes, networks, images, build/
+# make lint      formatting, lints, types, shell scripts
+# make test      lint, then all tests
+
+.DELETE_ON_ERROR:
+.PHONY: help setup images grid env logs stop down clean lint test demo bench
+SHELL := /bin/sh
+BIN := .venv/bin
+export VMJOBS_IMAGE_DIR := $(CURDIR)/build/images
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+setup:
+	@deploy/setup.sh
+
+images: setup
+	@mkdir -p build/images
+	@$(BIN)/vmjobs image build generic hep
+	@chmod -R a+rX build/images
+
+grid: setup
+	@deploy/grid.sh up
+
+env:
+	@cat build/grid/env 2>/dev/null || { echo "the grid is not up: make grid" >&2; exit 1; }
+
+logs stop:
+	@deploy/grid.sh $@
+
+down:
+	@deploy/grid.sh down
+	@rm -rf build
+
+clean: down
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info
+
+lint: setup
+	@$(BIN)/ruff format --check -q .
+	@$(BIN)/ruff check -q .
+	@$(BIN)/mypy
+	@shellcheck deploy/*.sh deploy/*/entry deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
+	    deploy/grid/standby deploy/libexec/agent-start
+
+test: lint
+	@$(BIN)/pytest
+

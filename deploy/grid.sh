@@ -1,0 +1,112 @@
+#!/bin/sh
+# The grid on this machine: grid.sh up|down|stop|logs|kvm. State is in build/grid.
+set -eu
+cd "$(dirname "$0")/.."
+
+state=build/grid
+export COMPOSE_PROJECT_NAME="${VMJOBS_PROJECT:-vmjobs}"
+services="submit site node1 node2 api worker postgres rabbitmq"
+
+began=$(date +%s)
+say() { printf '[%3d s] %s\n' $(($(date +%s) - began)) "$*"; }
+die() { echo "$*" >&2; exit 1; }
+
+compose() {
+    files="-f docker-compose.yml"
+    [ ! -f $state/kvm.yml ] || files="$files -f $state/kvm.yml"
+    if docker compose version >/dev/null 2>&1; then
+        # shellcheck disable=SC2086 # a list of words
+        docker compose $files --project-directory . "$@"
+    else
+        # shellcheck disable=SC2086
+        docker-compose $files --project-directory . "$@"
+    fi
+}
+
+free_port() {
+    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+
+# Compose cannot say "this device if there is one", so the addition is written where it applies. The
+# processor's flags are asked too: without them /dev/kvm belongs to something that boots no stock kernel.
+write_kvm() {
+    rm -f $state/kvm.yml
+    [ -c /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo || return 0
+    group=$(stat -c %g /dev/kvm)
+    cat >$state/kvm.yml <<END
+services:
+  node1: {devices: [/dev/kvm], group_add: ["$group"]}
+  node2: {devices: [/dev/kvm], group_add: ["$group"]}
+END
+}
+
+container() {
+    docker ps -q --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME" \
+        --filter "label=com.docker.compose.service=$1"
+}
+
+wait_healthy() {
+    deadline=$(($(date +%s) + ${GRID_SECONDS:-180}))
+    for service in $services; do
+        until [ "$(docker inspect -f '{{.State.Health.Status}}' "$(container "$service")" 2>/dev/null)" = healthy ]; do
+            if [ "$(date +%s)" -ge $deadline ]; then
+                docker logs --tail 30 "$(container "$service")" >&2 || true
+                die "$service did not become healthy; above are its last lines"
+            fi
+            sleep 0.3
+        done
+    done
+}
+
+up() {
+    mkdir -p $state build/images
+    deploy/engine.sh start $state
+    write_kvm
+    say "images that the grid stands on"
+    deploy/images.sh $state/images
+    say "images of vmjobs"
+    compose build secrets node1 >$state/build.log 2>&1 || die "$(tail -n 40 $state/build.log)"
+    if [ -n "$(container api)" ]; then
+        VMJOBS_API_PORT=$(docker port "$(container api)" 8080 | sed -n 's/.*://p;q')
+    else
+        VMJOBS_API_PORT=$(free_port)
+    fi
+    export VMJOBS_API_PORT
+    say "containers"
+    # One service at a time would wait for each; compose starts what it can side by side.
+    # shellcheck disable=SC2086
+    compose up -d --no-build $services >$state/up.log 2>&1 || die "$(tail -n 40 $state/up.log)"
+    wait_healthy
+    docker exec -u vmjobs "$(container submit)" /usr/share/vmjobs/grid/standby
+    (
+        umask 077
+        docker exec "$(container api)" vmjobs token user "$(id -un)" >$state/token
+    )
+    cat >$state/env <<END
+export VMJOBS_API_URL=http://127.0.0.1:$VMJOBS_API_PORT
+export VMJOBS_TOKEN_FILE=$PWD/$state/token
+export PATH=$PWD/.venv/bin:\$PATH
+END
+    say "the grid is up: http://127.0.0.1:$VMJOBS_API_PORT; eval \"\$(make -s env)\" to use it"
+}
+
+down() {
+    if docker info >/dev/null 2>&1; then
+        compose down --volumes --remove-orphans --timeout 5 2>/dev/null || true
+        docker rmi "$COMPOSE_PROJECT_NAME/base" "$COMPOSE_PROJECT_NAME/node" >/dev/null 2>&1 || true
+        docker image prune --force --filter label=vmjobs.project="$COMPOSE_PROJECT_NAME" >/dev/null 2>&1 || true
+        if [ -f $state/images ]; then
+            # Another deployment may stand on the same images: those that are in use stay.
+            tac $state/images | xargs -r -n 1 docker rmi >/dev/null 2>&1 || true
+        fi
+    fi
+    deploy/engine.sh stop $state
+    rm -rf $state
+}
+
+case ${1:-} in
+    up | down) "$1" ;;
+    stop) compose stop ;;
+    logs) compose logs --follow --tail 50 ;;
+    *) die "usage: deploy/grid.sh up|down|stop|logs" ;;
+esac

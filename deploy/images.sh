@@ -1,0 +1,49 @@
+#!/bin/sh
+# Makes sure that the images under docker-compose.yml are there: pulled where a registry can be reached,
+# built from Debian's packages under the same names where it cannot.
+#   deploy/images.sh MADE    appends to the file MADE the name of each image that was not there before
+set -eu
+cd "$(dirname "$0")/.."
+made=$1
+mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+pull_seconds=${PULL_SECONDS:-120}
+
+have() { docker image inspect "$1" >/dev/null 2>&1; }
+
+reachable=unknown
+pull() {
+    if [ "$reachable" = unknown ]; then
+        # An answer of any kind will do; without one each pull would wait for its own time-out.
+        if timeout 10 docker manifest inspect "$1" >/dev/null 2>&1; then reachable=yes; else reachable=no; fi
+    fi
+    [ "$reachable" = yes ] && timeout "$pull_seconds" docker pull --quiet "$1" >/dev/null 2>&1
+}
+
+bootstrap() {
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    mmdebstrap --quiet --variant=minbase --include=ca-certificates trixie "$work/root.tar" "$mirror"
+    docker import "$work/root.tar" "$1" >/dev/null
+    rm -rf "$work"
+    trap - EXIT
+}
+
+get() {
+    image=$1
+    shift
+    have "$image" && return
+    if pull "$image"; then
+        echo "  pulled $image"
+    else
+        "$@"
+        echo "  built $image from Debian's packages"
+    fi
+    echo "$image" >>"$made"
+}
+
+build() { docker build --quiet --tag "$1" "$2" >/dev/null 2>"$made.log" || { cat "$made.log" >&2; exit 1; }; }
+
+get debian:trixie-slim bootstrap debian:trixie-slim
+get postgres:17 build postgres:17 deploy/postgres
+get rabbitmq:4 build rabbitmq:4 deploy/rabbitmq
+rm -f "$made.log"

@@ -1,0 +1,39 @@
+#!/bin/sh
+# What a bare Debian 12 needs: packages (those that are missing), and a virtual environment, remade when
+# what it depends on has changed. Says nothing to do when there is nothing to do.
+set -eu
+cd "$(dirname "$0")/.."
+
+packages="
+    ca-certificates curl git make python3 python3-venv python3-dev python3-libvirt
+    docker.io docker-compose iproute2
+    user-mode-linux libslirp0 qemu-system-x86 qemu-utils
+    libvirt-daemon libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
+    mmdebstrap debian-archive-keyring e2fsprogs busybox-static zstd
+    postgresql rabbitmq-server shellcheck"
+
+missing=
+for package in $packages; do
+    dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed ||
+        missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+    root=
+    [ "$(id -u)" = 0 ] || root=sudo
+    echo "installing$missing"
+    $root apt-get update -qq
+    # Servers that tests start by themselves must not be started by their packages.
+    # shellcheck disable=SC2086 # a list of words
+    $root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+        apt-get install -qq -y --no-install-recommends $missing >/dev/null
+fi
+
+stamp=.venv/.made-from
+want=$(cat setup.cfg pyproject.toml | sha256sum)
+if [ ! -x .venv/bin/vmjobs ] || [ "$(cat $stamp 2>/dev/null)" != "$want" ]; then
+    echo "making .venv"
+    # Debian's own Python: python3-libvirt is built for it.
+    /usr/bin/python3 -m venv --system-site-packages .venv
+    .venv/bin/pip install --quiet --disable-pip-version-check --editable '.[agent,server,images,dev]'
+    echo "$want" >$stamp
+fi
