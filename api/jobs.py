@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from flask import Blueprint, request, url_for
@@ -17,13 +16,17 @@ from api.operation import (
     anyone_with,
     backend,
     caller,
+    count_of,
     json_reply,
     operation,
-    read_body,
+    parse_body,
+    read_json,
     read_query,
 )
 from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS, Cut, send
+from api.submission import remaining_faults, with_prefix
 from api.tokens import Scope
+from repository.service import Repository
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
 from vmjobs.model import Job, JobState, StreamName, Submission
 from vmjobs.wire import EventList, JobPage, OutputList, Submitted
@@ -83,17 +86,24 @@ def submit() -> Response:
     digest now; the digest is what runs.
     """
     key = _idempotency_key()
-    submission = read_body(Submission, InvalidSpec)
     parts = backend()
+    submission = _submission(read_json(), parts.repository)
     try:
         done = parts.repository.submit(caller().subject, submission, key, parts.dispatcher.submit_array)
     except InvalidSpec as error:
-        # The repository knows the spec alone; to the client it is one part of the body.
-        faults = [replace(f, field=f"spec.{f.field}".rstrip(".")) for f in error.faults]
+        faults = with_prefix(error.faults)
         raise InvalidSpec(error.message, hint=error.hint, faults=faults) from error
     body = Submitted(array=done.array, jobs=tuple(done.jobs))
     location = url_for("jobs.show", job=done.jobs[0].id)
     return json_reply(body, 201 if done.created else 200, {"Location": location})
+
+
+def _submission(body: bytes, repository: Repository) -> Submission:
+    try:
+        return parse_body(Submission, body)
+    except InvalidRequest as error:
+        faults = [*error.faults, *remaining_faults(body, error.faults, repository)]
+        raise InvalidSpec(count_of("the submission", faults), faults=faults) from error
 
 
 def _idempotency_key() -> str:

@@ -7,7 +7,7 @@ the OpenAPI document, so that neither can drift from the other.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, BinaryIO, Final, TypeVar, cast
 
@@ -18,7 +18,7 @@ from werkzeug.wrappers import Response
 from api.problems import BrokenBody, MalformedBody, UnsupportedMediaType
 from api.services import Services, services
 from api.tokens import InsufficientScope, Principal, Scope, bearer
-from vmjobs.errors import Forbidden, InvalidRequest, PayloadTooLarge
+from vmjobs.errors import Fault, Forbidden, InvalidRequest, PayloadTooLarge
 from vmjobs.model import faults_of
 
 JSON: Final = "application/json"
@@ -181,23 +181,41 @@ def backend() -> Services:
 # --------------------------------------------------------------------------- what they say
 
 
-def read_body(model: type[Model], fail: type[InvalidRequest] = InvalidRequest) -> Model:
+def read_body(model: type[Model]) -> Model:
     """The request's JSON body as ``model``.
 
     Raises:
         UnsupportedMediaType, PayloadTooLarge, MalformedBody: it is no JSON body of ours.
-        InvalidRequest: (or ``fail``) with every fault that the model finds.
+        InvalidRequest: with every fault that the model finds.
+    """
+    return parse_body(model, read_json())
+
+
+def read_json() -> bytes:
+    """The request's body, which says that it is JSON and is not too long.
+
+    Raises:
+        UnsupportedMediaType, PayloadTooLarge.
     """
     if request.mimetype != JSON:
         raise UnsupportedMediaType("the body must be JSON", hint=f"send 'Content-Type: {JSON}'")
-    data = read_limited(MAX_JSON_BYTES)
+    return read_limited(MAX_JSON_BYTES)
+
+
+def parse_body(model: type[Model], data: bytes) -> Model:
+    """JSON as ``model``.
+
+    Raises:
+        MalformedBody: it is not JSON.
+        InvalidRequest: with every fault that the model finds.
+    """
     try:
         return model.model_validate_json(data)
     except ValidationError as error:
         faults = faults_of(error)
         if any(fault.code == "json_invalid" for fault in faults):
             raise MalformedBody("the body is not well-formed JSON", faults=faults) from error
-        raise fail(_sentence("the body", len(faults)), faults=faults) from error
+        raise InvalidRequest(count_of("the body", faults), faults=faults) from error
 
 
 class _Body:
@@ -247,11 +265,12 @@ def read_query(model: type[Model]) -> Model:
         return model.model_validate(pairs)
     except ValidationError as error:
         faults = faults_of(error)
-        raise InvalidRequest(_sentence("the query", len(faults)), faults=faults) from error
+        raise InvalidRequest(count_of("the query", faults), faults=faults) from error
 
 
-def _sentence(what: str, count: int) -> str:
-    return f"{what} has {count} fault{'' if count == 1 else 's'}"
+def count_of(what: str, faults: Sequence[Fault]) -> str:
+    """How many faults ``what`` has, as a sentence."""
+    return f"{what} has {len(faults)} fault{'' if len(faults) == 1 else 's'}"
 
 
 # --------------------------------------------------------------------------- what we answer

@@ -111,6 +111,37 @@ def test_all_faults_come_in_one_answer(site: Site) -> None:
     }
 
 
+def test_faults_of_both_kinds_come_in_one_answer(site: Site) -> None:
+    bad = good_spec(
+        image="nowhere",
+        script="",
+        cpus=9,
+        memory="much",
+        colour="red",
+        inputs=[{"name": "a", "digest": DIGEST, "size": 1}],
+    )
+    problem = site.user().problem(422, "POST", "/v1/jobs", json={"spec": bad, "count": 0})
+    assert sorted(fault["field"] for fault in problem["errors"]) == [
+        "count",
+        "spec.colour",
+        "spec.cpus",
+        "spec.image",
+        "spec.inputs.0",
+        "spec.memory",
+        "spec.script",
+    ]
+
+
+@pytest.mark.parametrize(
+    "body", [[], {}, {"spec": None}, {"spec": []}, {"spec": {}}, {"spec": {"image": []}}]
+)
+def test_hardly_a_submission(site: Site, body: Any) -> None:
+    problem = site.user().problem(422, "POST", "/v1/jobs", json=body)
+    fields = [fault["field"] for fault in problem["errors"]]
+    assert fields
+    assert len(fields) == len(set(fields))
+
+
 def test_all_faults_that_only_the_repository_can_find(site: Site) -> None:
     bad = good_spec(
         image="nowhere", cpus=9, memory=9999, inputs=[{"name": "a", "digest": DIGEST, "size": 1}]

@@ -18,6 +18,7 @@ from vmjobs.client import Client, JobAgentClient, Retries, Transport
 from vmjobs.client.transport import Upload, retry_after
 from vmjobs.errors import (
     AttemptSuperseded,
+    ConfigError,
     Conflict,
     DigestMismatch,
     Forbidden,
@@ -193,6 +194,20 @@ def test_nobody_there() -> None:
     assert caught.value.service == "api"
     assert caught.value.hint
     assert 0.1 < time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8080", "ftp://x", "http://", "http://x:99999", "http://[", "http://x/?a=b"]
+)
+def test_what_is_no_url_is_told_at_once(url: str) -> None:
+    with pytest.raises(ConfigError, match="not the URL"):
+        Transport(url)
+
+
+@pytest.mark.parametrize("token", ["a b", "a\nb", "t\u00f6ken"])
+def test_what_is_no_token_is_told_at_once(token: str) -> None:
+    with pytest.raises(Unauthenticated):
+        Transport("http://x", token)
 
 
 def test_silence_times_out(server: Scripted) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import email.utils
 import hashlib
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, TypeVar
+from urllib.parse import urlsplit
 
 import requests
 from pydantic import BaseModel, ValidationError
 
 from vmjobs import __version__
 from vmjobs.client.faults import error_from
-from vmjobs.errors import DigestMismatch, Unavailable
+from vmjobs.errors import ConfigError, DigestMismatch, Unauthenticated, Unavailable
 from vmjobs.ports import Progress
 
 PIECE: Final = 256 * 1024
@@ -51,6 +53,8 @@ class _Bearer(requests.auth.AuthBase):
     """Sends the token. As an auth object it also keeps ``~/.netrc`` from replacing it."""
 
     def __init__(self, token: str) -> None:
+        if not re.fullmatch(r"[\x21-\x7e]*", token):
+            raise Unauthenticated("what was given as token is none: it has spaces or odd characters")
         self._token = token
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -112,7 +116,7 @@ class Transport:
         session: requests.Session | None = None,
         retries: Retries | None = None,
     ) -> None:
-        self._base = url.rstrip("/")
+        self._base = checked_url(url)
         self._session = session or requests.Session()
         self._auth = _Bearer(token.strip())
         self._retries = retries or Retries()
@@ -170,6 +174,8 @@ class Transport:
                 response = self._once(ask, end)
             except requests.RequestException as error:
                 failure: Exception = self._unreachable(error)
+                if isinstance(error, ValueError):  # the request itself, or a proxy's URL, is bad
+                    raise failure from error
             else:
                 if response.status_code < 300 or response.status_code in accept:
                     return response
@@ -260,6 +266,24 @@ class Transport:
         if digest and f"sha256:{state.hexdigest()}" != digest:
             raise DigestMismatch(f"what came as {digest} has other bytes")
         return done
+
+
+def checked_url(url: str) -> str:
+    """The API's base URL without a slash at its end.
+
+    Raises:
+        ConfigError: it is not an http or https URL.
+    """
+    try:
+        parts = urlsplit(url.strip())
+        good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or parts.query or parts.fragment:
+        raise ConfigError(
+            f"{url!r} is not the URL of an API", hint="api_url is like http://127.0.0.1:8080"
+        )
+    return url.strip().rstrip("/")
 
 
 def _extent(response: requests.Response, done: int) -> tuple[int, int]:
