@@ -6,6 +6,8 @@ were about to say.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import BinaryIO, Final
 
@@ -15,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from repository.core import Core
 from repository.decide import GONE
+from repository.ids import is_id
 from repository.models import AttemptRow, JobRow, OutputRow
 from repository.reading import visible
 from repository.transitions import locked, missing, move, record, touch
@@ -45,6 +48,7 @@ from vmjobs.paths import refusal
 from vmjobs.ports import BatchStatus
 
 MAX_OUTPUTS: Final = 10_000
+MAX_PHASES: Final = 32
 #: Streams prove that an agent lives; its row is written at most this often for that.
 HEARD_EVERY: Final = timedelta(seconds=10)
 #: States that are an agent's to report.
@@ -128,7 +132,8 @@ class Attempts(Core):
         Raises NotFound; JobFinal; AttemptSuperseded; InvalidRequest (path, or size is not what
         came); PayloadTooLarge (outputs together beyond the job's disk, or too many).
         """
-        if why := refusal(path):
+        why = refusal(path) if path.isprintable() else "the path has unprintable characters"
+        if why:
             raise InvalidRequest(
                 "the output's path is refused", faults=[Fault("path", "bad_path", why)]
             )
@@ -217,7 +222,7 @@ def _open_attempt(session: Session, job_id: str, attempt: str) -> AttemptRow:
 
 
 def _current(session: Session, row: JobRow, attempt: str) -> AttemptRow:
-    tried = session.get(AttemptRow, attempt)
+    tried = session.get(AttemptRow, attempt) if is_id(attempt) else None
     if tried is None or tried.job_id != row.id:
         raise missing(f"{row.id} with attempt {attempt[:32]}")
     if row.attempt != attempt:
@@ -237,10 +242,16 @@ def _note_facts(row: JobRow, tried: AttemptRow, report: Report) -> None:
     if report.exit is not None:
         tried.exit = report.exit.model_dump(mode="json")
     if report.seconds:
-        tried.seconds = {**tried.seconds, **report.seconds}
+        tried.seconds = {**tried.seconds, **_sane(report.seconds)}
     if report.rejected:
         tried.rejected = [item.model_dump(mode="json") for item in report.rejected]
     touch(row, tried.heard)
+
+
+def _sane(seconds: Mapping[str, float]) -> dict[str, float]:
+    """The phases' times that are times; JSON has no NaN, and nobody needs a thousand phases."""
+    fit = {k[:64]: v for k, v in seconds.items() if math.isfinite(v) and v >= 0 and "\0" not in k}
+    return dict(list(fit.items())[:MAX_PHASES])
 
 
 def _follow(session: Session, row: JobRow, tried: AttemptRow, report: Report) -> None:

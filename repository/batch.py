@@ -206,13 +206,26 @@ class Batch(Core):
         asked: when the question was put, for an answer that may be older than what the event
         logs have told since.  An observation of an unknown job is ignored.
         """
-        for item in sorted(seen, key=lambda item: item.job_id):
-            with self.database.read() as session:
-                row = session.get(JobRow, item.job_id)
-                idle = row is None or not self._matters(session, row, item, asked)
-            if not idle:
+        words = sorted(seen, key=lambda item: item.job_id)
+        for start in range(0, len(words), PAGE):
+            for item in self._news_of(words[start : start + PAGE], asked):
                 with self.database.write() as session:
                     self._apply(session, locked(session, item.job_id), item, asked)
+
+    def _news_of(self, seen: Sequence[Observation], asked: datetime | None) -> list[Observation]:
+        """Those that change something; most change nothing, and need no lock."""
+        with self.database.read() as session:
+            query = select(JobRow).where(JobRow.id.in_([item.job_id for item in seen]))
+            rows = {row.id: row for row in session.scalars(query)}
+            names = [row.attempt for row in rows.values() if row.attempt]
+            attempts = select(AttemptRow).where(AttemptRow.id.in_(names))
+            tried = {item.id: item for item in session.scalars(attempts)}
+            return [
+                item
+                for item in seen
+                if (row := rows.get(item.job_id)) is not None
+                and _matters(row, tried.get(row.attempt), item, asked)
+            ]
 
     def observe_waiting(self) -> None:
         """Decide again about jobs for which a grace may have ended meanwhile."""
@@ -228,27 +241,17 @@ class Batch(Core):
             again = [_stored(row) for row in session.scalars(query)]
         self.observe(again)
 
-    def _matters(
-        self, session: Session, row: JobRow, seen: Observation, asked: datetime | None
-    ) -> bool:
-        """Whether the observation changes anything; spares the lock if not."""
-        if asked is not None and row.batch_since is not None and row.batch_since > asked:
-            return False
-        tried = session.get(AttemptRow, row.attempt) if row.attempt else None
-        changed = _news(row, seen) or _first_running(tried, seen)
-        return changed or bool(_decide(row, tried, seen, utc_now()))
-
     def _apply(self, session: Session, row: JobRow, seen: Observation, asked: datetime | None) -> None:
-        if not self._matters(session, row, seen, asked):
+        tried = session.get(AttemptRow, row.attempt) if row.attempt else None
+        if not _matters(row, tried, seen, asked):
             return
         present = utc_now()
         if seen.status is not BatchStatus.MISSING:
             self._place(session, row, seen.ref)
         if row.batch_status != seen.status:
             row.batch_status, row.batch_since = seen.status.value, present
-        row.batch_reason = seen.reason[:8192]
+        row.batch_reason = _text(seen)
         row.batch_exit = _exit_text(seen)
-        tried = session.get(AttemptRow, row.attempt) if row.attempt else None
         if tried is not None and _first_running(tried, seen):
             tried.seen_running = True
         for step in _decide(row, tried, seen, present):
@@ -291,8 +294,16 @@ def _decide(row: JobRow, tried: AttemptRow | None, seen: Observation, present: d
     return decide(facts, seen, present)
 
 
+def _matters(row: JobRow, tried: AttemptRow | None, seen: Observation, asked: datetime | None) -> bool:
+    """Whether the observation changes anything."""
+    if asked is not None and row.batch_since is not None and row.batch_since > asked:
+        return False
+    changed = _news(row, seen) or _first_running(tried, seen)
+    return changed or bool(_decide(row, tried, seen, utc_now()))
+
+
 def _news(row: JobRow, seen: Observation) -> bool:
-    if row.batch_status != seen.status or row.batch_reason != seen.reason[:8192]:
+    if row.batch_status != seen.status or row.batch_reason != _text(seen):
         return True
     if seen.status is BatchStatus.MISSING:
         return False
@@ -303,6 +314,10 @@ def _news(row: JobRow, seen: Observation) -> bool:
 def _first_running(tried: AttemptRow | None, seen: Observation) -> bool:
     running = seen.status is BatchStatus.RUNNING
     return running and tried is not None and tried.ended is None and not tried.seen_running
+
+
+def _text(seen: Observation) -> str:
+    return seen.reason[:8192].replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _exit_text(seen: Observation) -> str:

@@ -17,16 +17,26 @@ from typing import Any, Final
 
 from sqlalchemy import URL, DateTime, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import Connection, Dialect
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.types import TypeDecorator
 
-from vmjobs.errors import ConfigError, Unavailable
+from vmjobs.errors import ConfigError, InvalidRequest, Unavailable
 
 #: How long to wait for another writer (SQLite) or for a connection (PostgreSQL).
 BUSY_SECONDS: Final = 15
 CONNECT_SECONDS: Final = 5
+#: libpq's words for it: a server that vanished from the network is noticed, a lock that is never
+#: given back ends the wait. What the URL says goes first.
+_PATIENCE: Final = {
+    "connect_timeout": CONNECT_SECONDS,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": BUSY_SECONDS * 1000,
+    "options": f"-c lock_timeout={BUSY_SECONDS}s -c idle_in_transaction_session_timeout=60s",
+}
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -137,6 +147,8 @@ def translated() -> Iterator[None]:
         yield
     except IntegrityError:
         raise
+    except (DataError, OverflowError, UnicodeEncodeError) as error:
+        raise InvalidRequest("a value cannot be stored: it is too large or no text") from error
     except (DBAPIError, PoolTimeout) as error:
         cause = getattr(error, "orig", None) or error
         detail = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
@@ -174,7 +186,7 @@ def _engine(url: URL) -> Engine:
             pool_size=10,
             max_overflow=20,
             pool_timeout=BUSY_SECONDS,
-            connect_args={"connect_timeout": CONNECT_SECONDS},
+            connect_args={k: v for k, v in _PATIENCE.items() if k not in url.query},
         )
     Path(str(url.database)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     engine = create_engine(

@@ -110,7 +110,7 @@ class JobRow(Base):
     batch_since: Mapped[datetime | None]
     batch_exit: Mapped[str] = mapped_column(String(32), default="")
 
-    submission: Mapped[SubmissionRow] = relationship(lazy="joined", innerjoin=True)
+    submission: Mapped[SubmissionRow] = relationship()
 
 
 class EventRow(Base):

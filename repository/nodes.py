@@ -49,7 +49,7 @@ class Nodes(Core):
     def node(self, name: str) -> Node:
         """One node.  Raises NotFound."""
         with self.database.read() as session:
-            row = session.get(NodeRow, name)
+            row = session.get(NodeRow, name) if name.isprintable() else None
             if row is None:
                 raise NotFound(f"there is no node {name[:255]}")
             return Node.model_validate(row.description)

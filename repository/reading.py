@@ -25,14 +25,16 @@ from repository.views import (
 )
 from vmjobs.errors import Fault, InvalidRequest, NotFound
 from vmjobs.model import MIB, Job, JobEvent, JobState, StreamName
+from vmjobs.paths import refusal
 
 MAX_PAGE: Final = 2000
 MAX_EVENTS: Final = 10_000
+MAX_SEQ: Final = 2**31 - 1
 
 
 def visible(session: Session, job_id: str, owner: str | None) -> JobRow:
     """A job's row without a lock.  Raises NotFound, also for another owner's."""
-    row = session.get(JobRow, job_id)
+    row = session.get(JobRow, job_id) if is_id(job_id) else None
     if row is None or (owner is not None and row.owner != owner):
         raise missing(job_id)
     return row
@@ -53,7 +55,7 @@ class Reading(Core):
         """
         query = select(JobRow.version, JobRow.owner).where(JobRow.id == job_id)
         with self.database.read() as session:
-            found = session.execute(query).one_or_none()
+            found = session.execute(query).one_or_none() if is_id(job_id) else None
         if found is None or (owner is not None and found.owner != owner):
             raise missing(job_id)
         return int(found.version)
@@ -76,6 +78,8 @@ class Reading(Core):
             query = query.where(JobRow.owner == owner)
         if states:
             query = query.where(JobRow.state.in_([JobState(s).value for s in states]))
+        if array and not is_id(array):
+            return JobPage([], "")
         if array:
             query = query.where(JobRow.array_id == array)
         if cursor:
@@ -94,7 +98,7 @@ class Reading(Core):
             visible(session, job_id, owner)
             query = (
                 select(EventRow)
-                .where(EventRow.job_id == job_id, EventRow.seq > after)
+                .where(EventRow.job_id == job_id, EventRow.seq > min(max(after, 0), MAX_SEQ))
                 .order_by(EventRow.seq)
                 .limit(MAX_EVENTS)
             )
@@ -124,6 +128,8 @@ class Reading(Core):
 
         Raises NotFound.
         """
+        if not path.isprintable() or refusal(path):
+            raise NotFound(f"job {job_id[:32]} has no output of that name")
         with self.database.read() as session:
             row = visible(session, job_id, owner)
             digest = session.scalars(

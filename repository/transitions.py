@@ -7,6 +7,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from repository.ids import is_id
 from repository.models import EventRow, JobRow
 from vmjobs.errors import NotFound
 from vmjobs.model import JobState, Reason, advance
@@ -18,6 +19,8 @@ def locked(session: Session, job_id: str, owner: str | None = None) -> JobRow:
 
     Raises NotFound; also where the job is another owner's.
     """
+    if not is_id(job_id):
+        raise missing(job_id)
     found = session.scalars(
         select(JobRow).where(JobRow.id == job_id).with_for_update(of=JobRow)
     ).one_or_none()
@@ -56,7 +59,7 @@ def record(session: Session, row: JobRow, why: Reason, *, at: datetime | None = 
             time=moment,
             state=row.state,
             reason_code=why.code.value,
-            reason_message=why.message,
+            reason_message=row.reason_message,
             reason_actor=why.actor.value,
             attempt=row.attempt,
         )
@@ -66,7 +69,8 @@ def record(session: Session, row: JobRow, why: Reason, *, at: datetime | None = 
 def explain(row: JobRow, why: Reason, moment: datetime) -> None:
     """Change the reason of a locked job without a line in its history."""
     row.reason_code, row.reason_actor = why.code.value, why.actor.value
-    row.reason_message = why.message
+    # PostgreSQL keeps no NUL, and a guest's last words may have one.
+    row.reason_message = why.message.replace("\0", "\N{REPLACEMENT CHARACTER}")
     touch(row, moment)
 
 

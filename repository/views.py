@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from repository.models import AttemptRow, EventRow, JobRow, OutputRow
+from repository.models import AttemptRow, EventRow, JobRow, OutputRow, SubmissionRow
 from vmjobs.errors import Unavailable
 from vmjobs.model import (
     Actor,
@@ -53,7 +53,7 @@ class OutputList(NamedTuple):
 
 
 def views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
-    """Jobs as clients see them, with two queries however many they are."""
+    """Jobs as clients see them, with a few queries however many they are."""
     ids = [row.attempt for row in rows if row.attempt]
     attempts: dict[str, AttemptRow] = {}
     outputs: dict[str, list[Output]] = {}
@@ -63,26 +63,38 @@ def views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
         found = select(OutputRow).where(OutputRow.attempt_id.in_(ids)).order_by(OutputRow.path)
         for item in session.scalars(found):
             outputs.setdefault(item.attempt_id, []).append(output_of(item))
-    specs: dict[str, JobSpec] = {}
-    for row in rows:
-        if row.array_id not in specs:
-            specs[row.array_id] = spec_of(row)
+    # Each submission is fetched once: its script may be large.
+    arrays = select(SubmissionRow).where(SubmissionRow.id.in_({row.array_id for row in rows}))
+    parents = {parent.id: parent for parent in session.scalars(arrays)}
+    specs = {parent.id: _spec(parent) for parent in parents.values()}
     return [
-        _view(row, specs[row.array_id], attempts.get(row.attempt), outputs.get(row.attempt, []))
+        _view(
+            row,
+            parents[row.array_id],
+            specs[row.array_id],
+            attempts.get(row.attempt),
+            tuple(outputs.get(row.attempt, ())),
+        )
         for row in rows
     ]
 
 
-def _view(row: JobRow, spec: JobSpec, attempt: AttemptRow | None, outputs: list[Output]) -> Job:
+def _view(
+    row: JobRow,
+    parent: SubmissionRow,
+    spec: JobSpec,
+    attempt: AttemptRow | None,
+    outputs: tuple[Output, ...],
+) -> Job:
     kind = attempt.hypervisor if attempt else None
     return Job(
         id=row.id,
         array=row.array_id,
         index=row.index,
-        count=row.submission.count,
+        count=parent.count,
         owner=row.owner,
         spec=spec,
-        image_digest=row.submission.image_digest,
+        image_digest=parent.image_digest,
         state=JobState(row.state),
         reason=reason_of(row),
         created=row.created,
@@ -92,7 +104,7 @@ def _view(row: JobRow, spec: JobSpec, attempt: AttemptRow | None, outputs: list[
         hypervisor=HypervisorKind(kind) if kind else None,
         exit=ExitStatus.model_validate(attempt.exit) if attempt and attempt.exit else None,
         seconds=attempt.seconds if attempt else {},
-        outputs=tuple(outputs),
+        outputs=outputs,
         rejected=tuple(rejected_of(attempt)),
         condor=ref_of(row),
     )
@@ -103,10 +115,15 @@ def spec_of(row: JobRow) -> JobSpec:
 
     Raises Unavailable where the stored one is none: the database is damaged or from elsewhere.
     """
+    return _spec(row.submission)
+
+
+def _spec(parent: SubmissionRow) -> JobSpec:
     try:
-        return JobSpec.model_validate(row.submission.spec)
+        return JobSpec.model_validate(parent.spec)
     except ValidationError as error:
-        raise Unavailable("database", f"the stored spec of job {row.id} is unreadable") from error
+        text = f"the stored spec of submission {parent.id} is unreadable"
+        raise Unavailable("database", text) from error
 
 
 def reason_of(row: JobRow | EventRow) -> Reason:

@@ -30,34 +30,42 @@ def _unprivileged(arguments: list[str]) -> list[str]:
     return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", "--", *arguments]
 
 
+class Cluster:
+    """A PostgreSQL cluster of our own, on a Unix socket in ``root``."""
+
+    def __init__(self) -> None:
+        assert POSTGRESQL_HOMES, "PostgreSQL is not installed: these tests must run, not be skipped"
+        self._home = POSTGRESQL_HOMES[0]
+        self.root = Path(tempfile.mkdtemp(prefix="vmjobs-pg-"))
+        if os.geteuid() == 0:
+            user = pwd.getpwnam("postgres")
+            os.chown(self.root, user.pw_uid, user.pw_gid)
+        self._run("initdb", "-U", "vmjobs", "-A", "trust", "--no-sync")
+
+    def start(self) -> None:
+        options = f"-k {self.root} -c listen_addresses= -c fsync=off -c max_connections=200"
+        self._run("pg_ctl", "-w", "-l", str(self.root / "log"), "-o", options, "start")
+
+    def stop(self) -> None:
+        """As a power cut would."""
+        self._run("pg_ctl", "-w", "-m", "immediate", "stop")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [str(self._home / program), "-D", str(self.root / "data"), *arguments]
+        subprocess.run(_unprivileged(command), check=True, capture_output=True, cwd=self.root)
+
+
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[Path]:
-    """A PostgreSQL cluster of our own on a Unix socket; the directory of that socket."""
-    assert POSTGRESQL_HOMES, "PostgreSQL is not installed: these tests must run, not be skipped"
-    home = POSTGRESQL_HOMES[0]
-    root = Path(tempfile.mkdtemp(prefix="vmjobs-pg-"))
-    if os.geteuid() == 0:
-        user = pwd.getpwnam("postgres")
-        os.chown(root, user.pw_uid, user.pw_gid)
-    data = root / "data"
-    create = [str(home / "initdb"), "-D", str(data), "-U", "vmjobs", "-A", "trust", "--no-sync"]
-    subprocess.run(_unprivileged(create), check=True, capture_output=True, cwd=root)
-    options = f"-k {root} -c listen_addresses= -c fsync=off -c max_connections=200"
-    control = [str(home / "pg_ctl"), "-D", str(data), "-w", "-l", str(root / "log")]
-    subprocess.run(
-        _unprivileged([*control, "-o", options, "start"]), check=True, capture_output=True, cwd=root
-    )
+def postgresql() -> Iterator[Cluster]:
+    """The cluster that all tests of this process share."""
+    cluster = Cluster()
+    cluster.start()
     try:
-        upgrade(_create(root, "prepared"))
-        yield root
+        upgrade(_create(cluster.root, "prepared"))
+        yield cluster
     finally:
-        subprocess.run(
-            _unprivileged([*control, "-m", "immediate", "stop"]),
-            check=True,
-            capture_output=True,
-            cwd=root,
-        )
-        shutil.rmtree(root)
+        cluster.stop()
+        shutil.rmtree(cluster.root)
 
 
 def _create(socket: Path, name: str, template: str = "template1") -> str:
@@ -73,7 +81,7 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a database without tables."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'empty.db'}"
-    return _create(request.getfixturevalue("postgresql"), f"e{uuid.uuid4().hex}")
+    return _create(request.getfixturevalue("postgresql").root, f"e{uuid.uuid4().hex}")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -84,7 +92,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
         upgrade(url)
     else:
         name = f"t{uuid.uuid4().hex}"
-        url = _create(request.getfixturevalue("postgresql"), name, template="prepared")
+        url = _create(request.getfixturevalue("postgresql").root, name, template="prepared")
     return Config(
         data_dir=tmp_path,
         database_url=url,

@@ -197,7 +197,7 @@ def test_outputs(repository: Repository) -> None:
     assert repository.outputs(job.id).outputs == [second]
     with repository.open_output(job.id, "d/f") as reader:
         assert reader.read_all() == b"two2"
-    for path in ("../f", "/f", "a//b", ""):
+    for path in ("../f", "/f", "a//b", "", "a\0", "\ud800", "x" * 256):
         with pytest.raises(InvalidRequest):
             repository.put_output(job.id, attempt, path, io.BytesIO(b"x"), 1)
     for size in (2, 4):

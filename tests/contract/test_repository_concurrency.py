@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from repository_kit import Ledger, claim, dispatcher, one, states, submission, told
@@ -15,7 +16,7 @@ from repository_race import submit as submit_jobs
 from repository import dispatch
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
-from vmjobs.errors import AttemptSuperseded, NotFound
+from vmjobs.errors import AttemptSuperseded, NotFound, Unavailable
 from vmjobs.model import JobState
 from vmjobs.ports import BatchStatus
 
@@ -122,6 +123,27 @@ def test_a_message_before_its_commit(config: Config, repository: Repository) -> 
     assert early == [array]
     assert schedd.submitted == 1
     other.close()
+
+
+@pytest.mark.parametrize("config", ["postgresql"], indirect=True)
+def test_a_database_that_falls_over_and_comes_back(repository: Repository, postgresql: Any) -> None:
+    job = one(repository)
+    repository.jobs("ada")
+    postgresql.stop()
+    try:
+        for ask in (lambda: repository.job(job.id), lambda: claim(repository, job.id), repository.ping):
+            with pytest.raises(Unavailable) as caught:
+                ask()
+            assert caught.value.service == "database"
+        with (
+            pytest.raises(Unavailable),
+            repository.database.exclusive("track") as alone,
+        ):
+            assert not alone
+    finally:
+        postgresql.start()
+    assert repository.job(job.id) == job
+    claim(repository, job.id)
 
 
 def test_an_exclusive_block_is_alone_and_ends_with_its_owner(

@@ -240,6 +240,45 @@ def test_a_job_that_was_never_handed_on_is_canceled_at_once(repository: Reposito
         repository.cancel(job.id, "ada")
 
 
+def test_hostile_names_and_numbers(repository: Repository) -> None:
+    job = one(repository)
+    for name in ("", "\0", "\ud800", "x" * 10_000, "' OR 1=1 --", "../../etc/passwd"):
+        for ask in (
+            lambda n=name: repository.job(n),
+            lambda n=name: repository.version(n),
+            lambda n=name: repository.cancel(n),
+            lambda n=name: repository.events(n),
+            lambda n=name: repository.open_output(job.id, n),
+            lambda n=name: repository.open_input(job.id, n),
+            lambda n=name: repository.report(job.id, n, told(JobState.STAGING)),
+            lambda n=name: repository.append(job.id, n, StreamName.OUT, 0, b"x"),
+            lambda n=name: repository.node(n),
+        ):
+            with pytest.raises(NotFound):
+                ask()
+        assert repository.jobs("ada", array=name or "x").jobs == []
+    for number in (-1, 0):
+        assert len(repository.events(job.id, after=number)) == 1
+    assert repository.events(job.id, after=2**70) == []
+    assert len(repository.jobs("ada", limit=-5).jobs) == 1
+    with pytest.raises(InvalidRequest):
+        repository.submit("ada", submission(), "a\0b")
+    with pytest.raises(InvalidRequest):
+        repository.jobs("a\0b\ud800")
+
+
+def test_a_guests_last_words_do_not_stop_the_record(repository: Repository) -> None:
+    job = one(repository)
+    attempt = claim(repository, job.id)
+    words = told(JobState.FAILED, ReasonCode.KERNEL_PANIC)
+    why = words.reason.model_copy(update={"message": "Oops \0\x1b[31m \uffff"})
+    seconds = {"staging": float("nan"), "booting": float("inf"), "running": 1.5, "x\0": 1.0}
+    repository.report(job.id, attempt, words.model_copy(update={"reason": why, "seconds": seconds}))
+    done = repository.job(job.id)
+    assert done.reason.message.startswith("Oops \N{REPLACEMENT CHARACTER}")
+    assert done.seconds == {"running": 1.5}
+
+
 def test_a_full_size_array(repository: Repository) -> None:
     done = repository.submit("ada", submission(1000))
     assert len({job.id for job in done.jobs}) == 1000
