@@ -104,6 +104,7 @@ def test_claims_follow_the_profile(issuer: Issuer) -> None:
 
 def test_expires(issuer: Issuer, clock: Clock) -> None:
     token = issuer.user_token("ada", lifetime=10)
+    assert issuer.verify(token).subject == "ada"
     clock.now += 10
     with pytest.raises(Unauthenticated, match="expired"):
         issuer.verify(token)
