@@ -1,4 +1,5 @@
 # shellcheck shell=sh
+# shellcheck disable=SC2034 # used by the other parts
 # Words that every part of the guest program uses.
 
 run=/run/vmjobs # what the host said, fifos, notes; in memory

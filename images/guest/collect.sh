@@ -3,8 +3,19 @@
 # After the script: its outputs and how it ended, to the endpoint or to the output disk.
 
 announce_collecting() {
-    say "vmjobs:$VMJOBS_SENTINEL:collecting"
-    [ "$VMJOBS_NETWORK" = none ] || post_text main /v1/collecting "$result"
+    note=$result
+    if disk_full; then note="$result disk=full"; fi
+    say "vmjobs:$VMJOBS_SENTINEL:collecting $note"
+    [ "$VMJOBS_NETWORK" = none ] || post_text main /v1/collecting "$note" ||
+        say "vmjobs: error: the end of the script was not taken (status $http_status)"
+}
+
+# disk_full: true if the scratch disk has no room, for bytes or for names.
+disk_full() {
+    # shellcheck disable=SC2046 # three words
+    set -- $(stat -f -c '%a %S %d' "$job" 2>/dev/null)
+    [ $# = 3 ] || return 1
+    [ $(($1 * $2)) -lt 65536 ] || [ "$3" = 0 ]
 }
 
 # list_outputs: paths that match the job's globs, relative to its directory, each once. Regular files
@@ -72,19 +83,25 @@ deliver_outputs() {
 # write_output_disk: one tar stream, the exit status first, so that it arrives whatever follows.
 write_output_disk() {
     [ -b "$output_disk" ] || fail 'there is no output disk'
-    mkdir "$job/collect"
-    printf '{"%s": %s}\n' "${result%=*}" "${result#*=}" >"$job/collect/exit.json"
+    # Not on the scratch disk, which may be full. Links are followed below; among the outputs there
+    # are none.
+    collect=$run/collect
+    mkdir "$collect"
+    printf '{"%s": %s}\n' "${result%=*}" "${result#*=}" >"$collect/exit.json"
     for name in stdout stderr; do
-        : >>"$job/$name"
-        mv "$job/$name" "$job/collect/$name"
+        if [ -f "$job/$name" ]; then
+            ln -s "$job/$name" "$collect/$name"
+        else
+            : >"$collect/$name" # the script removed it
+        fi
     done
-    ln -s "$work" "$job/collect/outputs"
+    ln -s "$work" "$collect/outputs"
     set -- exit.json stdout stderr
     while IFS= read -r path; do
         set -- "$@" "outputs/$path"
     done <"$run/outputs.list"
     {
-        bb tar -cf - -C "$job/collect" "$@" 2>"$run/tar.log" ||
+        bb tar -chf - -C "$collect" "$@" 2>"$run/tar.log" ||
             say "vmjobs: error: cannot collect the outputs: $(cat "$run/tar.log")"
     } | dd bs=1048576 conv=fsync of="$output_disk" 2>"$run/dd.log" ||
         say "vmjobs: error: the output disk is too small: $(head -n 1 "$run/dd.log")"

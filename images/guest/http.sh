@@ -29,6 +29,7 @@ http() {
 
     # Request and answer pass through fifos, so that netcat's input stays open until the answer is
     # complete: a server may take the end of its input for a client that went away.
+    # shellcheck disable=SC2086 # a command of two words
     timeout "$2" $netcat -w 30 "${http_server%%:*}" "$http_port" \
         <"$http_ask" >"$http_answer" 2>/dev/null 3>&- 4>&- &
     http_netcat=$!

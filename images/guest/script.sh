@@ -44,6 +44,7 @@ deliver() {
 # control: asks the host again and again what to do; the request is also the heartbeat.
 control() {
     trap - CHLD INT TERM
+    exec 3>&- 4>&- # or the pumps would never see the end of the output
     while :; do
         if http control 90 GET '/v1/control?wait=25' >"$run/control.orders"; then
             while read -r verb number _; do
@@ -215,6 +216,7 @@ run_script() {
         kill "$control_pid" 2>/dev/null
         kill_leftovers
     fi
+    # shellcheck disable=SC2034 # collect.sh
     result=$(outcome)
     trap - CHLD
 }

@@ -33,7 +33,8 @@ setup_mounts() {
     for name in stdin:0 stdout:1 stderr:2; do
         [ -e "/dev/${name%:*}" ] || ln -s "/proc/self/fd/${name#*:}" "/dev/${name%:*}"
     done
-    mkdir -p -m 0700 "$run"
+    mkdir -p "$run"
+    chmod 0700 "$run"
     bb mount -o remount,rw / 2>/dev/null || :
     bb dmesg -n 1 # the console is for the job; a panic is still shown
     echo 0 >/proc/sys/kernel/ctrl-alt-del # Ctrl-Alt-Del asks process 1 and does not reboot
@@ -45,6 +46,7 @@ setup_mounts() {
 find_disks() {
     for prefix in vd ubd xvd sd; do
         if [ -b "/dev/${prefix}b" ]; then
+            # shellcheck disable=SC2034 # output_disk: collect.sh
             job_disk=/dev/${prefix}b scratch_disk=/dev/${prefix}c output_disk=/dev/${prefix}d
             return 0
         fi
