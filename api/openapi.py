@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from http import HTTPStatus
 from typing import Any, Final, cast
 
 from flask import Flask
@@ -13,7 +12,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from werkzeug.routing import Rule
 
 from api.operation import JSON, Access, Binary, Operation, Reply, operation_of
-from api.problems import CONTENT_TYPE
+from api.problems import CONTENT_TYPE, title
 from api.tokens import Scope
 from vmjobs import __version__
 from vmjobs.wire import Problem
@@ -202,7 +201,7 @@ def _content(body: type[BaseModel] | Binary, mode: JsonSchemaMode, schemas: _Key
 
 def _problem() -> dict[str, Any]:
     statuses = (400, 401, 403, 404, 409, 411, 413, 415, 416, 422, 500, 502, 503)
-    names = ", ".join(f"{status} {HTTPStatus(status).phrase}" for status in statuses)
+    names = ", ".join(f"{status} {title(status)}" for status in statuses)
     return {
         "description": f"A problem document (RFC 9457). The status is one of: {names}.",
         "headers": _described(_RETRY | {"WWW-Authenticate": "how to authenticate (401, 403)"}),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-from http import HTTPStatus
 from typing import Final
 
 from flask import Flask, Response
 from werkzeug.exceptions import HTTPException
+from werkzeug.http import HTTP_STATUS_CODES
 
 from api.tokens import challenge
 from vmjobs.errors import Forbidden, InvalidRequest, Unauthenticated, Unavailable, VMJobsError
@@ -29,6 +29,13 @@ _HTTP_CODES: Final = {
     413: "TOO_LARGE",
     415: "UNSUPPORTED_MEDIA_TYPE",
     416: "RANGE_NOT_SATISFIABLE",
+}
+
+#: Names that changed with RFC 9110.
+_TITLES: Final = {
+    413: "Content Too Large",
+    416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
 }
 
 #: Better than the framework's own sentences, which speak to people who typed a URL by hand.
@@ -111,7 +118,7 @@ def on_error(error: VMJobsError) -> Response:
         log.warning("%s: %s", error.code, error.message)
     document = Problem(
         type=TYPE_PREFIX + error.code,
-        title=_title(error.http_status),
+        title=title(error.http_status),
         status=error.http_status,
         detail=error.message,
         code=error.code,
@@ -139,9 +146,9 @@ def on_http(error: HTTPException) -> Response:
     code = _HTTP_CODES.get(status, "INTERNAL" if status >= 500 else "BAD_REQUEST")
     document = Problem(
         type=TYPE_PREFIX + code,
-        title=_title(status),
+        title=title(status),
         status=status,
-        detail=_HTTP_SENTENCES.get(status) or error.description or _title(status),
+        detail=_HTTP_SENTENCES.get(status) or error.description or title(status),
         code=code,
     )
     response = reply(document)
@@ -158,7 +165,7 @@ def on_surprise(error: Exception) -> Response:
     return reply(
         Problem(
             type=TYPE_PREFIX + "INTERNAL",
-            title=_title(500),
+            title=title(500),
             status=500,
             detail=f"Something went wrong inside the service; this is incident {incident}.",
             code="INTERNAL",
@@ -176,8 +183,6 @@ def reply(document: Problem) -> Response:
     return response
 
 
-def _title(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Error"
+def title(status: int) -> str:
+    """The status' name as RFC 9110 has it, whatever the age of the libraries around us."""
+    return _TITLES.get(status) or HTTP_STATUS_CODES.get(status, "Error")

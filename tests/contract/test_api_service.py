@@ -120,6 +120,21 @@ def test_unhealthy_names_what_is_down_and_no_more(site: Site) -> None:
     assert "secret" not in answer.text
 
 
+def test_broken_database_is_named_and_nothing_else_is_told(site: Site) -> None:
+    site.repository.close()
+    for file in site.config.data_dir.glob("vmjobs.db*"):
+        file.unlink()
+    (site.config.data_dir / "vmjobs.db").write_bytes(b"this was a database " * 1000)
+    answer = site.user()("GET", "/v1/jobs")
+    problem = site.user().problem(503, "GET", "/v1/jobs")
+    assert (problem["code"], problem["service"]) == ("UNAVAILABLE", "database")
+    assert int(answer.headers["Retry-After"]) > 0
+    assert "SELECT" not in answer.text
+    health = site.caller()("GET", "/healthz")
+    assert health.status_code == 503
+    assert health.get_json()["services"]["database"] == "the database does not answer"
+
+
 def test_unknown_routes_and_methods(site: Site) -> None:
     user = site.user()
     assert user.problem(404, "GET", "/v2/jobs")["code"] == "NOT_FOUND"

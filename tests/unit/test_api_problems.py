@@ -60,7 +60,7 @@ def test_our_errors_keep_code_hint_and_faults(client: FlaskClient) -> None:
     document, _ = problem(client, "/raise/spec")
     assert document == {
         "type": "urn:vmjobs:error:INVALID_SPEC",
-        "title": "Unprocessable Entity",
+        "title": "Unprocessable Content",
         "status": 422,
         "detail": "two faults",
         "code": "INVALID_SPEC",
