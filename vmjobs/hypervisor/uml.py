@@ -18,7 +18,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from logging import getLogger
 from pathlib import Path
@@ -27,7 +27,6 @@ from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import mconsole, netproc, procs
 from vmjobs.hypervisor.base import (
     NAME_PREFIX,
-    BootImage,
     Machine,
     MachineState,
     Network,
@@ -172,7 +171,7 @@ class UserModeLinux:
             "con=null",
             "con0=null,fd:1",
             "noreboot",
-            *_allowed(machine.image),
+            *allowed_parameters(machine.image.cmdline),
             *machine.cmdline,
             "root=/dev/ubda",
             "rw",
@@ -258,9 +257,10 @@ def _check(machine: Machine) -> None:
         raise HypervisorError(f"UML has {MAX_DATA_DISKS} data disks, not {len(machine.disks)}")
 
 
-def _allowed(image: BootImage) -> list[str]:
-    allowed = [word for word in image.cmdline if _HARMLESS.fullmatch(word)]
-    for word in set(image.cmdline) - set(allowed):
+def allowed_parameters(words: Sequence[str]) -> list[str]:
+    """Those of an image's kernel parameters that cannot name anything of the node."""
+    allowed = [word for word in words if _HARMLESS.fullmatch(word)]
+    for word in set(words) - set(allowed):
         log.info("UML is not given the image's kernel parameter %r", word)
     return allowed
 

@@ -1,0 +1,120 @@
+"""The libvirt driver's verbs on ``test:///default``, which needs no guest and no daemon."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor.base import BootImage, Machine, MachineState
+from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.model import HypervisorKind
+
+NAME = "vmjobs-test-driver"
+
+
+@pytest.fixture
+def driver() -> Iterator[Libvirt]:
+    pytest.importorskip("libvirt")
+    driver = Libvirt(HypervisorKind.QEMU, Connection("test:///default"), domain_type="test")
+    yield driver
+    driver.destroy(NAME)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    root = tmp_path / "root"
+    root.write_bytes(b"\0" * 4096)
+    kernel = tmp_path / "kernel"
+    kernel.touch()
+    image = BootImage(digest="", root=root, kernel=kernel)
+    return Machine(NAME, 1, 64, image, (), tmp_path / "console", tmp_path)
+
+
+def test_life(driver: Libvirt, machine: Machine) -> None:
+    assert driver.state(NAME) is MachineState.GONE
+    assert driver.list() == []
+    driver.start(machine)
+    assert driver.state(NAME) is MachineState.RUNNING
+    assert driver.list() == [NAME]
+    driver.pause(NAME)
+    assert driver.state(NAME) is MachineState.PAUSED
+    assert driver.list() == [NAME]
+    driver.resume(NAME)
+    assert driver.state(NAME) is MachineState.RUNNING
+    driver.destroy(NAME)
+    driver.destroy(NAME)
+    assert driver.state(NAME) is MachineState.GONE
+    assert driver.list() == []
+
+
+def test_machines_of_others_are_not_listed(driver: Libvirt, machine: Machine) -> None:
+    """libvirt's test driver comes with a machine called ``test``."""
+    driver.start(machine)
+    assert driver.list() == [NAME]
+    assert driver.state("test") is MachineState.RUNNING
+
+
+def test_a_name_is_used_once(driver: Libvirt, machine: Machine) -> None:
+    driver.start(machine)
+    with pytest.raises(HypervisorError, match="runs already"):
+        driver.start(machine)
+    assert driver.state(NAME) is MachineState.RUNNING
+
+
+def test_wait_is_woken_by_an_event(driver: Libvirt, machine: Machine) -> None:
+    driver.start(machine)
+    killer = threading.Timer(0.3, driver.destroy, [NAME])
+    killer.start()
+    assert driver.wait(NAME, 30) is MachineState.GONE
+    killer.join()
+
+
+def test_wait_returns_at_its_timeout(driver: Libvirt, machine: Machine) -> None:
+    driver.start(machine)
+    assert driver.wait(NAME, 0.2) is MachineState.RUNNING
+
+
+def test_stop_powers_off(driver: Libvirt, machine: Machine) -> None:
+    driver.start(machine)
+    driver.stop(NAME)
+    assert driver.wait(NAME, 30) is MachineState.GONE
+    driver.stop(NAME)
+
+
+def test_verbs_for_a_machine_that_is_not_there(driver: Libvirt) -> None:
+    for verb in (driver.pause, driver.resume):
+        with pytest.raises(HypervisorError, match="does not run"):
+            verb(NAME)
+    assert driver.wait(NAME, 30) is MachineState.GONE
+
+
+def test_root_disk_that_is_not_there(driver: Libvirt, machine: Machine) -> None:
+    machine.image.root.unlink()
+    with pytest.raises(HypervisorError, match="qemu-img create"):
+        driver.start(machine)
+    assert driver.state(NAME) is MachineState.GONE
+
+
+def test_no_daemon(tmp_path: Path) -> None:
+    pytest.importorskip("libvirt")
+    driver = Libvirt(
+        HypervisorKind.QEMU,
+        Connection(f"qemu+unix:///session?socket={tmp_path}/none"),
+        kernels=lambda: [Path(__file__)],
+    )
+    with pytest.raises(HypervisorError, match="cannot list machines"):
+        driver.list()
+    result = driver.probe(5)
+    assert not result.works
+    assert "cannot ask libvirt's version" in result.detail
+
+
+def test_probe_without_a_kernel() -> None:
+    driver = Libvirt(HypervisorKind.QEMU, Connection("test:///default"), kernels=list)
+    result = driver.probe(5)
+    assert not result.works
+    assert "there is no kernel to boot" in result.detail

@@ -1,0 +1,101 @@
+"""The domain XML of a machine."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor.base import BootImage, DataDisk, Machine
+from vmjobs.hypervisor.domain_xml import QEMU_NAMESPACE, board, domain_xml
+
+IMAGE = BootImage(
+    digest="",
+    root=Path("/images/root"),
+    kernel=Path("/images/kernel"),
+    initrd=Path("/images/initrd"),
+    cmdline=("init=/sbin/vmjobs-init", "root=/dev/sdz"),
+)
+MACHINE = Machine(
+    name="vmjobs-1",
+    cpus=3,
+    memory=700,
+    image=IMAGE,
+    disks=(DataDisk(Path("/run/job"), read_only=True), DataDisk(Path("/run/scratch"))),
+    console=Path("/run/a,b/console"),
+    workdir=Path("/run/work"),
+    cmdline=("extra",),
+)
+
+
+def parsed(machine: Machine = MACHINE, kind: str = "qemu", cable: Path | None = None) -> ET.Element:
+    text = domain_xml(machine, kind, Path("/run/overlay"), cable, board("x86_64"))
+    return ET.fromstring(text)  # noqa: S314
+
+
+def arguments(domain: ET.Element) -> list[str]:
+    return [arg.get("value", "") for arg in domain.iter(f"{{{QEMU_NAMESPACE}}}arg")]
+
+
+def test_name_size_and_end_of_life() -> None:
+    domain = parsed()
+    assert domain.get("type") == "qemu"
+    assert domain.findtext("name") == "vmjobs-1"
+    assert (domain.findtext("memory"), domain.findtext("vcpu")) == ("700", "3")
+    for event in ("on_poweroff", "on_reboot", "on_crash"):
+        assert domain.findtext(event) == "destroy"
+
+
+def test_our_kernel_parameters_come_last_and_so_win() -> None:
+    words = (parsed().findtext("os/cmdline") or "").split()
+    assert words[:3] == ["init=/sbin/vmjobs-init", "root=/dev/sdz", "extra"]
+    assert words[3:] == ["root=/dev/vda", "rw", "console=ttyS0", "panic=-1", "vmjobs=1"]
+
+
+def test_without_a_kernel_the_disk_is_booted() -> None:
+    domain = parsed(replace(MACHINE, image=replace(IMAGE, kernel=None)))
+    assert domain.find("os/kernel") is None
+    boot = domain.find("os/boot")
+    assert boot is not None
+    assert boot.get("dev") == "hd"
+
+
+def test_every_format_is_pinned() -> None:
+    disks = parsed().findall("devices/disk")
+    drivers = [disk.find("driver") for disk in disks]
+    assert [driver.get("type") for driver in drivers if driver is not None] == ["qcow2", "raw", "raw"]
+    assert [disk.find("readonly") is not None for disk in disks] == [False, True, False]
+    targets = [disk.find("target") for disk in disks]
+    assert [target.get("dev") for target in targets if target is not None] == ["vda", "vdb", "vdc"]
+    assert disks[0].find("backingStore/format[@type='raw']") is not None
+
+
+def test_console_is_appended_and_commas_do_no_harm() -> None:
+    assert "file,id=console0,path=/run/a,,b/console,append=on" in arguments(parsed())
+
+
+def test_network_only_where_there_is_a_cable() -> None:
+    assert "-netdev" not in arguments(parsed())
+    words = arguments(parsed(cable=Path("/run/net.sock")))
+    assert "stream,id=net0,server=off,addr.type=unix,addr.path=/run/net.sock" in words
+
+
+def test_hostile_text_stays_text() -> None:
+    evil = replace(IMAGE, cmdline=("</cmdline><devices/>", "a&b"))
+    domain = parsed(replace(MACHINE, image=evil))
+    assert (domain.findtext("os/cmdline") or "").startswith("</cmdline><devices/> a&b ")
+    assert len(domain.findall("devices")) == 1
+
+
+def test_kvm_passes_the_processor_through() -> None:
+    cpu = parsed(kind="kvm").find("cpu")
+    assert cpu is not None
+    assert cpu.get("mode") == "host-passthrough"
+
+
+def test_unknown_architecture() -> None:
+    with pytest.raises(HypervisorError, match="vax"):
+        board("vax")
