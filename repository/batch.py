@@ -23,6 +23,8 @@ from vmjobs.ports import BatchStatus, Observation
 _GONE = [status.value for status in GONE]
 _FINAL = [state.value for state in JobState if state.final]
 PAGE = 1000
+#: Jobs changed in one transaction: enough to share a commit, few enough to let others in.
+AT_ONCE = 50
 
 
 @dataclass(frozen=True)
@@ -208,9 +210,11 @@ class Batch(Core):
         """
         words = sorted(seen, key=lambda item: item.job_id)
         for start in range(0, len(words), PAGE):
-            for item in self._news_of(words[start : start + PAGE], asked):
+            news = self._news_of(words[start : start + PAGE], asked)
+            for first in range(0, len(news), AT_ONCE):
                 with self.database.write() as session:
-                    self._apply(session, locked(session, item.job_id), item, asked)
+                    for item in news[first : first + AT_ONCE]:
+                        self._apply(session, locked(session, item.job_id), item, asked)
 
     def _news_of(self, seen: Sequence[Observation], asked: datetime | None) -> list[Observation]:
         """Those that change something; most change nothing, and need no lock."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -23,6 +24,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.types import TypeDecorator
 
 from vmjobs.errors import ConfigError, InvalidRequest, Unavailable
+
+logger = logging.getLogger(__name__)
 
 #: How long to wait for another writer (SQLite) or for a connection (PostgreSQL).
 BUSY_SECONDS: Final = 15
@@ -106,16 +109,18 @@ class Database:
 
     @contextmanager
     def _advisory(self, number: int) -> Iterator[bool]:
+        key = {"number": number}
         with translated():
             connection = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         try:
             with translated():
-                query = text("SELECT pg_try_advisory_lock(:number)")
-                mine = bool(connection.scalar(query, {"number": number}))
-            yield mine
+                mine = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:number)"), key))
+            try:
+                yield mine
+            finally:
+                if mine:
+                    _unlock(connection, key)
         finally:
-            # Closing the session itself gives the lock back, also where it is broken by now.
-            connection.invalidate()
             connection.close()
 
     @contextmanager
@@ -138,6 +143,15 @@ class Database:
     def close(self) -> None:
         """Close all idle connections."""
         self.engine.dispose()
+
+
+def _unlock(connection: Connection, key: dict[str, int]) -> None:
+    """Give an advisory lock back now; if the session broke meanwhile, that gave it back."""
+    try:
+        connection.execute(text("SELECT pg_advisory_unlock(:number)"), key)
+    except DBAPIError as error:
+        logger.warning("the database session broke while it held a lock: %s", error.orig)
+        connection.invalidate()
 
 
 @contextmanager
