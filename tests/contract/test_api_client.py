@@ -193,7 +193,7 @@ def test_wait_tells_of_changes_and_honours_its_timeout(site: Site, url: str, cli
             tell(agent_for(site, url, first.id), JobState.STAGING)
             client.cancel(second.id)
 
-    found = client.wait([second.id, first.id], timeout=1.5, on_change=on_change)
+    found = client.wait([second.id, first.id], timeout=4, on_change=on_change)
     assert [(job.id, job.state) for job in found] == [
         (second.id, JobState.CANCELED),
         (first.id, JobState.STAGING),

@@ -20,9 +20,9 @@ import pytest
 from api.serve import make_issuer
 from images.manifest import Blob, ImageManifest
 from images.store import ImageStore
-from vmjobs.client import Client, Retries
+from vmjobs.client import Client, JobAgentClient, Retries
 from vmjobs.config import Config
-from vmjobs.model import JobSpec
+from vmjobs.model import AttemptClaim, JobSpec
 
 SERVE = "from api.serve import serve; from vmjobs.config import load; serve(load())"
 SPEC = JobSpec(image="tiny", script="true", disk=1)
@@ -180,3 +180,31 @@ def test_silent_peers_do_not_keep_others_waiting(settings: Config, tmp_path: Pat
             start = time.monotonic()
             assert client.health().status == "ok"
             assert time.monotonic() - start < 15
+
+
+def peak_memory(pid: int) -> int:
+    """The most memory that a process ever had, in KiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+
+def test_large_files_pass_without_being_held_in_memory(
+    settings: Config, service: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    source = tmp_path / "large"
+    with source.open("wb") as file:
+        for number in range(200):
+            file.write(number.to_bytes(4, "big") * (1 << 18))
+    before = {pid: peak_memory(pid) for pid in children(service)}
+    issuer, url = make_issuer(settings), f"http://{settings.listen}"
+    with Client(url, issuer.user_token("ada")) as client:
+        large = client.upload_input(source)
+        spec = SPEC.model_copy(update={"inputs": (large,), "disk": 300})
+        (job,) = client.submit(spec).jobs
+    agent = JobAgentClient(url, issuer.job_token(job.id, "ada"), job.id)
+    agent.claim(AttemptClaim(attempt="a" * 32, node="wn1"))
+    with (tmp_path / "copy").open("wb") as sink:
+        agent.fetch_input(large, sink)
+    agent.close()
+    assert (tmp_path / "copy").stat().st_size == large.size == 200 << 20
+    assert all(peak_memory(pid) < before[pid] + 40 * 1024 for pid in before)
