@@ -54,7 +54,7 @@ http() {
     fi
     exec 5>&- 6<&-
     kill "$http_netcat" 2>/dev/null
-    wait "$http_netcat"
+    wait "$http_netcat" 2>/dev/null
     case $http_status in
     2??) return 0 ;;
     408 | 429) return 1 ;;

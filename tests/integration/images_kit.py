@@ -29,7 +29,7 @@ WORK = ROOT / "build" / "work"
 TOKEN = "t0ken"
 SENTINEL = "5e117e1"
 #: Boot, job and power-off under UML, on a machine that has other work as well; in seconds.
-DEADLINE = 120.0
+DEADLINE = 90.0
 
 
 def need(*programs: str) -> None:
@@ -71,6 +71,11 @@ class Endpoint:
             assert self.changed.wait_for(lambda: text in self.logs["out"], timeout), bytes(
                 self.logs["out"]
             )
+
+    def wait_for_request(self, line: str, count: int, timeout: float = DEADLINE) -> None:
+        """Until this request has come ``count`` times."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.seen.count(line) >= count, timeout), self.seen
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:
@@ -126,6 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         state = self.server.state
         with state.changed:
             state.seen.append(f"{self.command} {self.path}")
+            state.changed.notify_all()
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 state.bad_token = True
             status = state.answer(self.command, self.path)

@@ -1,0 +1,183 @@
+"""Trees, cpio archives, kernel modules and wheels: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import io
+import stat
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from images.build import cpio, kernel, wheels
+from images.build.bootstrap import clean
+from images.build.tree import Node, Tree, from_tar, in_memory
+from images.recipe import parse
+from vmjobs.errors import BuildError
+
+RECIPE = parse(
+    'name = "x"\nversion = "1"\nsuite = "bookworm"\nepoch = 0\npackages = ["a1"]\ndrop = ["opt/junk/*"]'
+)
+
+
+def test_a_tar_becomes_a_tree_with_hard_links_shared_and_devices_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "x.tar"
+    with tarfile.open(file, "w") as archive:
+        for name, kind, data in (
+            ("./usr/bin", tarfile.DIRTYPE, b""),
+            ("./bin", tarfile.SYMTYPE, b""),
+            ("./usr/bin/a", tarfile.REGTYPE, b"data"),
+            ("./usr/bin/b", tarfile.LNKTYPE, b""),
+            ("./dev/null", tarfile.CHRTYPE, b""),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.size, entry.mode, entry.gid = kind, len(data), 0o2755, 42
+            entry.linkname = "usr/bin" if kind == tarfile.SYMTYPE else "./usr/bin/a"
+            archive.addfile(entry, io.BytesIO(data))
+    tree = from_tar(file)
+    assert tree.nodes["usr/bin/a"] is tree.nodes["usr/bin/b"]
+    assert tree.nodes["usr/bin/a"].mode == stat.S_IFREG | 0o2755
+    assert tree.nodes["usr/bin/a"].gid == 42
+    assert tree.file("bin/b").read() == b"data"
+    assert "dev/null" not in tree.nodes
+
+
+def test_links_are_followed_and_circles_end() -> None:
+    tree = Tree()
+    tree.add_dir("usr/sbin")
+    tree.add_link("sbin", "usr/sbin")
+    tree.add_link("usr/sbin/tool", "/opt/../usr/real")
+    tree.add_file("sbin/init", b"#!")
+    tree.add_file("usr/real", b"real")
+    tree.add_link("a", "b")
+    tree.add_link("b", "a")
+    assert "usr/sbin/init" in tree.nodes
+    assert tree.file("sbin/tool").read() == b"real"
+    with pytest.raises(BuildError):
+        tree.file("a")
+    with pytest.raises(BuildError):
+        tree.add_file("a/x", b"")
+
+
+def test_what_would_differ_between_builds_is_taken_out() -> None:
+    tree = Tree()
+    for path in ("etc/machine-id", "etc/hostname", "var/log/apt/x", "usr/share/doc/a/b", "opt/junk/x"):
+        tree.add_file(path, b"x")
+    tree.add_file("usr/lib/a.py", b"x")
+    checked = b"MAGC" + struct.pack("<I", 3) + b"h" * 8 + b"code"
+    tree.add_file("usr/lib/__pycache__/a.pyc", checked)
+    tree.add_file("usr/lib/__pycache__/stale.pyc", b"MAGC" + bytes(12) + b"code")
+    clean(tree, RECIPE)
+    files = {path: node for path, node in tree.nodes.items() if stat.S_ISREG(node.mode)}
+    assert set(files) == {"usr/lib/a.py", "usr/lib/__pycache__/a.pyc"}
+    assert files["usr/lib/__pycache__/a.pyc"].content.read()[4:8] == struct.pack("<I", 1)
+    assert tree.nodes["tmp"].mode == stat.S_IFDIR | 0o1777
+    assert not [path for path in tree.nodes if path.startswith("dev/")]
+
+
+def test_a_cpio_archive_has_the_format_that_the_kernel_reads() -> None:
+    tree = Tree()
+    tree.add_file("init", b"#!/bin/sh\n", 0o755)
+    tree.add_link("bin/sh", "busybox")
+    data = cpio.archive(tree, epoch=1000)
+    assert len(data) % 512 == 0
+    assert data == cpio.archive(tree, epoch=1000)
+    found, offset = {}, 0
+    while True:
+        assert data[offset : offset + 6] == b"070701"
+        fields = [int(data[offset + 6 + 8 * n : offset + 14 + 8 * n], 16) for n in range(13)]
+        name = data[offset + 110 : offset + 110 + fields[11] - 1].decode()
+        begin = (offset + 110 + fields[11] + 3) // 4 * 4
+        offset = (begin + fields[6] + 3) // 4 * 4
+        if name == "TRAILER!!!":
+            break
+        assert fields[5] == 1000
+        found[name] = (fields[1], data[begin : begin + fields[6]])
+    assert found["init"] == (stat.S_IFREG | 0o755, b"#!/bin/sh\n")
+    assert found["bin/sh"] == (stat.S_IFLNK | 0o777, b"busybox")
+    assert list(found) == [".", "bin", "bin/sh", "init"]
+
+
+def module(depends: str) -> bytes:
+    """A minimal 64-bit ELF file with a .modinfo section."""
+    names = b"\0.modinfo\0.shstrtab\0"
+    info = f"license=GPL\0depends={depends}\0name=x\0".encode()
+    heads = [(0, 0, 0, 0, 0, 0), (1, 1, 0, 0, 64, len(info)), (10, 3, 0, 0, 64 + len(info), len(names))]
+    table = b"".join(struct.pack("<IIQQQQ", *head).ljust(64, b"\0") for head in heads)
+    start = 64 + len(info) + len(names)
+    header = b"\x7fELF\x02\x01".ljust(0x28, b"\0") + struct.pack("<Q", start)
+    header = header.ljust(0x3A, b"\0") + struct.pack("<HHH", 64, len(heads), 2)
+    return header.ljust(64, b"\0") + info + names + table
+
+
+def test_modules_are_loaded_after_those_they_need() -> None:
+    files = kernel.KernelFiles(
+        "6.1",
+        b"kernel",
+        {
+            "virtio_net": module("net-failover,virtio"),
+            "net_failover": module("failover"),
+            "failover": module(""),
+            "virtio": module("built_in"),
+        },
+        frozenset({"built_in"}),
+    )
+    order = [name for name, _ in kernel.load_order(files, ["virtio", "virtio_net"])]
+    assert order == ["virtio", "failover", "net_failover", "virtio_net"]
+    with pytest.raises(BuildError, match="no module nothing, which the recipe needs"):
+        kernel.load_order(files, ["nothing"])
+    with pytest.raises(BuildError, match="ELF"):
+        kernel.depends(b"not a module")
+
+
+def test_names_of_modules() -> None:
+    assert kernel.module_name("kernel/crypto/crc32c-intel.ko.xz") == "crc32c_intel"
+    assert kernel.module_name("virtio_blk.ko") == "virtio_blk"
+
+
+def wheel(folder: Path, *names: str) -> Path:
+    file = folder / "x-1-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, name)
+    return file
+
+
+def test_a_wheel_is_laid_out_as_pip_would(tmp_path: Path) -> None:
+    file = wheel(
+        tmp_path, "x.py", "x-1.data/data/share/d", "x-1.data/scripts/run", "x-1.data/headers/h", "x-1/R"
+    )
+    tree = Tree()
+    wheels.install(tree, file, "/opt/py")
+    assert {p for p, n in tree.nodes.items() if not n.is_dir} == {
+        "opt/py/x.py",
+        "opt/py/share/d",
+        "usr/local/bin/run",
+        "opt/py/x-1/R",
+    }
+
+
+@pytest.mark.parametrize("name", ["../up", "a/../../up", "/abs"])
+def test_a_wheel_cannot_write_elsewhere(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BuildError, match="outside"):
+        wheels.install(Tree(), wheel(tmp_path, name), "/opt/py")
+
+
+def test_a_source_that_is_shorter_than_it_was_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "x.tar"
+    with tarfile.open(file, "w") as archive:
+        entry = tarfile.TarInfo("a")
+        entry.size = 10_000
+        archive.addfile(entry, io.BytesIO(bytes(10_000)))
+    tree = from_tar(file)
+    file.write_bytes(file.read_bytes()[:600])
+    with pytest.raises(BuildError, match="ends"):
+        tree.file("a").read()
+
+
+def test_nodes_know_what_they_are() -> None:
+    assert Node(stat.S_IFDIR | 0o755).is_dir
+    assert Node(stat.S_IFLNK | 0o777).is_link
+    assert in_memory(b"abc").read() == b"abc"
