@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Final
 
 from repository.service import Repository
-from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError
+from vmjobs.errors import ConfigError, InvalidRequest, Unavailable, VMJobsError
 from vmjobs.model import now as utc_now
 from vmjobs.ports import BatchJob, Scheduler
 
@@ -71,6 +71,10 @@ def submit_array(parts: Dispatch, array: str) -> None:
         except Unavailable as error:
             repository.note_unavailable(array, error.message)
             raise
+        except ConfigError as error:
+            repository.note_unavailable(array, error.message)
+            logger.error("array %s waits for better settings: %s", array, error.message)
+            return
         except InvalidRequest as error:
             repository.refuse(array, error.message)
             logger.warning("array %s: the scheduler side refuses it: %s", array, error.message)

@@ -11,7 +11,7 @@ from repository_kit import Ledger, bring, claim, dispatcher, one, states, submis
 from repository import batch, decide, dispatch
 from repository.dispatch import Dispatch
 from repository.service import Repository
-from vmjobs.errors import InvalidSpec, NotFound, Unavailable
+from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
 from vmjobs.model import JobState, ReasonCode, now
 from vmjobs.ports import BatchStatus
 
@@ -380,6 +380,22 @@ def test_the_sweep_tidies_up_after_the_end(
     dispatch.sweep(parts)
     assert schedd.forgotten == [array]
     assert repository.active_arrays() == []
+
+
+def test_bad_settings_make_jobs_wait(repository: Repository, schedd: Ledger, parts: Dispatch) -> None:
+    job = one(repository)
+
+    def refuse(jobs):  # type: ignore[no-untyped-def]
+        raise ConfigError("route 'site' is no grid_resource")
+
+    submit, schedd.submit = schedd.submit, refuse  # type: ignore[method-assign]
+    dispatch.submit_array(parts, job.array)
+    waiting = repository.job(job.id)
+    assert waiting.state is S.QUEUED
+    assert waiting.reason.message == "route 'site' is no grid_resource"
+    schedd.submit = submit  # type: ignore[method-assign]
+    dispatch.submit_array(parts, job.array)
+    assert repository.job(job.id).condor is not None
 
 
 def test_jobs_the_scheduler_side_cannot_describe_fail(
