@@ -69,18 +69,26 @@ class CondorScheduler:
         refs = {job_id: observation.ref for job_id, observation in found.items()}
         if not left:
             return refs
-        for job in left:
-            self._write_token(job)
-        _write(marker, b"", directory)
+        self._write_tokens(left)
+        _write(marker, b"")
+        _flush([marker, directory])
         cluster, first = self._schedd.submit(describe(left, self._config, self._program))
         for proc, job in enumerate(left, first):
             refs[job.id] = CondorRef(schedd=self._name, cluster=cluster, proc=proc)
         return refs
 
-    def _write_token(self, job: BatchJob) -> None:
-        directory = job_dir(self._config, job.array, job.id)
-        directory.mkdir(mode=0o700, exist_ok=True)
-        _write(directory / names.TOKEN, job.token.encode(), directory)
+    def _write_tokens(self, jobs: Sequence[BatchJob]) -> None:
+        """Each job's token into the job's directory, all of them on disk when this returns.
+
+        Written first and flushed afterwards: a file system flushes many files in little more
+        time than one.
+        """
+        directories = [job_dir(self._config, job.array, job.id) for job in jobs]
+        for job, directory in zip(jobs, directories, strict=True):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            _write(directory / names.TOKEN, job.token.encode())
+        _flush([directory / names.TOKEN for directory in directories])
+        _flush(directories)
 
     def remove(self, refs: Sequence[CondorRef], why: str) -> None:
         """Remove jobs here and wherever they were forwarded to; unknown ones are no error."""
@@ -151,17 +159,20 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _write(path: Path, data: bytes, directory: Path) -> None:
-    """A whole file, readable by its owner alone, on disk when this returns."""
+def _write(path: Path, data: bytes) -> None:
+    """A whole file or none, readable by its owner alone."""
     temporary = path.with_name(path.name + ".new")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
     temporary.replace(path)
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+
+
+def _flush(paths: Sequence[Path]) -> None:
+    """Files and directories to disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

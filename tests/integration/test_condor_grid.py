@@ -298,7 +298,8 @@ def test_a_schedd_that_does_not_listen_is_unavailable(grid: Grid) -> None:
 
 
 def test_a_schedd_that_hangs_does_not_hang_us(grid: Grid) -> None:
-    pid = grid.run(grid.submit, "pgrep", "-x", "condor_schedd", user="root").split()[0]
+    find = "grep -lx condor_schedd /proc/[0-9]*/comm"
+    pid = grid.run(grid.submit, "sh", "-c", find, user="root").split("/")[2]
     array = grid.new_array()
     grid.run(grid.submit, "kill", "-STOP", pid, user="root")
     try:
