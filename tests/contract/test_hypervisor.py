@@ -254,6 +254,14 @@ def test_guest_does_not_reach_the_host(bench: Bench, mode: NetworkMode) -> None:
                 listener.accept()
 
 
+def test_guest_does_not_mount_the_host(bench: Bench) -> None:
+    if bench.driver.kind is not HypervisorKind.UML:
+        pytest.skip("only UML has a hostfs")
+    text = bench.run("hostfs")
+    assert "guest: done" in text
+    assert "mounted" not in text.partition("guest: up")[2]
+
+
 def test_no_network_without_one(bench: Bench) -> None:
     machine = bench.machine("hello", network=Network(NetworkMode.NONE, bench.directory / "none"))
     bench.driver.start(machine)
