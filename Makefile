@@ -4,6 +4,7 @@
 # make env       what a shell needs to use it: eval "$(make -s env)"
 # make logs      what its services say;  make stop  stops them, make grid goes on
 # make down      removes all of it: containers, volumes, networks, images, build/
+# make demo      the main job: physics events from an array of VMs, a table and a picture
 # make lint      formatting, lints, types, shell scripts
 # make test      lint, then all tests
 
@@ -47,6 +48,9 @@ lint: setup
 	@shellcheck deploy/*.sh deploy/*/entry deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
 	    deploy/grid/standby deploy/libexec/agent-start
 
-test: lint
-	@$(BIN)/pytest
+test: lint images
+	@deploy/test.sh
+
+demo: images grid
+	@deploy/demo.sh
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# The grid on this machine: grid.sh up|down|stop|logs|kvm. State is in build/grid.
+# The grid on this machine: grid.sh up|down|remove|stop|logs. State is in build/grid.
+# remove takes away containers and volumes; down also the images that were made for them.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -90,6 +91,12 @@ END
     say "the grid is up: http://127.0.0.1:$VMJOBS_API_PORT; eval \"\$(make -s env)\" to use it"
 }
 
+remove() {
+    ! docker info >/dev/null 2>&1 || compose down --volumes --remove-orphans --timeout 5 2>/dev/null || true
+    deploy/engine.sh stop $state
+    rm -rf $state
+}
+
 down() {
     if docker info >/dev/null 2>&1; then
         compose down --volumes --remove-orphans --timeout 5 2>/dev/null || true
@@ -105,8 +112,8 @@ down() {
 }
 
 case ${1:-} in
-    up | down) "$1" ;;
+    up | down | remove) "$1" ;;
     stop) compose stop ;;
     logs) compose logs --follow --tail 50 ;;
-    *) die "usage: deploy/grid.sh up|down|stop|logs" ;;
+    *) die "usage: deploy/grid.sh up|down|remove|stop|logs" ;;
 esac

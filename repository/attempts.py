@@ -193,6 +193,8 @@ def _start(session: Session, row: JobRow, claim: AttemptClaim) -> None:
     elif state is JobState.HELD:
         move(session, row, JobState.QUEUED, reason(ReasonCode.RELEASED, "the hold was released"))
     present = utc_now()
+    # The first attempt was waited for since submission, a later one since the one before it.
+    waiting = before.ended or before.heard if before is not None else row.created
     row.attempts += 1
     row.attempt = claim.attempt
     session.add(
@@ -205,7 +207,7 @@ def _start(session: Session, row: JobRow, claim: AttemptClaim) -> None:
             heard=present,
             reached="",
             seen_running=False,
-            seconds={},
+            seconds={"queued": round((present - waiting).total_seconds(), 3)},
             rejected=[],
         )
     )

@@ -17,7 +17,7 @@ def refusal(name: str) -> str:
     parts = name.split("/")
     found = (
         (not name, "the name is empty"),
-        (len(name.encode("utf-8", "surrogateescape")) > MAX_LENGTH, f"over {MAX_LENGTH} bytes long"),
+        (len(name.encode("utf-8", "surrogatepass")) > MAX_LENGTH, f"over {MAX_LENGTH} bytes long"),
         ("\\" in name or not name.isprintable(), "a backslash, or bytes that are not printable UTF-8"),
         (name.startswith("/"), "the path is absolute"),
         (".." in parts, "the path leaves its directory by '..'"),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from grid_kit import NODES, ROOT, Grid, wait_for
-from images.store import ImageStore
 
+from images.store import ImageStore
 from vmjobs.client import Client
 
 

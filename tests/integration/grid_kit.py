@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from images.store import ImageStore
-
 from vmjobs.client import Client
 from vmjobs.model import Job, JobSpec, JobState
 

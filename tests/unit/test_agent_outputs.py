@@ -34,6 +34,7 @@ def accept(to: OutputTray, name: str, data: bytes = b"x") -> None:
         "a\\b",
         "a\nb",
         "a\0b",
+        "\ud800",
         "x" * 300,
         "d/" * 20 + "f",
     ],

@@ -30,7 +30,7 @@ def test_a_program_that_is_not_there() -> None:
 
 def test_a_deadline() -> None:
     began = time.monotonic()
-    with pytest.raises(VMJobsError, match="no end after 0.2 s: sleep 60"):
+    with pytest.raises(VMJobsError, match=r"no end after 0\.2 s: sleep 60"):
         run(["sleep", "60"], timeout=0.2)
     assert time.monotonic() - began < 10
 

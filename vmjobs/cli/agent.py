@@ -54,6 +54,8 @@ def agent() -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    # condor_master passes on a reconfiguration as SIGHUP; there is nothing to read again.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with listening(settings.socket, service.serve):
         log.info("ready at %s", settings.socket)
         if settings.agent_token_file is not None:

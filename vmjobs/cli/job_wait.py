@@ -42,7 +42,8 @@ def wait_and_show(api: Client, ids: Sequence[str], timeout: float | None, as_jso
             counts = ", ".join(f"{n} {state}" for state, n in _count(seen.values()))
             status.update(counts)
             if not terminal.is_terminal:
-                click.echo(f"{job.id} {job.state} {job.reason.message.splitlines()[0:1]}", err=True)
+                why = job.reason.message.partition("\n")[0]
+                click.echo(f"{job.id} {job.state}: {why}", err=True)
 
         ended = api.wait(ids, timeout=timeout, on_change=on_change)
     if as_json:

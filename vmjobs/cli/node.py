@@ -11,6 +11,9 @@ from vmjobs.agent import protocol
 from vmjobs.cli.support import ago, client, config, json_option, print_json, print_table
 from vmjobs.model import Node
 
+#: A node under full load is slow to answer, and must not lose its jobs for that.
+ANSWER_SECONDS = 60
+
 
 @click.group()
 def node() -> None:
@@ -82,7 +85,7 @@ def _ask_agent(path: Path) -> Node | None:
     """What the agent says of its node; None where there is no agent."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(5)
+            connection.settimeout(ANSWER_SECONDS)
             connection.connect(str(path))
             protocol.send(connection, protocol.StatusMessage())
             for message in protocol.receive(connection):
