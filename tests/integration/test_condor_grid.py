@@ -301,11 +301,11 @@ def test_a_schedd_that_hangs_does_not_hang_us(grid: Grid) -> None:
     find = "grep -lx condor_schedd /proc/[0-9]*/comm"
     pid = grid.run(grid.submit, "sh", "-c", find, user="root").split("/")[2]
     array = grid.new_array()
-    grid.run(grid.submit, "kill", "-STOP", pid, user="root")
+    grid.run(grid.submit, "sh", "-c", f"kill -STOP {pid}", user="root")
     try:
         answer = grid.call("submit", array=array, count=1, spec=SPEC, timeout=2.0)
     finally:
-        grid.run(grid.submit, "kill", "-CONT", pid, user="root")
+        grid.run(grid.submit, "sh", "-c", f"kill -CONT {pid}", user="root")
     assert (answer["error"], answer["service"]) == ("Unavailable", "schedd")
     assert "within 2 s" in answer["message"]
     # Whether that submission was taken is not known; asking again settles it.
