@@ -42,6 +42,8 @@ _Processes = list[procs.Process]
 
 #: Embedded drivers that root may have on one node at a time, one for each process.
 MAX_EMBEDDED = 16
+#: Seconds that a daemon may take to be back after it went away.
+RECONNECT_SECONDS = 15.0
 #: Seconds that a killed QEMU may take to end.
 KILL_SECONDS = 30.0
 #: Bytes in an IP packet between the guest and its network process.
@@ -108,7 +110,7 @@ class Connection:
                 if connection.isAlive():
                     raise
             self._drop(connection)
-            return action(self._connect())
+            return action(self._reconnect())
         except libvirt.libvirtError as error:
             raise HypervisorError(f"cannot {what}: {error}") from error
 
@@ -136,6 +138,18 @@ class Connection:
                     fresh.registerCloseCallback(self._on_event, None)
                 self._open = fresh
             return self._open
+
+    def _reconnect(self) -> Any:
+        """Connect to a daemon that has just gone: its successor may take a moment."""
+        deadline = time.monotonic() + RECONNECT_SECONDS
+        while True:
+            try:
+                return self._connect()
+            except libvirt.libvirtError:
+                if time.monotonic() > deadline:
+                    raise
+            with self._changed:
+                self._changed.wait(0.1)
 
     def _drop(self, connection: Any) -> None:
         with self._lock:

@@ -29,7 +29,7 @@ def choose(
     tail = " works on this node" if demanded is None else " does not work on this node"
     raise NoHypervisor(
         f"{what}{tail}: {details or 'none is set up'}",
-        hint="`vmjobs node` shows what each probe found",
+        hint="`vmjobs doctor` shows what each probe found",
     )
 
 
