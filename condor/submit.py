@@ -165,7 +165,7 @@ def describe(jobs: Sequence[BatchJob], config: Config, program: Program) -> Subm
         **_universe(resource),
         **_payload(first, config, program),
         **_resources(first.spec),
-        **_policy(first.spec, remote=bool(resource)),
+        **_policy(first.spec, config, remote=bool(resource)),
         **_identity(first, config),
     }
     items = [{"vmjobs_id": checked_id(job.id), "vmjobs_index": str(int(job.index))} for job in jobs]
@@ -223,14 +223,14 @@ def _resources(spec: JobSpec) -> dict[str, str]:
     }
 
 
-def _policy(spec: JobSpec, *, remote: bool) -> dict[str, str]:
+def _policy(spec: JobSpec, config: Config, *, remote: bool) -> dict[str, str]:
     policy = {
         "requirements": "true" if remote else requirements(spec),
         "rank": rank(spec.image),
         "want_io_proxy": "true",
         "kill_sig": "SIGTERM",
         "job_max_vacate_time": str(VACATE_SECONDS),
-        "job_lease_duration": str(LEASE_SECONDS),
+        "job_lease_duration": str(LEASE_SECONDS if remote else config.node_lease_seconds),
         "notification": "never",
     }
     if remote:
@@ -240,6 +240,7 @@ def _policy(spec: JobSpec, *, remote: bool) -> dict[str, str]:
             "+remote_WhenToTransferOutput": '"ON_EXIT"',
             "+remote_WantIOProxy": "true",
             "+remote_KillSig": '"SIGTERM"',
+            "+remote_JobLeaseDuration": str(config.node_lease_seconds),
         }
     return policy
 

@@ -64,7 +64,9 @@ class Batch(Core):
             rows = session.scalars(_waiting(array).with_for_update(of=JobRow)).all()
             if not rows:
                 return []
-            present, spec = utc_now(), spec_of(rows[0])
+            present = utc_now()
+            # What runs is the digest; it is also what nodes say they have (Rank).
+            spec = spec_of(rows[0]).model_copy(update={"image": rows[0].submission.image_digest})
             for row in rows:
                 row.dispatched = present
             ready = [Ready(row.id, row.array_id, row.index, row.owner, spec) for row in rows]

@@ -69,6 +69,10 @@ class Config(BaseModel):
     default_route: str = Field("local", description="route of jobs that name none")
     accounting_group: str = Field("", description="accounting group of jobs that name none")
 
+    node_lease_seconds: int = Field(
+        300, ge=30, description="a node that is out of reach for longer loses its jobs to others"
+    )
+
     # execute node
     state_dir: Path = Field(
         default_factory=lambda: _home("XDG_STATE_HOME", ".local/state"),

@@ -29,7 +29,7 @@ from vmjobs.agent.verdict import Ended, Verdict, failed, judge, judge_early_end,
 from vmjobs.agent.watch import Watch, watching
 from vmjobs.errors import DigestMismatch, NotFound, Unavailable
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, DataDisk, Machine, Network
-from vmjobs.model import MIB, ExitStatus, JobState, NetworkMode, ReasonCode, StreamName
+from vmjobs.model import MIB, ExitChannel, ExitStatus, JobState, NetworkMode, ReasonCode, StreamName
 from vmjobs.paths import below
 
 if TYPE_CHECKING:
@@ -188,7 +188,9 @@ def collect(run: Run) -> None:
     reported: ExitStatus | None = None
     while not isinstance(seen := _observe(run, deadline), MachineGone):
         if isinstance(seen, ExitReported):
-            reported = reported or seen.exit
+            # The guest says it twice, by its endpoint and on its console, in no certain order.
+            if reported is None or seen.exit.channel is ExitChannel.ENDPOINT:
+                reported = seen.exit
             # All is delivered; a guest that does not power off now is switched off.
             deadline = min(deadline, time.monotonic() + run.parts.settings.grace_seconds)
         elif seen is None:
