@@ -38,7 +38,8 @@ start_script() {
 # deliver NUMBER: a signal for the script's process group.
 deliver() {
     case $1 in '' | *[!0-9]*) return 0 ;; esac
-    kill "-$1" -- "-$script" 2>/dev/null || kill "-$1" "$script" 2>/dev/null
+    # Not `kill -N -- -GROUP`: dash takes the `--` for a process.
+    kill -s "$1" -- "-$script" 2>/dev/null || kill -s "$1" "$script" 2>/dev/null
 }
 
 # control: asks the host again and again what to do; the request is also the heartbeat.
