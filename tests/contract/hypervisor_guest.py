@@ -46,7 +46,7 @@ hello) ;;
 count) n=0; while :; do n=$((n + 1)); echo "count=$n"; usleep 50000; done ;;
 spin) echo "spinning"; while :; do :; done ;;
 panic) exec false ;;
-flood) seq 1 $lines | sed 's/$/ 0123456789012345678901234567890123456789/' ;;
+flood) dmesg -n 1; seq 1 $lines | sed 's/$/ 0123456789012345678901234567890123456789/' ;;
 disks)
     echo "root=$(head -c 9 /dev/${disk}a)"
     echo "scribbled" > /dev/${disk}a; sync
