@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from images.build import build
 from images.store import ImageStore
 from vmjobs.client import Client
-from vmjobs.model import Job, JobSpec, JobState
+from vmjobs.model import Job, JobSpec, JobState, StreamName
 
 T = TypeVar("T")
 
@@ -62,13 +63,36 @@ class Grid:
 
     def out(self, job: Job) -> str:
         """A job's standard output."""
-        return b"".join(self.api.stream(job.id, "out")).decode()  # type: ignore[arg-type]
+        return b"".join(self.api.stream(job.id, StreamName.OUT)).decode()
 
     def leftovers(self, node: str) -> list[str]:
         """Machines and run directories on a node."""
         runs = self.on(node, "find", "/var/lib/vmjobs/agent/runs", "-mindepth", "1", "-maxdepth", "1")
         machines = self.on(node, "pgrep", "-fa", "umid=vmjobs-|guest=vmjobs-", check=False)
         return runs.split() + machines.splitlines()
+
+
+def odd_images(grid: Grid) -> None:
+    """Have images of which one panics and one is never ready; both are `generic` but for init."""
+    recipe = (ROOT / "images" / "recipes" / "generic.toml").read_text("utf-8")
+    for name, program in {
+        "test-panics": "exit 1",
+        "test-never-ready": "while :; do sleep 60; done",
+    }.items():
+        text = recipe.replace('name = "generic"', f'name = "{name}"')
+        text = text.replace("init=/sbin/vmjobs-init", "init=/sbin/odd-init")
+        text += f'''
+[[files]]
+path = "/sbin/odd-init"
+executable = true
+text = """#!/bin/sh
+{program}
+"""
+'''
+        file = ROOT / "build" / "work" / f"{name}.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+        build(str(file), grid.images, ROOT / "build" / "work")
 
 
 def run(*command: str, check: bool = True) -> str:

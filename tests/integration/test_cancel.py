@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from grid_kit import NODES, Grid, wait_for
+from grid_kit import NODES, Grid, odd_images, wait_for
 
+from vmjobs.errors import Conflict
 from vmjobs.model import Job, JobState
 
 SLEEP = "#!/bin/sh\nsleep 300\n"
@@ -30,13 +31,23 @@ def queued(grid: Grid, service: str, job: Job) -> str:
 
 
 def test_cancel_while_queued(grid: Grid) -> None:
-    # No node has this much memory free beside anything else, so that jobs queue up.
-    (blocker,) = grid.submit(SLEEP, hypervisor="uml")
-    (job,) = grid.submit(SLEEP)
-    grid.api.cancel(job.id)
-    assert_gone(grid, job)
-    grid.api.cancel(blocker.id)
-    assert_gone(grid, blocker)
+    # More memory than one slot has beside another such job: of three on two nodes one must wait.
+    jobs = grid.submit(SLEEP, count=3, memory=3000)
+    waiting = wait_for(lambda: one_left_queued(grid, jobs), "two jobs to run and one to wait", 120)
+    grid.api.cancel(waiting.id)
+    assert_gone(grid, waiting)
+    assert grid.api.job(waiting.id).attempts == 0
+    for job in jobs:
+        if job.id != waiting.id:
+            grid.api.cancel(job.id)
+            assert_gone(grid, job)
+
+
+def one_left_queued(grid: Grid, jobs: list[Job]) -> Job | None:
+    states = {job.id: grid.api.job(job.id).state for job in jobs}
+    running = [i for i, state in states.items() if state is JobState.RUNNING]
+    left = [job for job in jobs if job.id not in running]
+    return left[0] if len(running) == len(jobs) - 1 else None
 
 
 def test_cancel_while_staging(grid: Grid) -> None:
@@ -47,6 +58,7 @@ def test_cancel_while_staging(grid: Grid) -> None:
 
 
 def test_cancel_while_booting(grid: Grid) -> None:
+    odd_images(grid)
     (job,) = grid.submit(SLEEP, image="test-never-ready", boot_seconds=300)
     grid.until(job, JobState.BOOTING)
     grid.api.cancel(job.id)
@@ -65,7 +77,5 @@ def test_cancel_while_running(grid: Grid) -> None:
 def test_a_job_that_has_ended_cannot_be_canceled(grid: Grid) -> None:
     (job,) = grid.submit("#!/bin/sh\ntrue\n")
     grid.wait(job)
-    from vmjobs.errors import Conflict
-
     with pytest.raises(Conflict):
         grid.api.cancel(job.id)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grid_kit import ROOT, Grid
+from grid_kit import ROOT, Grid, wait_for
 
 VMJOBS = Path(sys.executable).parent / "vmjobs"
 
@@ -56,16 +56,12 @@ def test_the_submit_side_shows_what_the_vm_does(grid: Grid) -> None:
     (job,) = grid.submit("#!/bin/sh\nsleep 6\n")
     grid.wait(job)
     wanted = f'VMJobsId == "{job.id}"'
-    shown = grid.on(
-        "submit",
-        "condor_history",
-        "-constraint",
-        wanted,
-        "-af",
-        "ChirpVMState",
-        "ChirpVMBootSeconds",
-        "ExitCode",
-    ).split()
+    attributes = ("ChirpVMState", "ChirpVMBootSeconds", "ExitCode")
+    shown = wait_for(
+        lambda: grid.on("submit", "condor_history", "-constraint", wanted, "-af", *attributes).split(),
+        "the job to be in the submit side's history",
+        60,
+    )
     assert shown[0] in {"RUNNING", "COLLECTING", "COMPLETED"}
     assert float(shown[1]) > 0
     assert shown[2] == "0"

@@ -91,7 +91,7 @@ def test_sentinel_lines_are_found_however_the_bytes_come(tmp_path: Path) -> None
 def test_a_line_that_only_resembles_a_sentinel_is_nothing(tmp_path: Path) -> None:
     path = tmp_path / "console"
     path.write_bytes(
-        b"x vmjobs:abc:ready\nvmjobs:abc:exit\nvmjobs:abc:exit code=x\nvmjobs:abc:exit code=999\n"
+        b"x vmjobs:abd:ready\nvmjobs:abc:exit\nvmjobs:abc:exit code=x\nvmjobs:abc:exit code=999\n"
     )
     assert ConsoleReader(path, "abc").read() == []
 

@@ -41,11 +41,12 @@ class ConsoleReader:
         return [seen for line in lines if (seen := self._sentinel_line(line)) is not None]
 
     def _sentinel_line(self, line: bytes) -> Observation | None:
+        # The kernel may write in the middle of a line; the nonce is what makes it ours.
         text = line.strip(b"\r ").decode("ascii", "replace")
-        mark = f"vmjobs:{self.sentinel}:"
-        if not text.startswith(mark):
+        _, mark, said = text.partition(f"vmjobs:{self.sentinel}:")
+        if not mark:
             return None
-        word, _, rest = text.removeprefix(mark).partition(" ")
+        word, _, rest = said.partition(" ")
         if word == "ready":
             return Ready()
         ended = _exit_status(rest)

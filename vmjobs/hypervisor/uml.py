@@ -273,7 +273,8 @@ def _lay_out(machine: Machine) -> list[str]:
     """
     try:
         (machine.workdir / "base").symlink_to(machine.image.root.absolute())
-        devices = ["ubd0=overlay,base"]
+        # c: no locks. A lock on the base would keep QEMU from using the same image.
+        devices = ["ubd0c=overlay,base"]
         for number, disk in enumerate(machine.disks, start=1):
             (machine.workdir / f"disk{number}").symlink_to(disk.path.absolute())
             devices.append(f"ubd{number}{'dr' if disk.read_only else 'd'}=disk{number}")
