@@ -1,0 +1,257 @@
+"""A guest on a hand-written command line: what a start costs without vmjobs.
+
+Everything that can be prepared is prepared before the clock starts: disks, the endpoint, the
+network process. What is timed is one program, from its start to the guest's word that it is ready:
+the console's line, or where there is a network the request that comes to the endpoint.
+
+As a program it boots once and prints seconds: ``raw_boot.py KIND STORE DIGEST NETWORK``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+
+from images.store import ImageStore
+from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.inbox import Inbox, Ready
+from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk, write_job_tar
+from vmjobs.agent.outputs import OutputTray
+from vmjobs.hypervisor import netproc
+from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, Machine, Network
+from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket, NetworkMode
+
+MTU = 1500
+MAC = "52:54:00:12:34:56"
+BOOT_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Disks:
+    """What a guest needs besides its image, and the word by which it says that it is ready."""
+
+    job: Path
+    scratch: Path
+    output: Path
+    sentinel: str
+
+
+def lay_disks(directory: Path, spec: JobSpec, digest: str, token: str = "") -> Disks:
+    """Make the disks that the agent would make for a job without inputs."""
+    ticket = JobTicket(
+        job_id="by-hand", attempt=secrets.token_hex(16), index=0, count=1, image_digest=digest, spec=spec
+    )
+    sentinel = secrets.token_hex(16)
+    endpoint = f"http://{ENDPOINT_ADDRESS}" if token else ""
+    (directory / "inputs").mkdir()
+    briefing = Briefing(ticket, endpoint, token, sentinel, int(time.time()))
+    disks = Disks(directory / "job.disk", directory / "scratch.disk", directory / "output.disk", sentinel)
+    write_job_disk(disks.job, briefing, None if token else directory / "inputs")
+    blank_disk(disks.scratch, spec.disk * MIB)
+    blank_disk(disks.output, (spec.disk + 16) * MIB)
+    if token:
+        with (directory / "job.tar").open("xb") as sink:
+            write_job_tar(sink, ticket, directory / "inputs")
+    return disks
+
+
+def raw_boot(kind: HypervisorKind, image: BootImage, spec: JobSpec, directory: Path) -> float:
+    """Boot once in an empty directory; seconds until the guest is ready. Ends with the guest's end."""
+    online = spec.network is not NetworkMode.NONE
+    token = secrets.token_urlsafe(32) if online else ""
+    disks = lay_disks(directory, spec, image.digest, token)
+    ready: Queue[float] = Queue()
+    with ExitStack() as stack:
+        # Each hypervisor gets its end of the cable as it wants it.
+        inner = None
+        cable = directory / "net.sock"
+        if online:
+            inbox = _serve(stack, directory, token)
+            _tell(ready, inbox)
+            inner = _connect(stack, kind, spec, image, directory, cable)
+        make = _uml if kind is HypervisorKind.UML else _qemu
+        argv = make(image, spec, disks, directory, inner, cable if online else None)
+        return _time(argv, directory, inner, None if online else disks.sentinel, ready)
+
+
+def _serve(stack: ExitStack, directory: Path, token: str) -> Inbox:
+    inbox = Inbox()
+    (directory / "outputs").mkdir()
+    link = GuestLink(
+        token=token,
+        inbox=inbox,
+        tray=OutputTray(directory / "outputs", (), MIB),
+        job_tar=directory / "job.tar",
+        logs={name: directory / name for name in ("out", "err")},
+        max_log=MIB,
+        on_log=lambda: None,
+    )
+    stack.enter_context(serving(link, directory / "endpoint.sock"))
+    return inbox
+
+
+def _tell(ready: Queue[float], inbox: Inbox) -> None:
+    def work() -> None:
+        while (seen := inbox.next(time.monotonic() + BOOT_SECONDS)) is not None:
+            if isinstance(seen, Ready):
+                ready.put(time.monotonic())
+                return
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def _connect(
+    stack: ExitStack,
+    kind: HypervisorKind,
+    spec: JobSpec,
+    image: BootImage,
+    directory: Path,
+    cable: Path,
+) -> socket.socket | None:
+    network = Network(spec.network, directory / "endpoint.sock")
+    machine = Machine("by-hand", 1, spec.memory, image, (), directory / "console", directory, network)
+    inner = None
+    if kind is HypervisorKind.UML:
+        outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with outer:
+            started = netproc.start(machine, network, fd=outer.fileno(), mtu=MTU)
+        stack.callback(inner.close)
+    else:
+        started = netproc.start(machine, network, listen=cable, mtu=MTU)
+    stack.callback(started.process.wait)
+    stack.callback(started.process.kill)
+    return inner
+
+
+def _uml(
+    image: BootImage,
+    spec: JobSpec,
+    disks: Disks,
+    directory: Path,
+    inner: socket.socket | None,
+    _cable: Path | None,
+) -> list[str]:
+    network = [] if inner is None else [f"vec0:transport=fd,fd={inner.fileno()},mac={MAC},mtu={MTU}"]
+    return [
+        "linux.uml",
+        f"mem={spec.memory}M",
+        *("umid=by-hand", "uml_dir=.", "hostfs=/dev/null", "con=null", "con0=null,fd:1", "noreboot"),
+        *image.cmdline,
+        *("root=/dev/ubda", "rw", "panic=1", "vmjobs=1"),
+        f"ubd0c={directory / 'overlay'},{image.root.absolute()}",
+        f"ubd1dr={disks.job}",
+        f"ubd2d={disks.scratch}",
+        f"ubd3d={disks.output}",
+        *network,
+    ]
+
+
+def _qemu(
+    image: BootImage,
+    spec: JobSpec,
+    disks: Disks,
+    directory: Path,
+    _inner: socket.socket | None,
+    cable: Path | None,
+) -> list[str]:
+    overlay = directory / "overlay.qcow2"
+    make = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b"]
+    make += [str(image.root.absolute()), str(overlay)]
+    subprocess.run(make, check=True)
+    network = []
+    if cable is not None:
+        network = [
+            *("-netdev", f"stream,id=net0,server=off,addr.type=unix,addr.path={cable}"),
+            *("-device", f"virtio-net-pci,netdev=net0,mac={MAC},romfile="),
+        ]
+    words = [*image.cmdline, "root=/dev/vda", "rw", "console=ttyS0", "panic=-1", "vmjobs=1"]
+    return [
+        *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", "q35,accel=tcg", "-cpu", "max", "-m", str(spec.memory), "-serial", "stdio"),
+        *("-kernel", _path(image.kernel), "-initrd", _path(image.initrd), "-append", " ".join(words)),
+        *_drive(overlay, "qcow2"),
+        *_drive(disks.job, "raw", ",readonly=on"),
+        *_drive(disks.scratch, "raw"),
+        *_drive(disks.output, "raw"),
+        *("-object", "rng-random,id=rng0,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng0"),
+        *network,
+    ]
+
+
+def _path(part: Path | None) -> str:
+    if part is None:
+        raise RuntimeError("an image without a kernel of its own is not booted by hand")
+    return str(part.absolute())
+
+
+def _drive(path: Path, kind: str, more: str = "") -> Sequence[str]:
+    return ("-drive", f"file={path},format={kind},if=virtio,cache=unsafe,discard=unmap{more}")
+
+
+def _time(
+    argv: list[str],
+    directory: Path,
+    inner: socket.socket | None,
+    sentinel: str | None,
+    ready: Queue[float],
+) -> float:
+    memory = "/dev/shm"  # noqa: S108 - where the agent's guests have theirs
+    began = time.monotonic()
+    guest = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=directory,
+        env={"PATH": os.environ["PATH"], "TMPDIR": memory},
+        pass_fds=() if inner is None else (inner.fileno(),),
+        start_new_session=True,
+    )
+    said: list[bytes] = []
+    with guest:
+        watchdog = threading.Timer(BOOT_SECONDS, guest.kill)
+        watchdog.start()
+        try:
+            _listen(guest, sentinel, ready, said)
+        finally:
+            watchdog.cancel()
+    if ready.empty():
+        raise RuntimeError(f"the guest was never ready: {b''.join(said[-20:]).decode(errors='replace')}")
+    return ready.get() - began
+
+
+def _listen(
+    guest: subprocess.Popen[bytes], sentinel: str | None, ready: Queue[float], said: list[bytes]
+) -> None:
+    """Read the console to its end, which is the guest's."""
+    mark = f"vmjobs:{sentinel}:ready".encode()
+    for line in guest.stdout or ():
+        if sentinel and mark in line:
+            ready.put(time.monotonic())
+        said.append(line)
+
+
+def main() -> None:
+    """Boot once and print the seconds."""
+    kind, store, digest, mode = sys.argv[1:]
+    spec = JobSpec(
+        image=digest, script="exit 0\n", memory=128, disk=64, network=NetworkMode(mode), run_seconds=60
+    )
+    image = ImageStore(Path(store)).prepare(digest)
+    with tempfile.TemporaryDirectory(prefix="by-hand-") as directory:
+        print(raw_boot(HypervisorKind(kind), image, spec, Path(directory)))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Benchmark 1: from the agent's start of a run to a guest that is ready, over the bare command line."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from figures import Finding, compare, spread
+from raw_boot import raw_boot
+
+from vmjobs.agent.run import Parts, Run
+from vmjobs.local import LocalJob
+from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report
+
+#: Of the measured run's phases, those that lie before the guest is ready.
+TARGETS = {HypervisorKind.UML: 1.05, HypervisorKind.KVM: 1.25, HypervisorKind.QEMU: 1.25}
+
+
+class _Stopwatch:
+    """A lease that notes when the run's guest was ready."""
+
+    ready = 0.0
+
+    def progress(self, report: Report) -> None:
+        """RUNNING begins when the guest is ready."""
+        if report.state is JobState.RUNNING:
+            self.ready = time.monotonic()
+
+
+class _Steps(logging.Handler):
+    """Collects the times of the run's steps, which the agent logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note a step's time."""
+        found = re.fullmatch(r"job \S+: (.+) took ([0-9.]+) s", record.getMessage())
+        if found:
+            self.seconds[found[1]].append(float(found[2]))
+
+
+def start_overhead(
+    made: Parts, digest: str, kinds: list[HypervisorKind], pairs: int
+) -> Iterator[Finding]:
+    """Compare for each hypervisor, without network and with the endpoint."""
+    for kind in kinds:
+        for mode in (NetworkMode.NONE, NetworkMode.REPOSITORY):
+            spec = JobSpec(
+                image=digest, script="exit 0\n", memory=128, disk=64, hypervisor=kind, network=mode
+            )
+            yield _compare(made, digest, spec, pairs)
+
+
+def _compare(made: Parts, digest: str, spec: JobSpec, pairs: int) -> Finding:
+    kind = spec.hypervisor
+    assert kind is not None
+    seen: list[tuple[float, float]] = []
+    image = made.images.prepare(digest)
+
+    def theirs() -> float:
+        with tempfile.TemporaryDirectory(prefix="by-hand-") as directory:
+            return raw_boot(kind, image, spec, Path(directory))
+
+    _ours(made, digest, spec), theirs()  # files come into the cache; not counted
+    with _step_times() as steps:
+        for number in range(pairs):
+            # Who goes first changes: what the one leaves to the other evens out.
+            if number % 2:
+                second = theirs()
+                seen.append((_ours(made, digest, spec), second))
+            else:
+                first = _ours(made, digest, spec)
+                seen.append((first, theirs()))
+    details = {title: spread(times) for title, times in steps.seconds.items()}
+    what = f"start to ready, {kind}, network {spec.network}"
+    return compare(1, what, seen, TARGETS[kind], measure="agent / by hand", details={"steps": details})
+
+
+def _ours(made: Parts, digest: str, spec: JobSpec) -> float:
+    watch = _Stopwatch()
+    with tempfile.TemporaryDirectory(prefix="outputs-") as outputs:
+        job = LocalJob(
+            job_id=f"bench-{uuid.uuid4().hex[:12]}",
+            spec=spec,
+            image_digest=digest,
+            files={},
+            output_directory=Path(outputs),
+            on_report=lambda report: None,
+            sinks={},
+        )
+        run = Run(job, watch, made, job.job_id, uuid.uuid4().hex)
+        began = time.monotonic()
+        verdict = run.execute()
+    if verdict.state is not JobState.COMPLETED:
+        raise RuntimeError(f"the measured job ended as {verdict.state}: {verdict.reason.message}")
+    return watch.ready - began
+
+
+@contextmanager
+def _step_times() -> Iterator[_Steps]:
+    handler = _Steps()
+    logger = logging.getLogger("vmjobs.agent.run")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
