@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
@@ -171,15 +172,19 @@ def send(
             close()
             return Response(status=304, headers=headers)
         span = parse_range(_range_in_force(etag), source.size)
+        chosen = span or Span(0, source.size)
+        pieces = source.chunks(chosen.start, chosen.stop)
+        # Read before anything is said: of a small file that is damaged, the answer is its problem
+        # document. A large one breaks off, and its digest tells.
+        first = next(pieces, b"")
     except BaseException:
         close()
         raise
-    chosen = span or Span(0, source.size)
     if span:
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{source.size}"
     headers["Content-Length"] = str(chosen.stop - chosen.start)
     response = Response(
-        source.chunks(chosen.start, chosen.stop),
+        chain([first], pieces),
         206 if span else 200,
         headers,
         content_type="application/octet-stream",

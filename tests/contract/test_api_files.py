@@ -184,12 +184,25 @@ def test_outputs_are_delivered_listed_and_read(site: Site, job: str) -> None:
     user.problem(404, "GET", f"/v1/jobs/{job}/outputs/none")
 
 
-def test_corrupt_output_is_never_handed_out_whole(site: Site, job: str) -> None:
-    site.agent(job)("PUT", f"{attempt_of(job)}/outputs/a", data=b"good bytes")
-    name = digest_of(b"good bytes").removeprefix("sha256:")
+def damage(site: Site, job: str, data: bytes) -> str:
+    """Deliver ``data`` as output ``a``, change it where it is stored, and return its digest."""
+    site.agent(job)("PUT", f"{attempt_of(job)}/outputs/a", data=data)
+    name = digest_of(data).removeprefix("sha256:")
     (blob,) = (site.config.data_dir / "blobs").rglob(name)
     blob.chmod(0o600)
-    blob.write_bytes(b"evil bytes")
+    blob.write_bytes(b"evil" + data[4:])
+    return name
+
+
+def test_a_small_output_that_is_corrupt_is_named_and_refused(site: Site, job: str) -> None:
+    name = damage(site, job, b"good bytes")
+    problem = site.user().problem(502, "GET", f"/v1/jobs/{job}/outputs/a")
+    assert problem["code"] == "DIGEST_MISMATCH"
+    assert name in problem["detail"]
+
+
+def test_a_large_output_that_is_corrupt_is_never_handed_out_whole(site: Site, job: str) -> None:
+    damage(site, job, b"good" * 1_000_000)
     with pytest.raises(Exception, match=r"corrupt|sha256"):
         _ = site.user()("GET", f"/v1/jobs/{job}/outputs/a").data
 

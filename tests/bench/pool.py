@@ -1,0 +1,154 @@
+"""Jobs of a running grid, timed from outside: through the API, and with HTCondor's own tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grid_kit import Grid
+
+from vmjobs.hypervisor import procs
+from vmjobs.model import ON_NODE, Job, JobState
+
+HERE = Path(__file__).parent
+#: Seconds between two looks at a job: while its machine lives, and from the machine's end on.
+SELDOM, OFTEN = 0.25, 0.02
+#: Seconds that one job may take.
+PATIENCE = 300.0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A job that completed.
+
+    total: seconds from its submission to its final state in the API.
+    notice: seconds from the end of its machine's process to that; None where the process is not to
+        be seen from here, because the grid is elsewhere.
+    """
+
+    job: Job
+    total: float
+    notice: float | None
+
+
+def run_job(grid: Grid, script: str, **fields: Any) -> Timed:
+    """Submit one job through the API and wait for its final state.
+
+    Raises:
+        RuntimeError: it did not complete.
+    """
+    began = time.monotonic()
+    (job,) = grid.submit(script, **fields)
+    (timed,) = follow(grid, [job], began)
+    return timed
+
+
+def follow(grid: Grid, jobs: list[Job], began: float) -> list[Timed]:
+    """Wait for jobs that were submitted at ``began``. The API is asked often only when it matters."""
+    watches = [_JobWatch(grid, job.id, began) for job in jobs]
+    with ExitStack() as stack:
+        for watch in watches:
+            stack.callback(watch.close)
+        while left := [watch for watch in watches if watch.timed is None]:
+            if time.monotonic() > began + PATIENCE:
+                raise RuntimeError(f"not final after {PATIENCE:g} s: {[watch.job_id for watch in left]}")
+            for watch in left:
+                watch.look()
+            handles = [watch.handle for watch in left if watch.handle is not None and watch.gone is None]
+            ended = any(watch.gone is not None for watch in left)
+            now_gone = procs.readable(handles, OFTEN if ended else SELDOM)
+            for watch in left:
+                if watch.handle in now_gone and watch.gone is None:
+                    watch.gone = time.monotonic()
+    return [watch.timed for watch in watches if watch.timed is not None]
+
+
+class _JobWatch:
+    """One job: its state by the API, its machine's process by this host's /proc."""
+
+    def __init__(self, grid: Grid, job_id: str, began: float) -> None:
+        self.job_id, self.began = job_id, began
+        self.handle: int | None = None
+        self.gone: float | None = None
+        self.timed: Timed | None = None
+        self._grid = grid
+        self._etag = ""
+        self._state = JobState.QUEUED
+
+    def look(self) -> None:
+        """Ask the API; find the process once there is one."""
+        job, self._etag = self._grid.api.job_if_changed(self.job_id, self._etag)
+        if job is not None:
+            self._state = job.state
+            if job.state.final:
+                self._end(job)
+        if self.handle is None and self._state in ON_NODE:
+            attempt = self._grid.api.events(self.job_id)[-1].attempt
+            with suppress(ProcessLookupError):
+                self.handle = next((os.pidfd_open(pid) for pid in _leaders(attempt)), None)
+
+    def close(self) -> None:
+        """Let the process go."""
+        if self.handle is not None:
+            os.close(self.handle)
+
+    def _end(self, job: Job) -> None:
+        now = time.monotonic()
+        if job.state is not JobState.COMPLETED:
+            raise RuntimeError(f"job {job.id} ended as {job.state}: {job.reason.message}")
+        self.timed = Timed(job, now - self.began, None if self.gone is None else now - self.gone)
+
+
+def _leaders(attempt: str) -> Iterator[int]:
+    """The process that is an attempt's machine, whoever owns it."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and (process := procs.read(int(entry.name))):
+            named = any(f"-{attempt}" in word for word in process.argv if word.startswith(("umid=", "guest=")))
+            if named and (process.leads or "qemu" in process.argv[0]):
+                yield process.pid
+
+
+# --------------------------------------------------------------------------- HTCondor's own tools
+
+
+def condor_job(grid: Grid, service: str, files: dict[str, str]) -> tuple[float, str]:
+    """Run one job of HTCondor's own from a schedd's host; seconds to its end, and its log.
+
+    files: ``job.sub`` and whatever it names; its log must be ``job.log``.
+
+    Raises:
+        RuntimeError: it did not end well.
+    """
+    directory = grid.on(service, "mktemp", "-d", "/tmp/bench-XXXXXXXX", user="vmjobs").strip()  # noqa: S108
+    for name, text in files.items():
+        _feed(grid, service, ["tee", f"{directory}/{name}"], text)
+    told = _feed(grid, service, ["python3", "-", directory, str(PATIENCE)], (HERE / "time_condor_job.py").read_text())
+    found = json.loads(told)
+    grid.on(service, "rm", "-rf", directory)
+    return float(found["seconds"]), str(found["log"])
+
+
+def _feed(grid: Grid, service: str, command: list[str], text: str) -> str:
+    argv = ["docker", "exec", "-i", "-u", "vmjobs", grid.container(service), *command]
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} on {service}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def boot_by_hand(grid: Grid, node: str, job: Job) -> float:
+    """Boot a job's image on the node by hand, as the agent's user, with the job's hypervisor."""
+    service = node.partition(".")[0]
+    container = grid.container(service)
+    place = "/tmp/vmjobs-bench-raw_boot.py"  # noqa: S108
+    subprocess.run(["docker", "cp", str(HERE / "raw_boot.py"), f"{container}:{place}"], check=True)
+    assert job.hypervisor is not None
+    arguments = [job.hypervisor.value, "/var/lib/vmjobs/agent/images", job.image_digest, job.spec.network.value]
+    return float(grid.on(service, "python3", place, *arguments, user="vmjobs-agent"))

@@ -1,0 +1,89 @@
+"""Benchmarks 6 and 7: a payload in a VM over the same payload as a plain job of the same pool, and
+how long the end of a machine takes to show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from figures import Finding, compare, percentile, spread
+from grid_kit import Grid
+from pool import Timed, boot_by_hand, condor_job, follow, run_job
+
+#: Sleeping costs the same in a guest and on the host; what computing costs is another benchmark's.
+SECONDS = 5
+PAYLOAD = f"#!/bin/sh\nsleep {SECONDS}\necho done\n"
+
+#: The same route: a Condor-C job of the same user, from the same schedd to the same site.
+SUBMIT = """\
+universe = grid
+grid_resource = condor site.grid site.grid
+remote_universe = vanilla
+executable = payload
+output = job.out
+error = job.err
+log = job.log
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
++remote_ShouldTransferFiles = "YES"
++remote_WhenToTransferOutput = "ON_EXIT"
+request_cpus = 1
+request_memory = 128
+request_disk = 65536
+queue
+"""
+
+
+def submit_to_result(grid: Grid, pairs: int, ends: int) -> Iterator[Finding]:
+    """Compare pair by pair; then an array of ``ends`` jobs to have enough ends to look at."""
+    seen: list[tuple[float, float]] = []
+    boots: list[float] = []
+    timed: list[Timed] = []
+    _pair(grid)  # images come to the nodes, the gridmanager to its site; not counted
+    for number in range(pairs):
+        job, boot, plain = _pair(grid, plain_first=bool(number % 2))
+        timed.append(job)
+        boots.append(boot)
+        seen.append((job.total - boot, plain))
+    details: dict[str, Any] = {
+        "payload seconds": SECONDS,
+        "job": spread([job.total for job in timed]),
+        "boot by hand": spread(boots),
+        "without the payload": spread([(a - SECONDS) / (b - SECONDS) for a, b in seen]),
+        "node": [timed_job.job.seconds for timed_job in timed],
+    }
+    measure = "(VM job - boot) / plain job"
+    yield compare(6, f"submit to result, sleep {SECONDS}", seen, 1.25, measure=measure, details=details)
+    yield _noticed(timed + _array(grid, ends))
+
+
+def _pair(grid: Grid, *, plain_first: bool = False) -> tuple[Timed, float, float]:
+    if plain_first:
+        plain = _plain(grid)
+        job = run_job(grid, PAYLOAD)
+    else:
+        job = run_job(grid, PAYLOAD)
+        plain = _plain(grid)
+    return job, boot_by_hand(grid, job.job.node, job.job), plain
+
+
+def _plain(grid: Grid) -> float:
+    seconds, _log = condor_job(grid, "submit", {"job.sub": SUBMIT, "payload": PAYLOAD})
+    return seconds
+
+
+def _array(grid: Grid, count: int) -> list[Timed]:
+    began = time.monotonic()
+    jobs = grid.submit('#!/bin/sh\nsleep "$VMJOBS_ARRAY_INDEX"\n', count)
+    return follow(grid, jobs, began)
+
+
+def _noticed(timed: list[Timed]) -> Finding:
+    seconds = [job.notice for job in timed if job.notice is not None]
+    if not seconds:
+        raise RuntimeError("no machine's process was seen: run the benchmarks on the grid's own host")
+    value = percentile(seconds, 95)
+    details = {"longest": max(seconds), "jobs": len(timed), "seen": len(seconds)}
+    what = "machine's end to final state in the API"
+    return Finding(7, what, seconds, (), "p95, s", value, None, 1.0, details=details)
