@@ -9,7 +9,11 @@ _skipped: list[str] = []
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Remember what was skipped."""
-    if report.skipped and report.nodeid.startswith("tests/integration/") and not hasattr(report, "wasxfail"):
+    if (
+        report.skipped
+        and report.nodeid.startswith("tests/integration/")
+        and not hasattr(report, "wasxfail")
+    ):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         _skipped.append(f"{report.nodeid}: {reason}")
 
