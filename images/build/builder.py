@@ -31,9 +31,18 @@ log = logging.getLogger(__name__)
 StepProgress = Callable[[str, float], None]
 
 #: Raised whenever the builder makes other bytes of the same inputs.
-_BUILDER_VERSION: Final = 1
+_BUILDER_VERSION: Final = 2
 _GUEST_FOLDER: Final = "usr/lib/vmjobs"
 _INIT: Final = "sbin/vmjobs-init"
+#: What the guest program adds to a fresh /dev; links, and ``None`` for directories.
+_DEV: Final = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "pts": None,
+    "shm": None,
+}
 _HOSTS: Final = b"127.0.0.1\tlocalhost\n::1\tlocalhost\n"
 
 
@@ -130,6 +139,11 @@ def add_guest(tree: Tree, recipe: Recipe, guest: dict[str, bytes]) -> None:
             tree.add_file(_INIT, data, 0o755)
         elif name != "initrd.sh":
             tree.add_file(f"{_GUEST_FOLDER}/{name}", data)
+    for name, target in _DEV.items():
+        if target is None:
+            tree.add_dir(f"{_GUEST_FOLDER}/dev/{name}")
+        else:
+            tree.add_link(f"{_GUEST_FOLDER}/dev/{name}", target)
     lines = (
         f"export {name}={shlex.quote(value)}\n" for name, value in sorted(recipe.environment.items())
     )

@@ -1,6 +1,9 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2034 # used by the other parts
 # Words that every part of the guest program uses.
+#
+# Under User Mode Linux a process costs 20 ms and each byte that `read` takes 50 us. So this program
+# starts few processes, and reads little.
 
 run=/run/vmjobs # what the host said, fifos, notes; in memory
 job=/job        # the scratch disk
@@ -8,14 +11,16 @@ work=$job/work  # the script's directory
 oom_spared=-1000
 VMJOBS_SENTINEL=unknown
 
+newline='
+'
 applets=
-[ ! -x /bin/busybox ] || applets=" $(/bin/busybox --list | tr '\n' ' ')"
+[ ! -x /bin/busybox ] || applets=$newline$(/bin/busybox --list)$newline
 
 # bb TOOL ARGUMENT...: busybox's version where there is one, so that behaviour does not depend on
 # the distribution; else whatever the PATH has.
 bb() {
     case $applets in
-    *" $1 "*) /bin/busybox "$@" ;;
+    *"$newline$1$newline"*) /bin/busybox "$@" ;;
     *) "$@" ;;
     esac
 }

@@ -4,7 +4,8 @@
 
 announce_collecting() {
     note=$result
-    if disk_full; then note="$result disk=full"; fi
+    # Success needs no explanation.
+    if [ "$result" != code=0 ] && disk_full; then note="$result disk=full"; fi
     say "vmjobs:$VMJOBS_SENTINEL:collecting $note"
     [ "$VMJOBS_NETWORK" = none ] || post_text main /v1/collecting "$note" ||
         say "vmjobs: error: the end of the script was not taken (status $http_status)"
@@ -43,9 +44,6 @@ matches() {
     unset IFS
 }
 
-newline='
-'
-
 # inside PATH: no directory on the way leads out of the job's directory.
 inside() {
     case $1 in
@@ -58,24 +56,25 @@ inside() {
     return 1
 }
 
-# encode PATH: percent-encoded for a URL.
+# encode PATH: percent-encoded for a URL, in $encoded.
 encode() {
+    encoded=$1
     case $1 in
-    *[!A-Za-z0-9._/-]*) printf '%s' "$1" | od -An -v -tx1 | tr -d '\n' | sed 's/ /%/g; s/%2f/\//g' ;;
-    *) printf '%s' "$1" ;;
+    *[!A-Za-z0-9._/-]*)
+        encoded=$(printf '%s' "$1" | od -An -v -tx1 | tr -d '\n' | sed 's/ /%/g; s/%2f/\//g')
+        ;;
     esac
 }
 
 deliver_outputs() {
-    list_outputs >"$run/outputs.list"
+    if [ -s "$run/job/outputs" ]; then list_outputs; fi >"$run/outputs.list"
     if [ "$VMJOBS_NETWORK" = none ]; then
         write_output_disk
         return
     fi
     while IFS= read -r path; do
-        # Time for at least 100 kB/s.
-        seconds=$((120 + $(size_of "$work/$path") / 100000))
-        post main "/v1/outputs/$(encode "$path")" "$work/$path" "$seconds" ||
+        encode "$path"
+        post_file main "/v1/outputs/$encoded" "$work/$path" "$(size_of "$work/$path")" ||
             say "vmjobs: error: output $path was not taken (status $http_status)"
     done <"$run/outputs.list"
 }

@@ -27,6 +27,7 @@ exec </dev/null >/dev/console 2>&1
 find_disks
 read_job_disk
 set_clock
+start_loopback
 make_scratch
 case $VMJOBS_NETWORK in
 none) unpack_job ;;

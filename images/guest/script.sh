@@ -21,7 +21,7 @@ announce_ready() {
 start_script() {
     # A shell starts background commands with SIGINT and SIGQUIT ignored, for good; env can undo it.
     defaults=
-    if env --default-signal=INT true 2>/dev/null; then
+    if env --default-signal=INT --version >/dev/null 2>&1; then
         defaults='--default-signal=INT,QUIT,PIPE'
     fi
     (
@@ -57,24 +57,52 @@ control() {
     done
 }
 
-# pump NAME: what arrives in the fifo goes to the host, as soon as it is there. The place in the
-# stream is kept in a file, with the chunk not yet delivered, for a successor to go on from.
+# pump NAME: what arrives in the fifo goes to the host, as soon as it is there.
+#
+# Two files take turns in holding the chunk under way. The last line of a third says at which byte of
+# the stream it begins, and which of the two it is: a successor goes on from there, at worst with a
+# chunk that the host has, which does no harm.
 pump() {
     trap - CHLD INT TERM
-    chunk=$run/$1.chunk offset=0
-    [ ! -s "$run/$1.offset" ] || read -r offset <"$run/$1.offset"
+    offset=0 chunk=$run/$1.even other=$run/$1.odd size=0
+    if [ -s "$run/$1.places" ]; then
+        bb tail -n 1 "$run/$1.places" >"$run/$1.place"
+        read -r offset chunk other <"$run/$1.place"
+        [ ! -s "$chunk" ] || size=$(size_of "$chunk")
+    fi
     exec 7<"$run/$1.fifo" 3>&- 4>&-
     while :; do
-        if [ ! -s "$chunk" ]; then
-            dd bs=65536 count=1 of="$chunk" <&7 2>/dev/null
-            [ -s "$chunk" ] || return 0
-        fi
-        post "$1" "/v1/log/$1?offset=$offset" "$chunk" || say "vmjobs: error: std$1 lost bytes ($http_status)"
-        offset=$((offset + $(size_of "$chunk")))
-        echo "$offset" >"$run/$1.next"
-        mv "$run/$1.next" "$run/$1.offset"
-        : >"$chunk"
+        [ "$size" -gt 0 ] || take "$1"
+        [ "$size" -gt 0 ] || return 0
+        post_file "$1" "/v1/log/$1?offset=$offset" "$chunk" "$size" ||
+            say "vmjobs: error: std$1 lost bytes ($http_status)"
+        offset=$((offset + size)) size=0
+        : >"$other"
+        echo "$offset $other $chunk" >>"$run/$1.places"
+        before=$chunk chunk=$other other=$before
     done
+}
+
+# take NAME: what the fifo holds goes to the chunk, $size bytes; waits until there is something.
+take() {
+    dd bs=65536 count=1 of="$chunk" <&7 2>"$run/$1.dd"
+    copied "$1"
+    size=$copied
+    # A pipe that was full has been filled again by now: the script is faster than requests are made.
+    while [ "$copied" -ge 65536 ] && [ "$size" -le 983040 ]; do
+        dd bs=65536 count=$(((1048576 - size) / 65536)) iflag=nonblock \
+            if="$run/$1.fifo" >>"$chunk" 2>"$run/$1.dd"
+        copied "$1"
+        size=$((size + copied))
+    done
+}
+
+# copied NAME: bytes that dd says it has, in $copied.
+copied() {
+    copied=0
+    while read -r number unit _; do
+        case $unit in byte*) copied=$number ;; esac
+    done <"$run/$1.dd"
 }
 
 # look: what the children do. $running lists those that run; $ended is how the script ended, in the
@@ -106,8 +134,7 @@ is_running() {
 
 # wait_for SECONDS PID...: until all have ended or the time is over (then: false).
 wait_for() {
-    sleep "$1" &
-    timer=$!
+    patience=$1 timer=
     shift
     while :; do
         look
@@ -116,10 +143,15 @@ wait_for() {
             is_running "$pid" && left=$pid
         done
         if [ -z "$left" ]; then
-            kill "$timer" 2>/dev/null
+            [ -z "$timer" ] || kill "$timer" 2>/dev/null
             return 0
         fi
-        is_running "$timer" || return 1
+        if [ -z "$timer" ]; then
+            sleep "$patience" &
+            timer=$!
+        elif ! is_running "$timer"; then
+            return 1
+        fi
         wait "$left" # comes back when any child ends: SIGCHLD is trapped
     done
 }
@@ -145,6 +177,7 @@ kill_leftovers() {
     session_of $$
     mine=$session
     for entry in /proc/[0-9]*; do
+        [ -e "$entry/exe" ] || continue # one of the kernel's own
         pid=${entry#/proc/}
         session_of "$pid" || continue
         if [ "$session" = "$script" ] || { [ $$ = 1 ] && [ "$session" != "$mine" ]; }; then
@@ -161,37 +194,38 @@ session_of() {
     session=${4:-}
 }
 
-# outcome: `code=N` or `signal=N`, from the shell's words; from the status of `wait` where a shell
-# uses words that are not known here.
+# outcome: $result is `code=N` or `signal=N`, from the shell's words; from the status of `wait` where a
+# shell uses words that are not known here.
+# shellcheck disable=SC2034 # collect.sh
 outcome() {
     case $ended in
-    Done) echo code=0 ;;
-    'Done('*) ended=${ended#*\(} && echo "code=${ended%%)*}" ;;
-    Hangup*) echo signal=1 ;;
-    Interrupt*) echo signal=2 ;;
-    Quit*) echo signal=3 ;;
-    Illegal*) echo signal=4 ;;
-    Trace*) echo signal=5 ;;
-    Aborted*) echo signal=6 ;;
-    'Bus error'*) echo signal=7 ;;
-    Floating*) echo signal=8 ;;
-    Killed*) echo signal=9 ;;
-    'User defined signal 1'*) echo signal=10 ;;
-    Segmentation*) echo signal=11 ;;
-    'User defined signal 2'*) echo signal=12 ;;
-    'Broken pipe'*) echo signal=13 ;;
-    'Alarm clock'*) echo signal=14 ;;
-    Terminated*) echo signal=15 ;;
-    'Stack fault'*) echo signal=16 ;;
-    'CPU time'*) echo signal=24 ;;
-    'File size'*) echo signal=25 ;;
-    'Virtual timer'*) echo signal=26 ;;
-    Profiling*) echo signal=27 ;;
-    'I/O possible'*) echo signal=29 ;;
-    'Power failure'*) echo signal=30 ;;
-    'Bad system call'*) echo signal=31 ;;
-    'Real-time signal '*) ended=${ended#Real-time signal } && echo "signal=$((34 + ${ended%%[!0-9]*}))" ;;
-    *) if [ "$status" -gt 128 ]; then echo "signal=$((status - 128))"; else echo "code=$status"; fi ;;
+    Done) result=code=0 ;;
+    'Done('*) ended=${ended#*\(} && result=code=${ended%%)*} ;;
+    Hangup*) result=signal=1 ;;
+    Interrupt*) result=signal=2 ;;
+    Quit*) result=signal=3 ;;
+    Illegal*) result=signal=4 ;;
+    Trace*) result=signal=5 ;;
+    Aborted*) result=signal=6 ;;
+    'Bus error'*) result=signal=7 ;;
+    Floating*) result=signal=8 ;;
+    Killed*) result=signal=9 ;;
+    'User defined signal 1'*) result=signal=10 ;;
+    Segmentation*) result=signal=11 ;;
+    'User defined signal 2'*) result=signal=12 ;;
+    'Broken pipe'*) result=signal=13 ;;
+    'Alarm clock'*) result=signal=14 ;;
+    Terminated*) result=signal=15 ;;
+    'Stack fault'*) result=signal=16 ;;
+    'CPU time'*) result=signal=24 ;;
+    'File size'*) result=signal=25 ;;
+    'Virtual timer'*) result=signal=26 ;;
+    Profiling*) result=signal=27 ;;
+    'I/O possible'*) result=signal=29 ;;
+    'Power failure'*) result=signal=30 ;;
+    'Bad system call'*) result=signal=31 ;;
+    'Real-time signal '*) ended=${ended#Real-time signal } && result=signal=$((34 + ${ended%%[!0-9]*})) ;;
+    *) if [ "$status" -gt 128 ]; then result=signal=$((status - 128)); else result=code=$status; fi ;;
     esac
 }
 
@@ -207,7 +241,6 @@ run_script() {
         kill_leftovers
     else
         script_out=$run/out.fifo script_err=$run/err.fifo
-        mkfifo "$script_out" "$script_err"
         exec 3<>"$script_out" 4<>"$script_err"
         start_script
         supervise
@@ -217,7 +250,6 @@ run_script() {
         kill "$control_pid" 2>/dev/null
         kill_leftovers
     fi
-    # shellcheck disable=SC2034 # collect.sh
-    result=$(outcome)
+    outcome
     trap - CHLD
 }

@@ -2,44 +2,39 @@
 # shellcheck disable=SC2154 # variables of base.sh and of job.env
 # From a bare kernel to a job that could start.
 
-# mounted DIRECTORY: true if something is mounted there.
-mounted() {
+# mounts_left: what is not mounted yet, as lines of a table for mount.
+mounts_left() {
+    places=' '
     while read -r _ place _; do
-        [ "$place" != "$1" ] || return 0
+        places="$places$place "
     done </proc/mounts
-    return 1
-}
-
-# mount_on TYPE DIRECTORY [OPTIONS]: unless it is mounted already.
-mount_on() {
-    mounted "$2" && return 0
-    [ -d "$2" ] || mkdir -p "$2"
-    bb mount -t "$1" -o "${3:-defaults}" "$1" "$2"
+    table=
+    for entry in sysfs:/sys:defaults devpts:/dev/pts:gid=5,mode=620 tmpfs:/dev/shm:mode=1777 \
+        tmpfs:/run:mode=755 tmpfs:/tmp:mode=1777; do
+        place=${entry#*:} place=${place%:*}
+        case $places in *" $place "*) continue ;; esac
+        table="$table${entry%%:*} $place ${entry%%:*} ${entry##*:} 0 0$newline"
+    done
 }
 
 setup_mounts() {
     [ -r /proc/mounts ] || bb mount -t proc proc /proc
-    mount_on sysfs /sys
-    if ! mount_on devtmpfs /dev mode=755 2>/dev/null; then
-        mount_on tmpfs /dev mode=755
+    if [ ! -c /dev/null ] && ! bb mount -t devtmpfs -o mode=755 devtmpfs /dev; then
+        bb mount -t tmpfs -o mode=755 tmpfs /dev
+        bb mount -t sysfs sysfs /sys
         bb mdev -s
     fi
-    mount_on devpts /dev/pts gid=5,mode=620
-    mount_on tmpfs /dev/shm mode=1777
-    mount_on tmpfs /run mode=755
-    mount_on tmpfs /tmp mode=1777
-    # devtmpfs has no /dev/fd; shells need it for <(...).
-    [ -e /dev/fd ] || ln -s /proc/self/fd /dev/fd
-    for name in stdin:0 stdout:1 stderr:2; do
-        [ -e "/dev/${name%:*}" ] || ln -s "/proc/self/fd/${name#*:}" "/dev/${name%:*}"
-    done
-    mkdir -p "$run"
-    chmod 0700 "$run"
-    bb mount -o remount,rw / 2>/dev/null || :
-    bb dmesg -n 1 # the console is for the job; a panic is still shown
+    # What devtmpfs lacks: /dev/fd, which shells need for <(...), and its like; places to mount on.
+    [ -e /dev/fd ] || bb cp -a "$lib/dev/." /dev
+    mounts_left
+    [ -z "$table" ] || bb mount -a -T /proc/self/fd/0 <<EOF
+$table
+EOF
+    [ -w / ] || bb mount -o remount,rw /
+    mkdir -m 0700 "$run" "$run/job"
+    echo 1 >/proc/sys/kernel/printk # the console is for the job; a panic is still shown
     echo 0 >/proc/sys/kernel/ctrl-alt-del # Ctrl-Alt-Del asks process 1 and does not reboot
     echo "$oom_spared" >/proc/self/oom_score_adj
-    bb ip link set lo up 2>/dev/null || bb ifconfig lo 127.0.0.1 up
 }
 
 # find_disks: after the root disk come job disk, scratch disk and output disk, in this order.
@@ -55,20 +50,19 @@ find_disks() {
 }
 
 read_job_disk() {
-    mkdir -p "$run/job"
     bb tar -xf "$job_disk" -C "$run/job" job.env environment outputs 2>"$run/tar.log" ||
         fail "cannot read the job disk: $(cat "$run/tar.log")"
     # shellcheck disable=SC1091 # made by the host, every value quoted
     . "$run/job/job.env"
     [ "$VMJOBS_CONTRACT" = 1 ] ||
         fail "this image speaks version 1 of the guest contract, the host version $VMJOBS_CONTRACT"
-    bb hostname "vmjob-${VMJOBS_ARRAY_INDEX:-0}"
+    echo "vmjob-${VMJOBS_ARRAY_INDEX:-0}" >/proc/sys/kernel/hostname
 }
 
 # set_clock: to the host's, where this machine's is off by more than a minute.
 set_clock() {
-    now=$(date +%s)
     case ${VMJOBS_EPOCH:-} in '' | *[!0-9]*) return 0 ;; esac
+    now=$(date +%s)
     if [ $((now - VMJOBS_EPOCH)) -gt 60 ] || [ $((VMJOBS_EPOCH - now)) -gt 60 ]; then
         bb date -s "@$VMJOBS_EPOCH" >/dev/null
     fi
@@ -85,28 +79,27 @@ make_scratch() {
     fi
     bb mount -t ext4 -o noatime "$scratch_disk" "$job" || fail 'cannot mount the scratch disk'
     mkdir -m 1777 "$job/tmp"
-    mkdir "$job/home" "$job/stage"
 }
 
 # unpack_job: no network; script and inputs are on the job disk too.
 unpack_job() {
-    bb tar -xf "$job_disk" -C "$job/stage" 2>"$run/tar.log" ||
+    bb tar -xf "$job_disk" -C "$job" 2>"$run/tar.log" ||
         fail "cannot unpack the job: $(cat "$run/tar.log")"
+    rm -f "$job/job.json" "$job/job.env" "$job/environment" "$job/outputs"
     take_job
 }
 
 # take_job: what was unpacked becomes the script and its directory, all of it writable.
 take_job() {
-    [ -f "$job/stage/script" ] || fail 'the job has no script'
-    mv "$job/stage/script" "$job/script"
-    if [ -d "$job/stage/inputs" ]; then
-        mv "$job/stage/inputs" "$work"
+    [ -f "$job/script" ] || fail 'the job has no script'
+    [ -x "$job/script" ] || chmod 0755 "$job/script"
+    if [ -d "$job/inputs" ]; then
+        mv "$job/inputs" "$work"
+        chmod -R u+rwX "$work"
+        mkdir "$job/home"
     else
-        mkdir "$work"
+        mkdir "$work" "$job/home"
     fi
-    rm -rf "$job/stage"
-    chmod 0755 "$job/script"
-    chmod -R u+rwX "$work"
 }
 
 # first_interface: its name in $interface; true if there is one that is real.
@@ -121,6 +114,11 @@ first_interface() {
     return 1
 }
 
+# start_loopback: scripts that talk to themselves need it, with or without a network.
+start_loopback() {
+    bb ifconfig lo 127.0.0.1 up || ip link set lo up
+}
+
 start_network() {
     tries=0
     until first_interface; do
@@ -128,12 +126,14 @@ start_network() {
         [ "$tries" -le 50 ] || fail 'there is no network interface'
         pause 0.1 # a driver may still be looking for its hardware
     done
-    if ! { bb ip address add 10.0.2.15/24 dev "$interface" && bb ip link set "$interface" up; }; then
-        bb ifconfig "$interface" 10.0.2.15 netmask 255.255.255.0 up || fail "cannot set up $interface"
+    if ! bb ifconfig "$interface" 10.0.2.15 netmask 255.255.255.0 up; then
+        ip address add 10.0.2.15/24 dev "$interface"
+        ip link set "$interface" up || fail "cannot set up $interface"
     fi
     if [ "$VMJOBS_NETWORK" = outbound ]; then
         bb ip route add default via 10.0.2.2 || bb route add default gw 10.0.2.2
         rm -f /etc/resolv.conf
         echo 'nameserver 10.0.2.3' >/etc/resolv.conf
     fi
+    make_fifos
 }
