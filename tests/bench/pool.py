@@ -58,10 +58,14 @@ def follow(grid: Grid, jobs: list[Job], began: float) -> list[Timed]:
             stack.callback(watch.close)
         while left := [watch for watch in watches if watch.timed is None]:
             if time.monotonic() > began + PATIENCE:
-                raise RuntimeError(f"not final after {PATIENCE:g} s: {[watch.job_id for watch in left]}")
+                raise RuntimeError(
+                    f"not final after {PATIENCE:g} s: {[watch.job_id for watch in left]}"
+                )
             for watch in left:
                 watch.look()
-            handles = [watch.handle for watch in left if watch.handle is not None and watch.gone is None]
+            handles = [
+                watch.handle for watch in left if watch.handle is not None and watch.gone is None
+            ]
             ended = any(watch.gone is not None for watch in left)
             now_gone = procs.readable(handles, OFTEN if ended else SELDOM)
             for watch in left:
@@ -110,7 +114,9 @@ def _leaders(attempt: str) -> Iterator[int]:
     """The process that is an attempt's machine, whoever owns it."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (process := procs.read(int(entry.name))):
-            named = any(f"-{attempt}" in word for word in process.argv if word.startswith(("umid=", "guest=")))
+            named = any(
+                f"-{attempt}" in word for word in process.argv if word.startswith(("umid=", "guest="))
+            )
             if named and (process.leads or "qemu" in process.argv[0]):
                 yield process.pid
 
@@ -129,7 +135,12 @@ def condor_job(grid: Grid, service: str, files: dict[str, str]) -> tuple[float, 
     directory = grid.on(service, "mktemp", "-d", "/tmp/bench-XXXXXXXX", user="vmjobs").strip()  # noqa: S108
     for name, text in files.items():
         _feed(grid, service, ["tee", f"{directory}/{name}"], text)
-    told = _feed(grid, service, ["python3", "-", directory, str(PATIENCE)], (HERE / "time_condor_job.py").read_text())
+    told = _feed(
+        grid,
+        service,
+        ["python3", "-", directory, str(PATIENCE)],
+        (HERE / "time_condor_job.py").read_text(),
+    )
     found = json.loads(told)
     grid.on(service, "rm", "-rf", directory)
     return float(found["seconds"]), str(found["log"])
@@ -150,5 +161,10 @@ def boot_by_hand(grid: Grid, node: str, job: Job) -> float:
     place = "/tmp/vmjobs-bench-raw_boot.py"  # noqa: S108
     subprocess.run(["docker", "cp", str(HERE / "raw_boot.py"), f"{container}:{place}"], check=True)
     assert job.hypervisor is not None
-    arguments = [job.hypervisor.value, "/var/lib/vmjobs/agent/images", job.image_digest, job.spec.network.value]
+    arguments = [
+        job.hypervisor.value,
+        "/var/lib/vmjobs/agent/images",
+        job.image_digest,
+        job.spec.network.value,
+    ]
     return float(grid.on(service, "python3", place, *arguments, user="vmjobs-agent"))

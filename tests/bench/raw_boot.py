@@ -50,13 +50,20 @@ class Disks:
 def lay_disks(directory: Path, spec: JobSpec, digest: str, token: str = "") -> Disks:
     """Make the disks that the agent would make for a job without inputs."""
     ticket = JobTicket(
-        job_id="by-hand", attempt=secrets.token_hex(16), index=0, count=1, image_digest=digest, spec=spec
+        job_id="by-hand",
+        attempt=secrets.token_hex(16),
+        index=0,
+        count=1,
+        image_digest=digest,
+        spec=spec,
     )
     sentinel = secrets.token_hex(16)
     endpoint = f"http://{ENDPOINT_ADDRESS}" if token else ""
     (directory / "inputs").mkdir()
     briefing = Briefing(ticket, endpoint, token, sentinel, int(time.time()))
-    disks = Disks(directory / "job.disk", directory / "scratch.disk", directory / "output.disk", sentinel)
+    disks = Disks(
+        directory / "job.disk", directory / "scratch.disk", directory / "output.disk", sentinel
+    )
     write_job_disk(disks.job, briefing, None if token else directory / "inputs")
     blank_disk(disks.scratch, spec.disk * MIB)
     blank_disk(disks.output, (spec.disk + 16) * MIB)
@@ -227,7 +234,9 @@ def _time(
         finally:
             watchdog.cancel()
     if ready.empty():
-        raise RuntimeError(f"the guest was never ready: {b''.join(said[-20:]).decode(errors='replace')}")
+        raise RuntimeError(
+            f"the guest was never ready: {b''.join(said[-20:]).decode(errors='replace')}"
+        )
     return ready.get() - began
 
 

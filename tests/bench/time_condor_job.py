@@ -24,7 +24,11 @@ def main() -> None:
     log = directory / "job.log"
     began = time.time()
     told = subprocess.run(
-        ["condor_submit", "-terse", "job.sub"], cwd=directory, capture_output=True, text=True, check=False
+        ["condor_submit", "-terse", "job.sub"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if told.returncode:
         sys.exit(told.stderr)

@@ -1,0 +1,127 @@
+"""Benchmark 15: the same guest as a job of HTCondor's own VM universe, and as a job of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from figures import Finding, Spread, spread
+from grid_kit import Grid, run, wait_for
+from pool import condor_job, run_job
+
+HERE = Path(__file__).parent
+NODE = "node1"
+#: In the node's container: what prepares the guests, and where their disks lie.
+PREPARE = "/tmp/vmjobs-bench-vm_universe_disks.py"  # noqa: S108
+DISKS = "/var/lib/vmjobs-bench"
+DROP_IN = "/etc/condor/config.d/90-vm-universe.conf"
+
+SCRIPT = "#!/bin/sh\necho done\n"
+MEMORY = 128
+
+QEMU_CONF = """\
+user = "root"
+group = "root"
+dynamic_ownership = 0
+remember_owner = 0
+security_driver = "none"
+namespaces = [ ]
+cgroup_controllers = [ ]
+"""
+
+SUBMIT = """\
+universe = vm
+executable = bench
+vm_type = kvm
+vm_memory = {memory}
+vm_networking = false
+vm_no_output_vm = true
+vm_disk = {disks}
+should_transfer_files = NO
+requirements = Machine == "{node}"
++VMJobsKernel = "{kernel}"
++VMJobsInitrd = "{initrd}"
++VMJobsKernelArguments = "{cmdline}"
+log = job.log
+queue
+"""
+
+
+def vm_universe(grid: Grid, pairs: int) -> Iterator[Finding]:
+    """Compare pair by pair. The peer is submitted at the site itself, the shorter way."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    logs: list[dict[str, float]] = []
+    fields = {"hypervisor": "qemu", "network": "none", "memory": MEMORY, "disk": 64}
+    digest = run_job(grid, SCRIPT, **fields).job.image_digest  # warms up; not counted
+    with _switched_on(grid):
+        for number in range(pairs):
+            submit = _prepare(grid, digest, number)
+            ours.append(run_job(grid, SCRIPT, **fields).total)
+            seconds, log = condor_job(grid, "site", {"job.sub": submit})
+            theirs.append(seconds)
+            logs.append(_phases(log))
+    ratios = spread([b / a for a, b in zip(ours, theirs, strict=True)])
+    details = {"VM universe, seconds from submission": logs}
+    yield _finding(ours, theirs, ratios, details)
+
+
+def _finding(
+    ours: list[float], theirs: list[float], ratios: Spread, details: dict[str, object]
+) -> Finding:
+    what = "the same guest in HTCondor's VM universe"
+    measure = "VM universe / ours"
+    return Finding(15, what, ours, theirs, measure, ratios.median, ratios, 10, False, details)
+
+
+@contextmanager
+def _switched_on(grid: Grid) -> Iterator[None]:
+    """Switch the VM universe on in one node, and off again."""
+    on = lambda *command: grid.on(NODE, *command)  # noqa: E731
+    container = grid.container(NODE)
+    run("docker", "cp", str(HERE / "vm_universe_disks.py"), f"{container}:{PREPARE}")
+    run("docker", "cp", str(HERE / "raw_boot.py"), f"{container}:{Path(PREPARE).parent}/raw_boot.py")
+    on("sh", "-c", f"printf %s '{QEMU_CONF}' >/etc/libvirt/qemu.conf")
+    try:
+        on("virtlogd", "-d")
+        on("libvirtd", "-d")
+        on("ln", "-sf", "/usr/share/vmjobs/condor/node-vm-universe.conf", DROP_IN)
+        on("condor_restart", "-daemon", "startd")
+        wait_for(lambda: _offered(grid), f"the VM universe of {NODE}", 120)
+        yield
+    finally:
+        on("rm", "-rf", DROP_IN, DISKS)
+        on("pkill", "-x", "libvirtd|virtlogd")
+        on("condor_restart", "-daemon", "startd")
+        wait_for(lambda: not _offered(grid) or None, f"the VM universe of {NODE} to go", 120)
+
+
+def _offered(grid: Grid) -> bool:
+    constraint = f'Machine == "{NODE}.grid" && HasVM && HasVMJobs'
+    return bool(grid.on("site", "condor_status", "-constraint", constraint, "-af", "Name").strip())
+
+
+def _prepare(grid: Grid, digest: str, number: int) -> str:
+    """Lay out one guest's disks on the node; the description of its job."""
+    where = f"{DISKS}/{number}"
+    told = grid.on(NODE, "python3", PREPARE, digest, where, SCRIPT, str(MEMORY))
+    kernel, initrd, cmdline = told.splitlines()
+    names = {"root": "vda:w", "job": "vdb:r", "scratch": "vdc:w", "output": "vdd:w"}
+    disks = ",".join(f"{where}/{name}.disk:{how}:raw" for name, how in names.items())
+    return SUBMIT.format(
+        memory=MEMORY, disks=disks, node=f"{NODE}.grid", kernel=kernel, initrd=initrd, cmdline=cmdline
+    )
+
+
+def _phases(log: str) -> dict[str, float]:
+    """What the job's log says of when it started and ended, in seconds after its submission."""
+    found = re.findall(r"^(\d{3}) \(\S+ (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", log, re.MULTILINE)
+    times = {code: datetime.fromisoformat(when) for code, when in reversed(found)}
+    names = {"001": "started", "005": "ended"}
+    begun = times["000"]
+    return {
+        name: (times[code] - begun).total_seconds() for code, name in names.items() if code in times
+    }
