@@ -31,6 +31,9 @@ VACATE_SECONDS: Final = 60
 #: A site keeps a job for this long, in seconds, while the submit side does not answer.
 LEASE_SECONDS: Final = 3600
 
+#: `vmjobs exec` ends by a signal where its node could not run the job to an end: back to the queue.
+KEEP_TRYING: Final = "(ExitBySignal =!= true) || (NumJobStarts >= 10)"
+
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _GRID_RESOURCE: Final = re.compile(r"condor [A-Za-z0-9@._-]+ [A-Za-z0-9:._-]+")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
@@ -233,6 +236,8 @@ def _policy(spec: JobSpec, config: Config, *, remote: bool) -> dict[str, str]:
         "job_lease_duration": str(LEASE_SECONDS if remote else config.node_lease_seconds),
         "notification": "never",
     }
+    if not remote:
+        policy["on_exit_remove"] = KEEP_TRYING
     if remote:
         policy |= {
             "+remote_Requirements": requirements(spec),
@@ -240,6 +245,7 @@ def _policy(spec: JobSpec, config: Config, *, remote: bool) -> dict[str, str]:
             "+remote_WhenToTransferOutput": '"ON_EXIT"',
             "+remote_WantIOProxy": "true",
             "+remote_KillSig": '"SIGTERM"',
+            "+remote_OnExitRemove": KEEP_TRYING,
             "+remote_JobLeaseDuration": str(config.node_lease_seconds),
         }
     return policy

@@ -34,7 +34,7 @@ if [ ! -x .venv/bin/vmjobs ] || [ "$(cat $stamp 2>/dev/null)" != "$want" ]; then
     echo "making .venv"
     # Debian's own Python: python3-libvirt is built for it. Of Debian's other modules none is to be
     # mixed with newer ones, so everything else is installed anew.
-    /usr/bin/python3 -m venv --clear --system-site-packages .venv
+    /usr/bin/python3 -m venv --system-site-packages .venv
     .venv/bin/pip install --quiet --disable-pip-version-check --ignore-installed \
         --editable '.[agent,server,images,demo,dev]'
     echo "$want" >$stamp

@@ -145,8 +145,13 @@ def load(
         ConfigError: with one fault for every key that is unknown or has a bad value.
     """
     environ = os.environ if environ is None else environ
-    file = Path(environ.get(f"{PREFIX}CONFIG", DEFAULT_FILE))
-    values: dict[str, Any] = {**_from_file(file), **_from_environment(environ), **(overrides or {})}
+    named = environ.get(f"{PREFIX}CONFIG")
+    file = Path(named or DEFAULT_FILE)
+    values: dict[str, Any] = {
+        **_from_file(file, required=named is not None),
+        **_from_environment(environ),
+        **(overrides or {}),
+    }
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -163,11 +168,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[key] for key, name in names.items() if name in known}
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def _from_file(path: Path, *, required: bool) -> dict[str, Any]:
+    if not required and not path.exists():
+        return {}
     try:
         return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         message = f"cannot read {path}: {error}"
         raise ConfigError(message, faults=[Fault("", "unreadable", message)]) from error

@@ -8,9 +8,9 @@ that one has removed what was left of the first run before it listens.
 from __future__ import annotations
 
 import logging
-import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +19,7 @@ from types import FrameType
 
 from vmjobs.agent import protocol
 from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError
+from vmjobs.model import JobState
 
 log = logging.getLogger(__name__)
 
@@ -50,32 +51,38 @@ def run_job(
 ) -> int:
     """Have the agent at ``path`` run ``job``; returns the exit status to exit with.
 
-    patience: seconds to wait for an agent that is not there (any more).
+    patience: seconds to wait for an agent that is not there (any more), or will not run the job now.
 
     Raises:
-        Unavailable: no agent for longer than that.
-        Refused: the job was not taken.
+        Unavailable: no agent for longer than that; the job is to be run elsewhere.
+        Refused: the job was not taken, and would not be elsewhere.
     """
     give_up = time.monotonic() + patience
     pause = FIRST_PAUSE
+    why = f"no agent at {path}"
+
+    def heard(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
+        nonlocal give_up, pause
+        give_up, pause = time.monotonic() + patience, FIRST_PAUSE
+        on_progress(message)
+
     with _Signals() as signals:
-        while True:
+        while not signals.stopping:
             try:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                     connection.connect(str(path))
-                    with signals.forwarded_to(connection):
-                        ended = _converse(connection, job, token, on_progress)
+                    ended = _converse(connection, job, token, heard, signals)
                 if ended is not None:
                     return ended
-                log.warning("the agent went away, waiting for it")
-                give_up, pause = time.monotonic() + patience, FIRST_PAUSE
+                why = f"the agent at {path} went away, or does not run the job now"
             except OSError as error:
-                if time.monotonic() > give_up:
-                    raise Unavailable("agent", f"no agent at {path}: {error}") from error
-            if signals.stopping:
-                return 128 + signals.stopping
+                why = f"no agent at {path}: {error}"
+            if time.monotonic() > give_up:
+                raise Unavailable("agent", why)
+            log.warning("%s; asking again in %.1f s", why, pause)
             signals.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+        return 128 + signals.stopping
 
 
 def _converse(
@@ -83,23 +90,26 @@ def _converse(
     job: str,
     token: str,
     on_progress: Callable[[protocol.ProgressMessage | protocol.EndMessage], None],
+    signals: _Signals,
 ) -> int | None:
-    """The exit status, or None if the agent went away or asks to be asked again."""
+    """The exit status, or None if the job has to be asked for again."""
     protocol.send(connection, protocol.RunMessage(job=job, token=token))
-    try:
-        for message in protocol.receive(connection):
-            if isinstance(message, protocol.ProgressMessage):
-                on_progress(message)
-            elif isinstance(message, protocol.EndMessage):
-                on_progress(message)
-                return message.exit_code
-            elif isinstance(message, protocol.ErrorMessage):
-                if message.retry:
-                    log.warning("%s", message.message)
-                    return None
-                raise Refused(message.message)
-    except (ConnectionError, InvalidRequest) as error:
-        log.warning("%s", error)
+    with signals.forwarded_to(connection):
+        try:
+            for message in protocol.receive(connection):
+                if isinstance(message, protocol.ProgressMessage):
+                    on_progress(message)
+                elif isinstance(message, protocol.EndMessage):
+                    on_progress(message)
+                    evicted = message.report.state is JobState.PREEMPTED and not signals.stopping
+                    return None if evicted else message.exit_code
+                elif isinstance(message, protocol.ErrorMessage):
+                    if message.retry:
+                        log.warning("%s", message.message)
+                        return None
+                    raise Refused(message.message)
+        except (ConnectionError, InvalidRequest) as error:
+            log.warning("%s", error)
     return None
 
 
@@ -108,6 +118,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self.stopping = 0
+        self._came = threading.Event()
         self._connection: socket.socket | None = None
         self._old: dict[signal.Signals, signal._HANDLER] = {}
 
@@ -121,21 +132,23 @@ class _Signals:
 
     @contextmanager
     def forwarded_to(self, connection: socket.socket) -> Iterator[None]:
-        """Pass signals on to this connection."""
+        """Pass signals on to this connection, one that came just before too."""
         self._connection = connection
         try:
+            if self.stopping:
+                protocol.send(connection, protocol.SignalMessage(number=self.stopping))
             yield
         finally:
             self._connection = None
 
     def wait(self, seconds: float) -> None:
-        """Wait, but not past a signal."""
-        if not self.stopping:
-            select.select([], [], [], seconds)
+        """Wait, but not past a stopping signal."""
+        self._came.wait(seconds)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             self.stopping = number
+            self._came.set()
         if self._connection is not None:
             try:
                 protocol.send(self._connection, protocol.SignalMessage(number=number))

@@ -69,6 +69,7 @@ class LocalJob:
     outputs: list[Output] = field(default_factory=list)
     final: Report | None = None
     _written: dict[StreamName, int] = field(default_factory=dict)
+    _closed: set[StreamName] = field(default_factory=set)
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
         """There is nobody else: the job is ours."""
@@ -101,9 +102,13 @@ class LocalJob:
         fresh = data[max(0, done - offset) :]
         self._written[stream] = done + len(fresh)
         sink = self.sinks.get(stream)
-        if sink is not None:
+        if sink is None or stream in self._closed:
+            return
+        try:
             sink.write(fresh)
             sink.flush()
+        except BrokenPipeError:
+            self._closed.add(stream)  # whoever read it has had enough; the job goes on
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
         """Write an output below the output directory: whole or not at all."""

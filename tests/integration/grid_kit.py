@@ -95,6 +95,17 @@ text = """#!/bin/sh
         build(str(file), grid.images, ROOT / "build" / "work")
 
 
+def healthy(container: str) -> None:
+    """Wait until a container's health check is content."""
+
+    def look() -> bool:
+        return (
+            run("docker", "inspect", "-f", "{{.State.Health.Status}}", container).strip() == "healthy"
+        )
+
+    wait_for(look, f"{container} to be healthy", 120)
+
+
 def run(*command: str, check: bool = True) -> str:
     """Run a command and return what it printed."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

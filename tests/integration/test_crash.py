@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from grid_kit import NODES, Grid, wait_for
+from grid_kit import NODES, Grid, healthy, run, wait_for
 
 from vmjobs.model import Job, JobState, ReasonCode
 
@@ -58,3 +58,20 @@ def test_the_api_is_killed(grid: Grid) -> None:
     grid.until(job, JobState.RUNNING)
     kill(grid, "api", "vmjobs serve")
     assert_ended_right(grid, job, attempts=1)
+
+
+def test_the_node_is_lost(grid: Grid) -> None:
+    (job,) = grid.submit(SLOW, outputs=["out.txt"])
+    hit = grid.until(job, JobState.RUNNING)
+    container = grid.container(service_of(hit))
+    run("docker", "kill", "-s", "KILL", container)
+    try:
+        (ended,) = grid.wait(job, timeout=400)
+    finally:
+        run("docker", "start", container)
+        healthy(container)
+    assert ended.state is JobState.COMPLETED, ended.reason
+    assert ended.attempts == 2
+    assert ended.node != hit.node
+    for node in NODES:
+        wait_for(lambda node=node: not grid.leftovers(node), f"{node} to be clean", 60)

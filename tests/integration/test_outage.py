@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import requests
-from grid_kit import Grid, run, wait_for
+from grid_kit import Grid, healthy, run, wait_for
 
 from vmjobs.client import Client, Retries
 from vmjobs.errors import DigestMismatch, Unavailable
@@ -24,15 +24,7 @@ def stopped(grid: Grid, service: str) -> Iterator[None]:
         yield
     finally:
         run("docker", "start", grid.container(service))
-        healthy(grid, service)
-
-
-def healthy(grid: Grid, service: str) -> None:
-    def look() -> bool:
-        form = "{{.State.Health.Status}}"
-        return run("docker", "inspect", "-f", form, grid.container(service)).strip() == "healthy"
-
-    wait_for(look, f"{service} to be healthy", 120)
+        healthy(grid.container(service))
 
 
 def impatient(grid: Grid) -> Client:

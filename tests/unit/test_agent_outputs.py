@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -127,7 +129,7 @@ def test_a_hostile_tar_is_refused_entry_by_entry_and_the_rest_delivered(tmp_path
     (tmp_path / "tray").mkdir()
     receiving = tray(tmp_path / "tray", "*")
     streams = {"stdout": tmp_path / "out"}
-    found = read_output_disk(disk, receiving, streams)
+    found = read_output_disk(disk, receiving, streams, 1000)
     assert found.exit == ExitStatus(code=0, channel=ExitChannel.OUTPUT_DISK)
     assert found.complete
     assert sorted(receiving.kept) == ["also-good.csv", "good.csv"]
@@ -147,7 +149,7 @@ def test_a_tar_that_breaks_off_is_told(tmp_path: Path) -> None:
     )
     os.truncate(disk, 4096)
     (tmp_path / "tray").mkdir()
-    found = read_output_disk(disk, tray(tmp_path / "tray", limit=10**6), {})
+    found = read_output_disk(disk, tray(tmp_path / "tray", limit=10**6), {}, 1000)
     assert found.exit is not None
     assert not found.complete
 
@@ -157,7 +159,7 @@ def test_a_disk_without_a_tar_has_no_exit_status(tmp_path: Path, content: bytes)
     disk = tmp_path / "disk"
     disk.write_bytes(content)
     (tmp_path / "tray").mkdir()
-    assert read_output_disk(disk, tray(tmp_path / "tray"), {}).exit is None
+    assert read_output_disk(disk, tray(tmp_path / "tray"), {}, 1000).exit is None
 
 
 @pytest.mark.parametrize(
@@ -166,4 +168,54 @@ def test_a_disk_without_a_tar_has_no_exit_status(tmp_path: Path, content: bytes)
 def test_a_malformed_exit_report_is_none(tmp_path: Path, text: bytes) -> None:
     disk = write_disk(tmp_path / "disk", [entry("exit.json", text)])
     (tmp_path / "tray").mkdir()
-    assert read_output_disk(disk, tray(tmp_path / "tray"), {}).exit is None
+    assert read_output_disk(disk, tray(tmp_path / "tray"), {}, 1000).exit is None
+
+
+def test_a_sparse_entry_does_not_fill_the_host(tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(300 * 2**20)
+    disk = tmp_path / "disk"
+    subprocess.run(
+        ["tar", "-S", "-cf", disk, "--transform=s/huge/stdout/", "huge"], cwd=tmp_path, check=True
+    )
+    (tmp_path / "tray").mkdir()
+    receiving = tray(tmp_path / "tray", "*")
+    read_output_disk(disk, receiving, {"stdout": tmp_path / "out"}, 1000)
+    assert not (tmp_path / "out").exists()
+    assert "sparse" in receiving.rejected[0].why
+
+
+def test_a_stream_is_cut_at_its_limit(tmp_path: Path) -> None:
+    disk = write_disk(tmp_path / "disk", [entry("stdout", b"x" * 5000)])
+    (tmp_path / "tray").mkdir()
+    read_output_disk(disk, tray(tmp_path / "tray"), {"stdout": tmp_path / "out"}, 1000)
+    assert (tmp_path / "out").stat().st_size == 1000
+
+
+def test_a_long_name_is_not_read_into_memory(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 400 * 2**20
+    disk = tmp_path / "disk"
+    with disk.open("wb") as file:
+        file.write(header.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(500 * 2**20)
+    (tmp_path / "tray").mkdir()
+    tracemalloc.start()
+    found = read_output_disk(disk, tray(tmp_path / "tray"), {}, 1000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not found.complete
+    assert peak < 10 * 2**20
+
+
+def test_an_output_sent_again_leaves_one_file(tmp_path: Path) -> None:
+    receiving = tray(tmp_path, limit=1000)
+    for _ in range(20):
+        accept(receiving, "a", b"x" * 900)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_deeply_nested_json_is_no_exit_report(tmp_path: Path) -> None:
+    disk = write_disk(tmp_path / "disk", [entry("exit.json", b"[" * 4096)])
+    (tmp_path / "tray").mkdir()
+    assert read_output_disk(disk, tray(tmp_path / "tray"), {}, 1000).exit is None

@@ -18,7 +18,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
 
 
 def test_routes_can_be_given_in_one_variable() -> None:
-    settings = load({"VMJOBS_CONFIG": "/none", "VMJOBS_ROUTES": "grid=condor s.x c.x:9618;local="})
+    settings = load({"VMJOBS_ROUTES": "grid=condor s.x c.x:9618;local="})
     assert settings.routes == {"grid": "condor s.x c.x:9618", "local": ""}
 
 
@@ -37,7 +37,12 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
         load({"VMJOBS_CONFIG": str(file)})
 
 
+def test_a_file_that_was_named_must_be_there() -> None:
+    with pytest.raises(ConfigError, match="/none"):
+        load({"VMJOBS_CONFIG": "/none"})
+
+
 def test_defaults_need_no_server() -> None:
-    settings = load({"VMJOBS_CONFIG": "/none"})
+    settings = load({})
     assert settings.database.startswith("sqlite:///")
     assert settings.broker_url == ""

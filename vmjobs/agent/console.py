@@ -40,6 +40,13 @@ class ConsoleReader:
         self._rest = rest[-LONGEST_LINE:]
         return [seen for line in lines if (seen := self._sentinel_line(line)) is not None]
 
+    def size(self) -> int:
+        """How many bytes the console has by now."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
     def _sentinel_line(self, line: bytes) -> Observation | None:
         # The kernel may write in the middle of a line; the nonce is what makes it ours.
         text = line.strip(b"\r ").decode("ascii", "replace")

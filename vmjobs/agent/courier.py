@@ -11,13 +11,23 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from vmjobs.agent.inbox import Inbox, Superseded
-from vmjobs.errors import Conflict, Unavailable, VMJobsError
+from vmjobs.errors import (
+    AttemptSuperseded,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    JobFinal,
+    PayloadTooLarge,
+    Unauthenticated,
+    VMJobsError,
+)
 from vmjobs.model import Report, StreamName
 
 log = logging.getLogger(__name__)
@@ -25,6 +35,17 @@ log = logging.getLogger(__name__)
 CHUNK = 512 * 1024
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 15.0
+
+
+@contextmanager
+def _refusal_is_final(what: str) -> Iterator[None]:
+    """What the repository will never take is dropped, so that the rest can be delivered."""
+    try:
+        yield
+    except (AttemptSuperseded, JobFinal):
+        raise
+    except (Conflict, InvalidRequest, PayloadTooLarge) as error:
+        log.error("%s is refused and dropped: %s", what, error)
 
 
 class Recipient(Protocol):
@@ -101,15 +122,13 @@ class Courier:
             try:
                 self._deliver()
                 pause = FIRST_PAUSE
-            except Conflict as conflict:
-                self._give_up(conflict.message)
-            except Unavailable as error:
+            except (AttemptSuperseded, JobFinal, Unauthenticated, Forbidden) as error:
+                self._give_up(error.message)
+            except (VMJobsError, OSError) as error:
+                # Down, in trouble, or we are: what is true stays true, and is told again.
                 log.warning("not delivered yet, trying again in %.1f s: %s", pause, error)
                 self._pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-            except VMJobsError as error:
-                log.error("the repository refuses what this run reports: %s", error)
-                self._give_up(error.message)
 
     def _wait_for_work(self) -> bool:
         with self._changed:
@@ -121,16 +140,18 @@ class Courier:
 
     def _deliver(self) -> None:
         while self._reports and not self._stop:
-            self._source.report(self._reports[0])
+            with _refusal_is_final("a report"):
+                self._source.report(self._reports[0])
             self._reports.popleft()
         with self._changed:
             self._dirty = False
         try:
             for name, stream in self._streams.items():
                 while (data := stream.next()) and not self._stop:
-                    self._source.append(name, stream.sent, data)
+                    with _refusal_is_final(f"a part of {name}"):
+                        self._source.append(name, stream.sent, data)
                     stream.sent += len(data)
-        except VMJobsError:
+        except (VMJobsError, OSError):
             with self._changed:
                 self._dirty = True
             raise

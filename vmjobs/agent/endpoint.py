@@ -22,15 +22,16 @@ from flask import Flask, Request, Response, request, send_file
 
 from vmjobs.agent.inbox import ExitReported, Inbox, Ready, ScriptEnded
 from vmjobs.agent.outputs import OutputTray, Refused
+from vmjobs.hypervisor.mconsole import short_path
 from vmjobs.model import ExitChannel, ExitStatus
 
 log = logging.getLogger(__name__)
 
-MAX_WAIT = 25.0
+MAX_WAIT = 25
 MAX_LOG_CHUNK = 1024 * 1024
 #: Room for protocol overhead above the largest output.
 SLACK = 1024 * 1024
-CONNECTIONS = 32
+CONNECTIONS = 12
 THREADS = 6
 
 
@@ -52,6 +53,7 @@ class GuestLink:
     heard: float = field(default_factory=time.monotonic)
     signals: list[int] = field(default_factory=list)
     closed: bool = False
+    writing: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def send_signal(self, number: int) -> None:
@@ -97,7 +99,7 @@ def create_endpoint(link: GuestLink) -> Flask:
 
     @app.get("/v1/control")
     def _control() -> Response:
-        wait = min(request.args.get("wait", 0.0, float), MAX_WAIT)
+        wait = min(max(0, request.args.get("wait", 0, int)), MAX_WAIT)
         return _plain("".join(f"signal {n}\n" for n in link.take_signals(wait)), 200)
 
     @app.post("/v1/log/<any(out,err):name>")
@@ -139,7 +141,6 @@ def create_endpoint(link: GuestLink) -> Flask:
 def serving(link: GuestLink, socket: Path) -> Iterator[None]:
     """Serve the endpoint on a Unix socket for as long as the context lasts."""
     options: dict[str, Any] = {
-        "unix_socket": str(socket),
         "unix_socket_perms": "600",
         "threads": THREADS,
         "connection_limit": CONNECTIONS,
@@ -149,7 +150,8 @@ def serving(link: GuestLink, socket: Path) -> Iterator[None]:
         "ident": "vmjobs",
         "clear_untrusted_proxy_headers": True,
     }
-    server = waitress.server.create_server(create_endpoint(link), **options)
+    with short_path(socket) as address:
+        server = waitress.server.create_server(create_endpoint(link), unix_socket=address, **options)
     thread = threading.Thread(target=server.run, name=f"endpoint-{socket.parent.name[:8]}", daemon=True)
     thread.start()
     try:
@@ -165,6 +167,11 @@ def serving(link: GuestLink, socket: Path) -> Iterator[None]:
 def _append(link: GuestLink, name: str, incoming: Request) -> Response:
     offset = incoming.args.get("offset", -1, int)
     data = incoming.stream.read(MAX_LOG_CHUNK + 1)
+    with link.writing:
+        return _append_data(link, name, offset, data)
+
+
+def _append_data(link: GuestLink, name: str, offset: int, data: bytes) -> Response:
     path = link.logs[name]
     size = path.stat().st_size if path.exists() else 0
     if offset < 0 or (offset > size and size < link.max_log):

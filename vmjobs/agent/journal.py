@@ -16,6 +16,7 @@ contents removed                      record alone: the same
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -77,32 +78,50 @@ class Journal:
                 next start of the agent tries again.
         """
         directory = self.root / record.attempt
-        directory.mkdir(mode=0o700)
-        write_durably(directory / RECORD, json.dumps(asdict(record)).encode())
-        try:
-            yield directory
-        finally:
-            self._remove(directory, record, driver)
+        with self._exclusive():
+            directory.mkdir(mode=0o700)
+            write_durably(directory / RECORD, json.dumps(asdict(record)).encode())
+            alive = (directory / RECORD).open("rb")
+            fcntl.flock(alive, fcntl.LOCK_EX)
+        with alive:
+            try:
+                yield directory
+            finally:
+                self._remove(directory, record, driver)
 
     def conclude(self, attempt: str, verdict: str) -> None:
         """Keep a run's verdict (JSON): all that is left to do is to tell it."""
         write_durably(self.root / attempt / VERDICT, verdict.encode())
 
     def recover(self, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[Leftover]:
-        """Remove what an earlier process left, and say what that was."""
+        """Remove what dead processes left, and say what that was. Runs of the living stay."""
         cleaned = []
-        for directory in sorted(p for p in self.root.iterdir() if p.is_dir()):
-            record = _read(directory / RECORD)
-            verdict = _text(directory / VERDICT)
-            if record is None:
-                shutil.rmtree(directory)
-                continue
-            if (driver := drivers.get(record.hypervisor)) is None:
-                log.error("run %s needs the %s driver to be undone", record.attempt, record.hypervisor)
-                continue
-            self._remove(directory, record, driver)
-            cleaned.append(Leftover(record, verdict))
+        with self._exclusive():
+            for directory in sorted(p for p in self.root.iterdir() if p.is_dir()):
+                record = _read(directory / RECORD)
+                if record is None:
+                    shutil.rmtree(directory)
+                elif not _held(directory / RECORD) and (left := self._undo(directory, record, drivers)):
+                    cleaned.append(left)
         return cleaned
+
+    def _undo(
+        self, directory: Path, record: RunRecord, drivers: Mapping[HypervisorKind, Hypervisor]
+    ) -> Leftover | None:
+        driver = drivers.get(record.hypervisor)
+        if driver is None:
+            log.error("run %s needs the %s driver to be undone", record.attempt, record.hypervisor)
+            return None
+        verdict = _text(directory / VERDICT)
+        self._remove(directory, record, driver)
+        return Leftover(record, verdict)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One process at a time makes or undoes runs here."""
+        with self.root.with_name(f"{self.root.name}.lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _remove(self, directory: Path, record: RunRecord, driver: Hypervisor) -> None:
         driver.destroy(record.machine)
@@ -133,6 +152,16 @@ def _names(driver: Hypervisor) -> list[str]:
     except HypervisorError as error:
         log.warning("cannot list machines of %s: %s", driver.kind, error)
         return []
+
+
+def _held(path: Path) -> bool:
+    """Whether the process that made this record is alive: it holds a lock on it."""
+    with path.open("rb") as record:
+        try:
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 def _text(path: Path) -> str:

@@ -62,7 +62,7 @@ def announce(registry: NodeRegistry, describe_now: Callable[[], Node], stop: thr
     while True:
         try:
             registry.put_node(describe_now())
-        except VMJobsError as error:
+        except (VMJobsError, OSError, ValueError) as error:
             log.warning("the API was not told about this node: %s", error)
         if stop.wait(ANNOUNCE_SECONDS):
             return

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import IO
+from typing import IO, cast
 
 from vmjobs.model import ExitChannel, ExitStatus, RejectedEntry
 from vmjobs.paths import matches, refusal
@@ -72,14 +72,18 @@ class OutputTray:
                 raise
             self._files += 1
             file = self.directory / f"{self._files:05d}"
-            self.kept[name] = Kept(name, file, size)
+            before = self.kept.get(name)
+            self.kept[name] = Kept(name, file, size)  # its room is taken from now on
         with file.open("wb") as sink:
             copied = _copy(source, sink, size)
-        if copied != size:
-            with self._lock:
-                del self.kept[name]
+        with self._lock:
+            if before is not None:
+                before.file.unlink(missing_ok=True)
+            if copied != size:
+                file.unlink()
+                self.kept.pop(name, None)
                 self.refuse(name, f"only {copied} of {size} bytes came")
-            raise Refused("the file came in short")
+                raise Refused("the file came in short")
 
     def refuse(self, name: str, why: str) -> None:
         """Note something that is not taken."""
@@ -111,20 +115,47 @@ class DiskContents:
     complete: bool
 
 
-def read_output_disk(disk: Path, tray: OutputTray, streams: dict[str, Path]) -> DiskContents:
+class _Guarded:
+    """A file from which tarfile can read no more at once than any honest entry needs.
+
+    Long names and extended headers are read whole, with the size that the tar itself claims.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= CHUNK:
+            raise tarfile.ReadError("an entry claims to be absurdly large")
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def read_output_disk(
+    disk: Path, tray: OutputTray, streams: dict[str, Path], max_stream: int
+) -> DiskContents:
     """Read the guest's tar stream: ``exit.json``, streams by name, and outputs.
 
-    Nothing is extracted by its own name; every entry goes to a place we choose.
+    Nothing is extracted by its own name; every entry goes to a place we choose. Of a stream
+    ``max_stream`` bytes are kept.
     """
     found: ExitStatus | None = None
     try:
-        with tarfile.open(disk, mode="r:", errorlevel=2) as tar:
+        with (
+            disk.open("rb") as file,
+            tarfile.open(fileobj=cast("IO[bytes]", _Guarded(file)), mode="r:", errorlevel=2) as tar,
+        ):
             for entry, content in _entries(tar):
                 if entry.name == "exit.json" and content is not None:
                     found = parse_exit_json(content.read(MAX_EXIT_JSON))
                 elif entry.name in streams and content is not None:
                     with streams[entry.name].open("wb") as sink:
-                        _copy(content, sink, entry.size)
+                        _copy(content, sink, min(entry.size, max_stream))
                 else:
                     _take(entry, content, tray)
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError):
@@ -136,7 +167,9 @@ def _entries(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] 
     for count, entry in enumerate(tar):
         if count > MAX_FILES + 3:
             return
-        content = tar.extractfile(entry) if entry.isreg() else None
+        # A sparse entry of a few bytes may stand for a file of any size.
+        plain = entry.isreg() and not entry.issparse()
+        content = tar.extractfile(entry) if plain else None
         yield entry, content
 
 
@@ -158,6 +191,7 @@ def _take(entry: tarfile.TarInfo, content: IO[bytes] | None, tray: OutputTray) -
 
 def _type_name(entry: tarfile.TarInfo) -> str:
     kinds = (
+        (entry.issparse(), "sparse file"),
         (entry.issym(), "symbolic link"),
         (entry.islnk(), "hard link"),
         (entry.ischr(), "character device"),
@@ -174,7 +208,7 @@ def parse_exit_json(data: bytes) -> ExitStatus | None:
         return ExitStatus(
             code=value.get("code"), signal=value.get("signal"), channel=ExitChannel.OUTPUT_DISK
         )
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
 
 

@@ -94,7 +94,7 @@ def receive(connection: socket.socket) -> Iterator[Message]:
         while line := lines.readline(MAX_LINE):
             try:
                 yield _ADAPTER.validate_python(json.loads(line))
-            except (ValidationError, ValueError) as error:
+            except (ValidationError, ValueError, RecursionError) as error:
                 raise InvalidRequest("this is not a message of the agent's protocol") from error
 
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from vmjobs.agent.courier import FIRST_PAUSE, Courier
 from vmjobs.agent.endpoint import GuestLink
 from vmjobs.agent.inbox import Inbox, LeaseLost, ScriptEnded, SignalSent, Superseded
-from vmjobs.agent.journal import Journal, RunRecord
+from vmjobs.agent.journal import Journal, Leftover, RunRecord
 from vmjobs.agent.outputs import Kept, OutputTray
 from vmjobs.agent.steps import STEPS, STOPPING, Step
 from vmjobs.agent.verdict import Ended, Verdict, failed, stopped
@@ -49,6 +49,14 @@ from vmjobs.model import (
 from vmjobs.ports import ImageSource, JobSource
 
 log = logging.getLogger(__name__)
+
+
+class Untold(Unavailable):
+    """A run came to its end, and its repository could not be told. ``left`` has the verdict."""
+
+    def __init__(self, left: Leftover) -> None:
+        super().__init__("api", "the job's end could not be told to its repository")
+        self.left = left
 
 
 class Lease(Protocol):
@@ -94,13 +102,14 @@ class Run:
     parts: Parts
     job_id: str
     attempt: str
-    inbox: Inbox = field(default_factory=Inbox)
+    inbox: Inbox
     seconds: dict[str, float] = field(default_factory=dict)
     sentinel: str = field(default_factory=lambda: secrets.token_hex(16))
     #: Machine, endpoint: whatever must be gone before anything is delivered.
     resources: ExitStack = field(default_factory=ExitStack)
     watch: Watch | None = None
     script_ended: ScriptEnded | None = None
+    boot_begun: float = 0.0
     stop_by: float = math.inf
     stopped_by: int = 0
 
@@ -130,7 +139,7 @@ class Run:
         with self.parts.journal.run(record, self.driver) as self.directory:
             self._open()
             try:
-                verdict = self._deliver(self._go_through(STEPS))
+                verdict = self._deliver(self._go_through(STEPS), record)
             finally:
                 self.courier.close()
         self.lease.progress(self._report(verdict))
@@ -140,9 +149,9 @@ class Run:
         """The file in which a stream grows."""
         return self.directory / f"stream-{name}"
 
-    def check_stop(self) -> None:
+    def check_stop(self, wait: float = 0.0) -> None:
         """End the run if it is not wanted any more. For steps without a machine."""
-        seen = self.inbox.next(0.0)
+        seen = self.inbox.next(time.monotonic() + wait)
         unwanted = isinstance(seen, LeaseLost | Superseded)
         if unwanted or (isinstance(seen, SignalSent) and seen.number in STOPPING):
             raise stopped("stopped before the machine was started")
@@ -173,6 +182,9 @@ class Run:
         except OSError as error:
             log.exception("job %s failed on this node", self.job_id)
             return failed(ReasonCode.NODE_FAILED, f"the node failed: {error}").verdict
+        except Exception as error:
+            log.exception("job %s", self.job_id)
+            return failed(ReasonCode.INTERNAL, f"the agent failed: {type(error).__name__}").verdict
         return failed(ReasonCode.INTERNAL, "the steps ended without a verdict").verdict
 
     def _take(self, step: Step) -> None:
@@ -202,18 +214,22 @@ class Run:
             rejected=tuple(self.tray.rejected),
         )
 
-    def _deliver(self, verdict: Verdict) -> Verdict:
+    def _deliver(self, verdict: Verdict, record: RunRecord) -> Verdict:
         """Hand over outputs, streams and at last the verdict. The machine is verified gone."""
+        self.driver.destroy(record.machine)
         patience = self.parts.settings.deliver_seconds
-        if not self.courier.superseded:
+        if not self.courier.superseded and verdict.state is not JobState.PREEMPTED:
             with self._clock("collecting", "deliver"):
                 verdict = self._deliver_outputs(verdict)
                 self.courier.flush(patience)
         report = self._report(verdict)
         self.parts.journal.conclude(self.attempt, report.model_dump_json())
         self.courier.report(report)
-        if not self.courier.flush(patience):
-            log.warning("job %s: its end was not taken: %s", self.job_id, self.courier.superseded)
+        if self.courier.flush(patience):
+            return verdict
+        if not self.courier.superseded:
+            raise Untold(Leftover(record, report.model_dump_json()))
+        log.warning("job %s: its end was not taken: %s", self.job_id, self.courier.superseded)
         return verdict
 
     def _deliver_outputs(self, verdict: Verdict) -> Verdict:
@@ -224,8 +240,8 @@ class Run:
             except Conflict as error:
                 log.warning("job %s: outputs are no longer wanted: %s", self.job_id, error)
                 return verdict
-            except VMJobsError as error:
-                message = f"output {kept.path} could not be delivered: {error.message}"
+            except (VMJobsError, OSError) as error:
+                message = f"output {kept.path} could not be delivered: {error}"
                 return failed(ReasonCode.INTERNAL, message, verdict.exit).verdict
         return verdict
 

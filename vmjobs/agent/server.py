@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from pathlib import Path
 from vmjobs.agent import protocol
 from vmjobs.agent.inbox import Inbox, LeaseLost, SignalSent
 from vmjobs.agent.journal import Leftover
-from vmjobs.agent.run import Parts, Run
+from vmjobs.agent.run import Parts, Run, Untold
 from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import ConfigError, Conflict, Unavailable, VMJobsError
 from vmjobs.model import JobState, Node, Report
@@ -27,6 +28,8 @@ from vmjobs.ports import JobSource
 log = logging.getLogger(__name__)
 
 BACKLOG = 128
+#: Who connects has this long to say what for.
+FIRST_WORD_SECONDS = 30.0
 #: Longest path that fits into ``sun_path`` (unix(7)).
 MAX_SOCKET_PATH = 107
 
@@ -40,9 +43,9 @@ class SocketLease:
     last: Report | None = None
 
     def progress(self, report: Report) -> None:
-        """Pass a report on."""
-        self.last = report
-        self.send(protocol.ProgressMessage(node=self.node, report=report))
+        """Pass a report on. What was refused is for the repository; it may be long."""
+        self.last = report.model_copy(update={"rejected": ()})
+        self.send(protocol.ProgressMessage(node=self.node, report=self.last))
 
     def send(self, message: protocol.Message) -> None:
         """Send, unless nobody listens."""
@@ -65,7 +68,13 @@ class Agent:
     describe: Callable[[tuple[str, ...]], Node]
     running: dict[str, int] = field(default_factory=dict)
     verdicts: dict[str, Leftover] = field(default_factory=dict)
+    _inboxes: dict[str, Inbox] = field(default_factory=dict)
+    _stopping: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _ended: threading.Condition = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ended = threading.Condition(self._lock)
 
     def remember(self, leftovers: list[Leftover]) -> None:
         """Keep verdicts of runs that an earlier process reached but may not have told."""
@@ -82,11 +91,14 @@ class Agent:
         _, uid, _ = protocol.peer(connection)
         lease = SocketLease(connection, self.parts.settings.node)
         try:
-            for message in protocol.receive(connection):
+            connection.settimeout(FIRST_WORD_SECONDS)
+            messages = protocol.receive(connection)
+            for message in messages:
                 if isinstance(message, protocol.StatusMessage):
                     lease.send(protocol.StatusMessage(node=self.describe(self.jobs(uid))))
                 elif isinstance(message, protocol.RunMessage):
-                    self._run(message, lease, uid)
+                    connection.settimeout(None)
+                    self._run(message, lease, uid, messages)
                     return
         except VMJobsError as error:
             lease.send(protocol.ErrorMessage(code=error.code, message=error.message))
@@ -95,65 +107,99 @@ class Agent:
         finally:
             connection.close()
 
-    def _run(self, message: protocol.RunMessage, lease: SocketLease, uid: int) -> None:
+    def stop(self, patience: float) -> None:
+        """End all runs: their machines are stopped and gone when this returns in time."""
+        deadline = time.monotonic() + patience
+        with self._lock:
+            self._stopping = True
+            inboxes = list(self._inboxes.values())
+        for inbox in inboxes:
+            inbox.put(LeaseLost())
+        with self._ended:
+            self._ended.wait_for(lambda: not self.running, max(0.0, deadline - time.monotonic()))
+
+    def _run(
+        self,
+        message: protocol.RunMessage,
+        lease: SocketLease,
+        uid: int,
+        messages: Iterator[protocol.Message],
+    ) -> None:
         try:
-            with self._registered(message.job, uid):
+            with self._registered(message.job, uid) as inbox:
                 source = self.open_job(message.job, message.token)
                 verdict = self._told_before(message.job, source, lease)
                 if verdict is None:
-                    run = Run(source, lease, self.parts, message.job, uuid.uuid4().hex)
-                    _listen(lease.connection, run.inbox)
+                    _listen(messages, inbox)
+                    run = Run(source, lease, self.parts, message.job, uuid.uuid4().hex, inbox)
                     verdict = run.execute()
+        except Untold as untold:
+            log.error("job %s: %s; it is told when it is asked for again", message.job, untold)
+            self.verdicts[message.job] = untold.left
+            _refuse(lease, untold, retry=True)
         except VMJobsError as error:
             log.warning("job %s: %s", message.job, error)
-            retry = isinstance(error, Unavailable)
-            lease.send(protocol.ErrorMessage(code=error.code, message=error.message, retry=retry))
-            return
-        if lease.last is not None:
-            lease.send(
-                protocol.EndMessage(node=lease.node, exit_code=verdict.exit_code, report=lease.last)
-            )
+            _refuse(lease, error, retry=isinstance(error, Unavailable))
+        except Exception as error:
+            log.exception("job %s", message.job)
+            fault = VMJobsError(f"the agent failed: {type(error).__name__}")
+            _refuse(lease, fault, retry=False)
+        else:
+            if lease.last is not None:
+                code = verdict.exit_code
+                lease.send(protocol.EndMessage(node=lease.node, exit_code=code, report=lease.last))
 
     def _told_before(self, job: str, source: JobSource, lease: SocketLease) -> Verdict | None:
-        """The verdict that an earlier process of this agent reached, told (again)."""
-        left = self.verdicts.pop(job, None)
+        """The verdict that was reached earlier, and may not have been told."""
+        left = self.verdicts.get(job)
         if left is None:
             return None
         report = Report.model_validate_json(left.verdict)
+        if report.state is not JobState.PREEMPTED:
+            try:
+                source.resume(left.record.attempt)
+                source.report(report)
+            except Conflict:
+                log.info("job %s: its end was known already", job)
+        self.verdicts.pop(job, None)
         if report.state is JobState.PREEMPTED:
             return None
-        try:
-            source.resume(left.record.attempt)
-            source.report(report)
-        except Conflict:
-            log.info("job %s: its end was known already", job)
         lease.progress(report)
         return Verdict(report.state, report.reason, report.exit)
 
     @contextmanager
-    def _registered(self, job: str, uid: int) -> Iterator[None]:
+    def _registered(self, job: str, uid: int) -> Iterator[Inbox]:
+        inbox = Inbox()
         with self._lock:
+            if self._stopping:
+                raise Unavailable("agent", "this agent is about to stop")
             if job in self.running:
-                raise Conflict(f"job {job} runs on this node already")
-            self.running[job] = uid
+                raise Unavailable("agent", f"an earlier run of job {job} is being cleared away")
+            self.running[job], self._inboxes[job] = uid, inbox
         try:
-            yield
+            yield inbox
         finally:
-            with self._lock:
-                del self.running[job]
+            with self._ended:
+                del self.running[job], self._inboxes[job]
+                self._ended.notify_all()
 
 
-def _listen(connection: socket.socket, inbox: Inbox) -> None:
+def _refuse(lease: SocketLease, error: VMJobsError, *, retry: bool) -> None:
+    lease.send(protocol.ErrorMessage(code=error.code, message=error.message, retry=retry))
+
+
+def _listen(messages: Iterator[protocol.Message], inbox: Inbox) -> None:
     """Turn what the client sends, and its going, into observations."""
 
     def work() -> None:
         try:
-            for message in protocol.receive(connection):
+            for message in messages:
                 if isinstance(message, protocol.SignalMessage):
                     inbox.put(SignalSent(message.number))
         except (OSError, ValueError, VMJobsError) as error:
             log.info("lease: %s", error)
-        inbox.put(LeaseLost())
+        finally:
+            inbox.put(LeaseLost())
 
     threading.Thread(target=work, name="lease", daemon=True).start()
 
@@ -184,8 +230,12 @@ def _accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> 
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:
-            return
+        except OSError as error:
+            if listener.fileno() == -1:
+                return
+            log.error("cannot accept a connection: %s", error)
+            time.sleep(0.1)  # too many open files, for one: nothing tells when that is over
+            continue
         threading.Thread(target=serve, args=(connection,), name="run", daemon=True).start()
 
 

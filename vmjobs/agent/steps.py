@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.endpoint import GuestLink, serving
@@ -29,11 +32,22 @@ from vmjobs.agent.verdict import Ended, Verdict, failed, judge, judge_early_end,
 from vmjobs.agent.watch import Watch, watching
 from vmjobs.errors import DigestMismatch, NotFound, Unavailable
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, DataDisk, Machine, Network
-from vmjobs.model import MIB, ExitChannel, ExitStatus, JobState, NetworkMode, ReasonCode, StreamName
+from vmjobs.model import (
+    MIB,
+    ExitChannel,
+    ExitStatus,
+    InputFile,
+    JobState,
+    NetworkMode,
+    ReasonCode,
+    StreamName,
+)
 from vmjobs.paths import below
 
 if TYPE_CHECKING:
     from vmjobs.agent.run import Run
+
+T = TypeVar("T")
 
 #: Room on the output disk for what is not payload: tar headers, exit.json, stdout, stderr.
 OUTPUT_SLACK = 16 * MIB
@@ -57,13 +71,28 @@ class Step:
 def fetch_image(run: Run) -> None:
     """Have the image on this node, verified."""
     try:
-        run.image = run.parts.images.prepare(
-            run.ticket.image_digest, lambda _done, _all: run.check_stop()
+        run.image = patiently(
+            run,
+            lambda: run.parts.images.prepare(
+                run.ticket.image_digest, lambda _done, _all: run.check_stop()
+            ),
         )
     except DigestMismatch as error:
         raise failed(ReasonCode.IMAGE_REJECTED, error.message) from error
     except (NotFound, Unavailable) as error:
         raise failed(ReasonCode.IMAGE_UNAVAILABLE, error.message) from error
+
+
+def patiently(run: Run, fetch: Callable[[], T]) -> T:
+    """Fetch, and again while the repository is out of reach and the job is still wanted."""
+    deadline = time.monotonic() + run.parts.settings.deliver_seconds
+    while True:
+        try:
+            return fetch()
+        except Unavailable:
+            if time.monotonic() > deadline:
+                raise
+            run.check_stop(wait=1.0)
 
 
 def fetch_inputs(run: Run) -> None:
@@ -73,9 +102,13 @@ def fetch_inputs(run: Run) -> None:
     for file in run.ticket.spec.inputs:
         target = below(inputs, file.name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("xb") as sink:
-            run.source.fetch_input(file, sink)
+        patiently(run, partial(_fetch_input, run, file, target))
         run.check_stop()
+
+
+def _fetch_input(run: Run, file: InputFile, target: Path) -> None:
+    with target.open("wb") as sink:
+        run.source.fetch_input(file, sink)
 
 
 def make_disks(run: Run) -> None:
@@ -100,10 +133,13 @@ def make_disks(run: Run) -> None:
     )
     write_job_disk(run.directory / "job.disk", briefing, None if online else inputs)
     blank_disk(run.directory / "scratch.disk", spec.disk * MIB)
-    blank_disk(run.directory / "output.disk", spec.disk * MIB + OUTPUT_SLACK)
+    # A guest with an endpoint delivers there; its output disk only keeps the others' places.
+    blank_disk(run.directory / "output.disk", MIB if online else spec.disk * MIB + OUTPUT_SLACK)
     if online:
         with run.link.job_tar.open("xb") as sink:
             write_job_tar(sink, run.ticket, inputs)
+    shutil.rmtree(inputs)
+    if online:
         run.resources.enter_context(serving(run.link, run.directory / "endpoint.sock"))
 
 
@@ -111,6 +147,7 @@ def boot(run: Run) -> None:
     """Start the machine. The journal names it already."""
     spec, directory = run.ticket.spec, run.directory
     (directory / "machine").mkdir()
+    run.boot_begun = time.monotonic()
     online = spec.network is not NetworkMode.NONE
     machine = Machine(
         name=run.machine,
@@ -133,7 +170,6 @@ def boot(run: Run) -> None:
 def _running(run: Run, machine: Machine) -> Iterator[None]:
     settings = run.parts.settings
     reader = ConsoleReader(machine.console, run.sentinel)
-    run.link.heard = time.monotonic()
     run.watch = Watch(
         driver=run.driver,
         machine=machine.name,
@@ -141,7 +177,7 @@ def _running(run: Run, machine: Machine) -> Iterator[None]:
         reader=reader,
         max_console=settings.max_console,
         silence=settings.silence_seconds,
-        heard=(lambda: run.link.heard) if machine.network else None,
+        heard=lambda: run.link.heard,
         on_console=run.courier.streams_grew,
     )
     try:
@@ -154,7 +190,7 @@ def _running(run: Run, machine: Machine) -> Iterator[None]:
 
 def await_ready(run: Run) -> None:
     """Wait until the guest says that it is ready."""
-    deadline = time.monotonic() + run.ticket.spec.boot_seconds
+    deadline = run.boot_begun + run.ticket.spec.boot_seconds
     while True:
         seen = _observe(run, deadline)
         if isinstance(seen, Ready):
@@ -169,8 +205,14 @@ def await_ready(run: Run) -> None:
 def await_script(run: Run) -> None:
     """Wait until the script has ended, or its time is over."""
     deadline = time.monotonic() + run.ticket.spec.run_seconds
+    # Only now is the guest heard of all the time: before and after it has deadlines of its own.
+    run.link.heard = time.monotonic()
+    if run.watch is not None:
+        run.watch.listening = run.ticket.spec.network is not NetworkMode.NONE
     while True:
         seen = _observe(run, deadline)
+        if isinstance(seen, ScriptEnded | ExitReported) and run.watch is not None:
+            run.watch.listening = False
         if isinstance(seen, ScriptEnded):
             run.script_ended = seen
             return
@@ -236,7 +278,9 @@ def _read_output_disk(run: Run) -> DiskContents:
     if run.ticket.spec.network is not NetworkMode.NONE:
         return DiskContents(None, complete=True)
     streams = {"stdout": run.stream(StreamName.OUT), "stderr": run.stream(StreamName.ERR)}
-    return read_output_disk(run.directory / "output.disk", run.tray, streams)
+    return read_output_disk(
+        run.directory / "output.disk", run.tray, streams, run.parts.settings.max_log
+    )
 
 
 def _early_end(run: Run, *, ready: bool) -> Verdict:
@@ -250,14 +294,11 @@ def _last_lines(run: Run) -> str:
 
 def _observe(run: Run, deadline: float) -> Observation | None:
     """The next observation that a step decides on; what ends any step is dealt with here."""
-    until = min(deadline, run.stop_by)
-    seen = run.inbox.next(until)
-    if isinstance(seen, SignalSent):
+    while isinstance(seen := run.inbox.next(min(deadline, run.stop_by)), SignalSent):
         run.link.send_signal(seen.number)
         if seen.number in STOPPING:
             run.stop_by = min(run.stop_by, time.monotonic() + run.parts.settings.grace_seconds)
             run.stopped_by = seen.number
-        return _observe(run, deadline)
     if isinstance(seen, LeaseLost):
         raise stopped("whoever had asked for this run is gone")
     if isinstance(seen, Superseded):

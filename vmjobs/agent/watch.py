@@ -25,8 +25,8 @@ TICK = 0.1
 class Watch:
     """What a machine shows from outside.
 
-    heard: monotonic time at which the guest was last heard of at its endpoint; None where it has
-        no network and so cannot be heard.
+    heard: gives the monotonic time at which the guest was last heard of at its endpoint.
+    listening: whether a guest that is not heard of for ``silence`` seconds counts as lost.
     """
 
     driver: Hypervisor
@@ -35,15 +35,16 @@ class Watch:
     reader: ConsoleReader
     max_console: int
     silence: float
-    heard: Callable[[], float] | None
+    heard: Callable[[], float]
     on_console: Callable[[], None]
+    listening: bool = False
 
     def run(self, stop: threading.Event) -> None:
         """Look until the machine is gone or ``stop`` is set."""
         warned = False
         while not stop.is_set():
             gone = self._wait()
-            self._read_console()
+            self._read_console(to_the_end=gone)
             if gone:
                 self.inbox.put(MachineGone())
                 return
@@ -53,24 +54,28 @@ class Watch:
     def _wait(self) -> bool:
         try:
             return self.driver.wait(self.machine, TICK) is MachineState.GONE
-        except HypervisorError as error:
+        except (HypervisorError, OSError) as error:
             log.warning("cannot watch %s: %s", self.machine, error)
             time.sleep(TICK)
             return False
 
-    def _read_console(self) -> None:
-        before = self.reader.offset
-        for observation in self.reader.read():
-            self.inbox.put(observation)
-        if self.reader.offset > before:
+    def _read_console(self, *, to_the_end: bool) -> None:
+        while True:
+            before = self.reader.offset
+            for observation in self.reader.read():
+                self.inbox.put(observation)
+            if self.reader.offset == before:
+                return
             self.on_console()
+            if not to_the_end:
+                return
 
     def _warn(self) -> bool:
-        if self.reader.offset > self.max_console:
+        if self.reader.size() > self.max_console:
             self.inbox.put(ConsoleFlooded())
             return True
-        quiet = time.monotonic() - self.heard() if self.heard else 0.0
-        if quiet > self.silence:
+        quiet = time.monotonic() - self.heard()
+        if self.listening and quiet > self.silence:
             self.inbox.put(GuestSilent(quiet))
             return True
         return False

@@ -15,13 +15,18 @@ from vmjobs.agent.server import Agent, listening
 from vmjobs.cli.main import configure_logging
 from vmjobs.cli.node_parts import fleet, parts
 from vmjobs.cli.support import config, node_name, read_token
-from vmjobs.client import ImageClient, JobAgentClient, NodeClient
+from vmjobs.client import ImageClient, JobAgentClient, NodeClient, Retries
 from vmjobs.config import Config
 from vmjobs.errors import NoHypervisor
 from vmjobs.model import Node
 from vmjobs.ports import ImageSource, JobSource
 
 log = logging.getLogger(__name__)
+
+#: One call's own patience is short: runs try again themselves, and look at their lease in between.
+RETRIES = Retries(deadline=20.0, ceiling=5.0)
+#: How long a stopping agent waits for its machines to be gone, in seconds.
+STOP_SECONDS = 20.0
 
 
 @click.command()
@@ -47,7 +52,7 @@ def agent() -> None:
         )
 
     def open_job(job_id: str, token: str) -> JobSource:
-        return JobAgentClient(settings.api_url, token, job_id)
+        return JobAgentClient(settings.api_url, token, job_id, retries=RETRIES)
 
     service = Agent(made, open_job, describe)
     service.remember(leftovers)
@@ -67,6 +72,7 @@ def agent() -> None:
                 daemon=True,
             ).start()
         stop.wait()
+        service.stop(STOP_SECONDS)
 
 
 def _images(settings: Config) -> ImageSource:

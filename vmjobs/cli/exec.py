@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import click
 from vmjobs.agent import protocol
 from vmjobs.cli.main import configure_logging
 from vmjobs.cli.support import config, read_token
+from vmjobs.errors import Unavailable
 from vmjobs.execute import run_job
 
 log = logging.getLogger(__name__)
@@ -41,4 +44,10 @@ def exec_job(job: str, token_file: Path) -> None:
         log.info("%s %s: %s", message.node, message.report.state, message.report.reason.message)
         reporter.publish(attributes(message.node, message.report))
 
-    sys.exit(run_job(settings.socket, job, read_token(token_file), on_progress))
+    try:
+        sys.exit(run_job(settings.socket, job, read_token(token_file), on_progress))
+    except Unavailable as error:
+        # Every exit status may be a script's. Only an end by a signal tells HTCondor that the job
+        # is to go back to the queue (on_exit_remove in condor/submit.py).
+        log.error("%s; the job has to run elsewhere", error.message)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -6,6 +6,7 @@ import click
 
 from vmjobs.cli.job_table import expand
 from vmjobs.cli.support import client, json_option, print_json
+from vmjobs.errors import Conflict
 
 
 @click.command()
@@ -14,9 +15,13 @@ from vmjobs.cli.support import client, json_option, print_json
 def cancel(jobs: tuple[str, ...], as_json: bool) -> None:
     """Cancel JOBs. A job is CANCELED once its VM is known to be gone."""
     api = client()
-    canceled = [api.cancel(job.id) for job in expand(api, jobs) if not job.state.final]
+    seen = []
+    for job in expand(api, jobs):
+        try:
+            seen.append(api.cancel(job.id))
+        except Conflict:
+            seen.append(api.job(job.id))  # it has ended by itself; the others are still to cancel
+        if not as_json:
+            click.echo(f"{seen[-1].id} {seen[-1].state}")
     if as_json:
-        print_json(canceled)
-        return
-    for job in canceled:
-        click.echo(f"{job.id} {job.state}")
+        print_json(seen)

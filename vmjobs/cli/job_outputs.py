@@ -25,10 +25,16 @@ def outputs(jobs: tuple[str, ...], directory: Path | None, as_json: bool) -> Non
     api = client()
     found = expand(api, jobs)
     if directory is not None:
+        one_array = len({job.array for job in found}) == 1
+        fetched = []
         for job in found:
-            target = directory / str(job.index) if len(found) > 1 else directory
-            for path in download_all(api, job.id, job.outputs, target):
-                click.echo(str(path))
+            own = str(job.index) if one_array else job.id
+            target = directory / own if len(found) > 1 else directory
+            fetched += [str(path) for path in download_all(api, job.id, job.outputs, target)]
+        if as_json:
+            print_json(fetched)
+        else:
+            click.echo("\n".join(fetched))
         return
     if as_json:
         print_json([{"job": j.id, "outputs": j.outputs, "rejected": j.rejected} for j in found])

@@ -8,15 +8,21 @@ from typing import Any
 import click
 
 from vmjobs.cli.job_wait import wait_and_show
-from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs
+from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs, split_pairs
 from vmjobs.cli.support import client, json_option, print_json
 from vmjobs.cli.transfer import upload_all
+from vmjobs.model import MAX_ARRAY
 
 
 @click.command()
 @spec_options
 @click.option(
-    "--array", "count", type=int, default=1, show_default=True, help="Run it this many times."
+    "--array",
+    "count",
+    type=click.IntRange(1, MAX_ARRAY),
+    default=1,
+    show_default=True,
+    help="Run it this many times.",
 )
 @click.option("--route", default="", help="Where to send it; default: the service's default route.")
 @click.option("--accounting-group", default="", help="HTCondor accounting group.")
@@ -42,7 +48,7 @@ def submit(
     """
     api = client()
     described = upload_all(api, split_inputs(inputs))
-    pairs = dict(item.partition("=")[::2] for item in labels)
+    pairs = split_pairs(labels, "--label")
     spec = build_spec(script, arguments, described, environment, labels=pairs, **fields)
     submitted = api.submit(spec, count, key=idempotency_key)
     ids = [job.id for job in submitted.jobs]

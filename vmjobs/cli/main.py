@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from vmjobs import __version__
-from vmjobs.errors import VMJobsError
+from vmjobs.errors import ConfigError, VMJobsError
 
 #: name -> (module, attribute, one line of help). The help stands here so that listing the
 #: commands imports none of them.
@@ -43,13 +43,30 @@ class LazyGroup(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        module, attribute, _ = entry
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        module, attribute, text = entry
+        try:
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            return _not_installed(cmd_name, text, str(error.name))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+def _not_installed(name: str, text: str, module: str) -> click.Command:
+    """A command that says what is missing, in place of one that this installation lacks."""
+
+    @click.command(name, help=text, context_settings={"ignore_unknown_options": True})
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def missing(arguments: tuple[str, ...]) -> None:
+        raise ConfigError(
+            f"this installation cannot `vmjobs {name}`: the Python module {module} is missing",
+            hint="install vmjobs[agent] on execute nodes, vmjobs[server] for the API and its worker",
+        )
+
+    return missing
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -80,9 +97,6 @@ def main(arguments: list[str] | None = None) -> Any:
     except VMJobsError as error:
         _tell(error)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has had enough
-        sys.exit(141)
 
 
 def _tell(error: VMJobsError) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from images.store import ImageStore
-from vmjobs.agent.inbox import SignalSent
+from vmjobs.agent.inbox import Inbox, SignalSent
 from vmjobs.agent.run import Run
 from vmjobs.agent.verdict import Verdict
 from vmjobs.cli.node_parts import fleet, parts
@@ -75,7 +75,8 @@ def run(
         runs = settings.state_dir / "local" / "runs"
         hypervisors = fleet(settings, images, settings.state_dir / "local" / "probes.json")
         made = parts(settings, images, hypervisors, runs)
-        verdict = _execute(Run(job, lease, made, job.job_id, uuid.uuid4().hex))
+        made.journal.recover(hypervisors.drivers)  # of earlier runs that were killed
+        verdict = _execute(Run(job, lease, made, job.job_id, uuid.uuid4().hex, Inbox()))
     _tell(terminal, verdict, job, lease, as_json)
     sys.exit(verdict.exit_code)
 
@@ -83,8 +84,9 @@ def run(
 def _execute(this_run: Run) -> Verdict:
     def stop(number: int, _frame: object) -> None:
         this_run.inbox.put(SignalSent(number))
+        signal.signal(number, signal.default_int_handler)  # the next one ends us at once
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     return this_run.execute()
 
@@ -117,7 +119,13 @@ def _console_file(path: Path | None) -> Iterator[IO[bytes] | None]:
     if path is None:
         yield None
         return
-    with path.open("wb") as file:
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise click.BadParameter(
+            f"cannot write {path}: {error.strerror}", param_hint="--console"
+        ) from error
+    with file:
         yield file
 
 

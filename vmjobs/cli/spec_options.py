@@ -64,11 +64,29 @@ def spec_options(command: _F) -> _F:
 
 def split_inputs(inputs: tuple[str, ...]) -> dict[str, Path]:
     """``NAME=FILE`` or ``FILE`` as name in the job's directory and path here."""
-    files = {}
+    files: dict[str, Path] = {}
     for item in inputs:
         name, equals, path = item.partition("=")
-        files[name if equals else Path(item).name] = Path(path if equals else item)
+        if not equals:
+            name, path = Path(item).name, item
+        if name in files:
+            why = f"{path} and {files[name]} would both be called {name} in the job's directory"
+            raise InvalidSpec(why, faults=[Fault("inputs", "same_name", f"{why}; say NAME=FILE")])
+        files[name] = Path(path)
     return files
+
+
+def split_pairs(items: tuple[str, ...], option: str) -> dict[str, str]:
+    """``NAME=VALUE`` arguments as a dictionary.
+
+    Raises:
+        InvalidSpec: one of them has no ``=``.
+    """
+    bad = [item for item in items if "=" not in item]
+    if bad:
+        why = f"{option} wants NAME=VALUE, not {', '.join(map(repr, bad))}"
+        raise InvalidSpec(why, faults=[Fault(option, "not_a_pair", why)])
+    return dict(item.split("=", 1) for item in items)
 
 
 def read_script(path: Path) -> str:
@@ -97,7 +115,7 @@ def build_spec(
         InvalidSpec: with every fault.
     """
     fields.pop("inputs", None)
-    pairs = dict(item.partition("=")[::2] for item in environment)
+    pairs = split_pairs(environment, "--env")
     data = {
         **{name: value for name, value in fields.items() if value is not None},
         "script": read_script(script),

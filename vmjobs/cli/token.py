@@ -23,6 +23,7 @@ def _hand_out(text: str, file: Path | None) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w") as sink:
+        os.fchmod(handle, 0o600)  # it may have been there before
         sink.write(text + "\n")
 
 

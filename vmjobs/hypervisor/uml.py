@@ -77,6 +77,7 @@ class UserModeLinux:
         self._program = program
         self._kill_seconds = kill_seconds
         self._children: _Children = {}
+        self._mains: dict[str, int] = {}
         self._lock = threading.Lock()
 
     # ----------------------------------------------------------------- life and death
@@ -235,8 +236,15 @@ class UserModeLinux:
 
     def _main(self, name: str) -> procs.Process | None:
         """The guest's kernel itself: it leads its session."""
+        known = self._mains.get(name)
+        if known is not None:
+            process = procs.read(known)  # a look at one process, not at all of them
+            if process is not None and process.leads and self._name_of(process) == name:
+                return process
+        self._mains.pop(name, None)
         for process in procs.scan():
             if process.leads and self._name_of(process) == name:
+                self._mains[name] = process.pid
                 return process
         return None
 
