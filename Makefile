@@ -7,6 +7,7 @@
 # make demo      the main job: physics events from an array of VMs, a table and a picture
 # make lint      formatting, lints, types, shell scripts
 # make test      lint, then all tests
+# make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
 .PHONY: help setup images grid env logs stop down clean lint test demo bench
@@ -54,3 +55,6 @@ test: lint images
 demo: images grid
 	@deploy/demo.sh
 
+
+bench: images
+	@deploy/bench.sh

@@ -15,6 +15,7 @@ from pathlib import Path
 from figures import Finding, compare, spread
 from raw_boot import raw_boot
 
+from vmjobs.agent.inbox import Inbox
 from vmjobs.agent.run import Parts, Run
 from vmjobs.local import LocalJob
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report
@@ -97,7 +98,7 @@ def _ours(made: Parts, digest: str, spec: JobSpec) -> float:
             on_report=lambda report: None,
             sinks={},
         )
-        run = Run(job, watch, made, job.job_id, uuid.uuid4().hex)
+        run = Run(job, watch, made, job.job_id, uuid.uuid4().hex, Inbox())
         began = time.monotonic()
         verdict = run.execute()
     if verdict.state is not JobState.COMPLETED:

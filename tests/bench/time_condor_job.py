@@ -1,6 +1,6 @@
 """Submits one job with HTCondor's own tools and times it: sent to a submit host's Python by stdin.
 
-Standard library only, and it runs where the schedd is. Usage: ``time_condor_job.py DIRECTORY SECONDS`` with
+Standard library only; it runs where the schedd is: ``time_condor_job.py DIRECTORY SECONDS``, with
 ``job.sub`` in the directory, whose log is ``job.log``. Prints as JSON the seconds from the start of
 condor_submit to the line in the job's log that says that it has ended, and that log.
 """

@@ -1,0 +1,149 @@
+"""``make bench``: runs the benchmarks of docs/benchmarks.md, prints a table, writes a JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from figures import Finding, save, table
+from grid_kit import NODES, ROOT, Grid, wait_for
+from start_overhead import start_overhead
+from submit_to_result import submit_to_result
+from vm_universe import vm_universe
+
+import vmjobs
+from images.store import ImageStore
+from vmjobs.cli.node_parts import fleet, parts
+from vmjobs.client import Client
+from vmjobs.config import load
+from vmjobs.hypervisor.base import ProbeResult
+
+RESULTS = ROOT / "build" / "bench"
+IMAGE = "generic"
+#: Besides those of pairs: jobs whose end is watched, enough for a 95th percentile.
+ENDS = 30
+
+Bench = Callable[[], Iterator[Finding]]
+
+
+def main() -> None:
+    """Run what was asked for."""
+    logging.basicConfig(level=logging.ERROR)
+    options = _options()
+    images = ImageStore(Path(os.environ.get("VMJOBS_IMAGE_DIR", ROOT / "build" / "images")))
+    with tempfile.TemporaryDirectory(prefix="vmjobs-bench-") as directory:
+        settings = load(overrides={"state_dir": Path(directory), "image_dir": images.root})
+        hypervisors = fleet(settings, images)
+        made = parts(settings, images, hypervisors, Path(directory) / "runs")
+        probes = hypervisors.probe()
+        kinds = [probe.kind for probe in probes if probe.works]
+        about: dict[str, Any] = _about(probes)
+        with _grid(images) as grid:
+            about |= _about_grid(grid)
+            benches: dict[str, Bench] = {
+                "start": lambda: start_overhead(made, images.resolve(IMAGE), kinds, options.pairs),
+                "result": lambda: submit_to_result(grid, options.pairs, ENDS),
+                "peer": lambda: vm_universe(grid, options.peer_pairs),
+            }
+            chosen = [benches[name] for name in options.only or benches]
+            findings = _go(chosen, about)
+    click.echo()
+    click.echo(_heading(about))
+    click.echo(table(findings))
+    click.echo("Times are medians with quartiles; so is a ratio, of the pairs' ratios.")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Benchmarks; see docs/benchmarks.md.")
+    parser.add_argument("--pairs", type=int, default=10, help="pairs of each comparison")
+    parser.add_argument("--peer-pairs", type=int, default=3, help="pairs with the VM universe")
+    parser.add_argument("--only", nargs="*", choices=["start", "result", "peer"], help="not all")
+    return parser.parse_args()
+
+
+def _go(benches: list[Bench], about: dict[str, Any]) -> list[Finding]:
+    """Run, tell as they come, and keep what there is so far."""
+    began = datetime.now(UTC)
+    path = RESULTS / f"{began:%Y%m%dT%H%M%SZ}.json"
+    findings: list[Finding] = []
+    for bench in benches:
+        for finding in bench():
+            findings.append(finding)
+            seconds = (datetime.now(UTC) - began).total_seconds()
+            click.echo(f"[{seconds:4.0f} s] {'  '.join(finding.row())}")
+            about |= {"began": began, "seconds": seconds, "load average after": os.getloadavg()}
+            save(path, findings, about)
+    click.echo(f"all of it, pair by pair: {path.relative_to(ROOT)}")
+    return findings
+
+
+@contextmanager
+def _grid(images: ImageStore) -> Iterator[Grid]:
+    """The grid that is up, with both nodes announced."""
+    missing = [v for v in ("VMJOBS_API_URL", "VMJOBS_TOKEN_FILE", "VMJOBS_GRID") if v not in os.environ]
+    if missing:
+        sys.exit(f"no grid: {', '.join(missing)} not set; run `make bench`")
+    url = os.environ["VMJOBS_API_URL"]
+    token = Path(os.environ["VMJOBS_TOKEN_FILE"]).read_text("ascii").strip()
+    with Client(url, token) as api:
+        wait_for(lambda: len(api.nodes()) == len(NODES) or None, "both nodes", 120)
+        yield Grid(api, url, os.environ["VMJOBS_GRID"], images)
+
+
+def _about(probes: tuple[ProbeResult, ...]) -> dict[str, Any]:
+    """The machine that is measured on."""
+    return {
+        "vmjobs": vmjobs.__version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "processor": _processor(),
+        "processors": os.cpu_count(),
+        "memory MiB": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        "load average before": os.getloadavg(),
+        "accelerators": {
+            probe.kind.value: probe.version if probe.works else f"does not work: {probe.detail}"
+            for probe in probes
+        },
+    }
+
+
+def _about_grid(grid: Grid) -> dict[str, Any]:
+    nodes = {
+        node.name: {h.kind.value: h.version for h in node.hypervisors if h.works}
+        for node in grid.api.nodes()
+    }
+    condor = grid.on("site", "condor_version").splitlines()[0].strip("$ ")
+    return {"nodes": nodes, "condor": condor, "image": grid.images.resolve(IMAGE)}
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _heading(about: dict[str, Any]) -> str:
+    working = [
+        f"{kind}: {text}"
+        for kind, text in about["accelerators"].items()
+        if not text.startswith("does not work")
+    ]
+    load = " -> ".join(f"{about[f'load average {when}'][0]:.1f}" for when in ("before", "after"))
+    return (
+        f"{about['processors']} x {about['processor']}, Linux {about['kernel']}, load {load}\n"
+        f"here {'; '.join(working)}\nnodes {about['nodes']}\n{about['condor']}\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
