@@ -75,7 +75,7 @@ def _plain(grid: Grid) -> float:
 
 def _array(grid: Grid, count: int) -> list[Timed]:
     began = time.monotonic()
-    jobs = grid.submit('#!/bin/sh\nsleep "$VMJOBS_ARRAY_INDEX"\n', count)
+    jobs = grid.submit("#!/bin/sh\nsleep $((VMJOBS_ARRAY_INDEX % 5))\n", count)
     return follow(grid, jobs, began)
 
 

@@ -63,6 +63,7 @@ def vm_universe(grid: Grid, pairs: int) -> Iterator[Finding]:
             submit = _prepare(grid, digest, number)
             ours.append(run_job(grid, SCRIPT, **fields).total)
             seconds, log = condor_job(grid, "site", {"job.sub": submit})
+            _must_have_run(grid, number)
             theirs.append(seconds)
             logs.append(_phases(log))
     ratios = spread([b / a for a, b in zip(ours, theirs, strict=True)])
@@ -95,14 +96,20 @@ def _switched_on(grid: Grid) -> Iterator[None]:
         on("virtlogd", "-d")
         on("libvirtd", "-d")
         on("ln", "-sf", "/usr/share/vmjobs/condor/node-vm-universe.conf", DROP_IN)
-        on("condor_restart", "-daemon", "startd")
+        _restart_startd(grid)
         wait_for(lambda: _offered(grid), f"the VM universe of {NODE}", 120)
         yield
     finally:
         on("rm", "-rf", DROP_IN, DISKS, *(["/dev/kvm"] if made_kvm else []))
         on("pkill", "-u", "root", "-x", "libvirtd|virtlogd")
-        on("condor_restart", "-daemon", "startd")
+        _restart_startd(grid)
         wait_for(lambda: not _offered(grid) or None, f"the VM universe of {NODE} to go", 120)
+
+
+def _restart_startd(grid: Grid) -> None:
+    """A startd looks at VM_TYPE once, when it starts. One that starts just now is not to be reached."""
+    command = ("condor_restart", "-daemon", "startd")
+    wait_for(lambda: "Sent" in grid.on(NODE, *command, check=False), f"the startd of {NODE}", 60)
 
 
 def _offered(grid: Grid) -> bool:
@@ -120,6 +127,13 @@ def _prepare(grid: Grid, digest: str, number: int) -> str:
     return SUBMIT.format(
         memory=MEMORY, disks=disks, node=f"{NODE}.grid", kernel=kernel, initrd=initrd, cmdline=cmdline
     )
+
+
+def _must_have_run(grid: Grid, number: int) -> None:
+    """A guest that never booted ends early, too: look at what it wrote."""
+    head = grid.on(NODE, "head", "-c", "1024", f"{DISKS}/{number}/output.disk")
+    if '{"code": 0}' not in head:
+        raise RuntimeError(f"the guest of the VM universe did not do its job: {head[:200]!r}")
 
 
 def _phases(log: str) -> dict[str, float]:
