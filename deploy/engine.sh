@@ -9,6 +9,9 @@ start() {
     command -v dockerd >/dev/null || { echo "there is no container engine; make setup installs one" >&2; exit 1; }
     [ "$(id -u)" = 0 ] || { echo "the container engine does not run, or you may not use it" >&2; exit 1; }
     mkdir -p "$state"
+    # After a crash the number in here may belong to another process, and dockerd would not start.
+    left=$(cat /var/run/docker.pid 2>/dev/null || true)
+    [ -z "$left" ] || [ "$(cat "/proc/$left/comm" 2>/dev/null)" = dockerd ] || rm -f /var/run/docker.pid
     nohup setsid dockerd >"$state/dockerd.log" 2>&1 &
     pid=$!
     echo $pid >"$state/dockerd.pid"

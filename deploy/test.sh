@@ -21,4 +21,7 @@ deploy/grid.sh up
 export VMJOBS_GRID="$COMPOSE_PROJECT_NAME"
 
 echo "== integration"
-$pytest -q tests/integration "$@"
+# Jobs wait for the scheduler most of their time: files of tests run side by side.
+$pytest -q -n 3 --dist loadfile -m 'not disruptive' tests/integration "$@"
+echo "== integration, with services that die"
+$pytest -q -m disruptive tests/integration "$@"

@@ -86,6 +86,8 @@ class Config(BaseModel):
         None, description="file with the node's token; unset: the node is not announced to the API"
     )
     node_name: str = Field("", description="this node's name; empty: the host name")
+    node_cpus: int = Field(0, ge=0, description="processors to offer; 0: all that there are")
+    node_memory: int = Field(0, ge=0, description="MiB of memory to offer; 0: all that there is")
     hypervisors: tuple[HypervisorKind, ...] = Field(
         tuple(HypervisorKind), description="hypervisors to try, best first"
     )

@@ -65,11 +65,21 @@ class Grid:
         """A job's standard output."""
         return b"".join(self.api.stream(job.id, StreamName.OUT)).decode()
 
-    def leftovers(self, node: str) -> list[str]:
-        """Machines and run directories on a node."""
-        runs = self.on(node, "find", "/var/lib/vmjobs/agent/runs", "-mindepth", "1", "-maxdepth", "1")
-        machines = self.on(node, "pgrep", "-fa", "umid=vmjobs-|guest=vmjobs-", check=False)
-        return runs.split() + machines.splitlines()
+    def leftovers(self, *jobs: Job) -> list[str]:
+        """Machines and run directories of these jobs, on whatever node."""
+        attempts = {e.attempt for job in jobs for e in self.api.events(job.id) if e.attempt}
+        found = []
+        for node in NODES:
+            runs = self.on(
+                node, "find", "/var/lib/vmjobs/agent/runs", "-mindepth", "1", "-maxdepth", "1"
+            )
+            machines = self.on(node, "pgrep", "-fa", "umid=vmjobs-|guest=vmjobs-|usernet", check=False)
+            found += [f"{node}: {line}" for line in runs.splitlines() + machines.splitlines()]
+        return [line for line in found if any(attempt in line for attempt in attempts)]
+
+    def assert_clean(self, *jobs: Job) -> None:
+        """Nothing of these jobs is left on any node, or will not be in a moment."""
+        wait_for(lambda: not self.leftovers(*jobs) or None, f"nothing to be left of {jobs}", 60)
 
 
 def odd_images(grid: Grid) -> None:

@@ -297,6 +297,7 @@ def test_a_schedd_that_does_not_listen_is_unavailable(grid: Grid) -> None:
         grid.run(grid.submit, "condor_advertise", "INVALIDATE_SCHEDD_ADS", "-", user="root", data=stale)
 
 
+@pytest.mark.disruptive
 def test_a_schedd_that_hangs_does_not_hang_us(grid: Grid) -> None:
     find = "grep -lx condor_schedd /proc/[0-9]*/comm"
     pid = grid.run(grid.submit, "sh", "-c", find, user="root").split("/")[2]

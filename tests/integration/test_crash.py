@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from grid_kit import NODES, Grid, healthy, run, wait_for
+from grid_kit import Grid, healthy, run
 
 from vmjobs.model import Job, JobState, ReasonCode
+
+pytestmark = pytest.mark.disruptive
 
 #: Says where it is, and runs long enough to be hit.
 SLOW = "#!/bin/sh\necho begun\nsleep 8\necho done > out.txt\n"
@@ -22,8 +24,7 @@ def assert_ended_right(grid: Grid, job: Job, attempts: int | None = None) -> Non
     assert [o.path for o in ended.outputs] == ["out.txt"]
     if attempts is not None:
         assert ended.attempts == attempts
-    for node in NODES:
-        wait_for(lambda node=node: not grid.leftovers(node), f"{node} to be clean", 60)
+    grid.assert_clean(job)
 
 
 def service_of(job: Job) -> str:
@@ -73,5 +74,4 @@ def test_the_node_is_lost(grid: Grid) -> None:
     assert ended.state is JobState.COMPLETED, ended.reason
     assert ended.attempts == 2
     assert ended.node != hit.node
-    for node in NODES:
-        wait_for(lambda node=node: not grid.leftovers(node), f"{node} to be clean", 60)
+    grid.assert_clean(job)

@@ -13,6 +13,8 @@ from vmjobs.client import Client, Retries
 from vmjobs.errors import DigestMismatch, Unavailable
 from vmjobs.model import JobSpec, JobState
 
+pytestmark = pytest.mark.disruptive
+
 TRUE = "#!/bin/sh\ntrue\n"
 
 

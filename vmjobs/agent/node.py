@@ -7,10 +7,10 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from vmjobs import __version__
+from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.model import MIB, HypervisorInfo, Node, now
@@ -29,7 +29,7 @@ class NodeRegistry(Protocol):
 
 def describe(
     name: str,
-    state_dir: Path,
+    settings: Config,
     probes: tuple[ProbeResult, ...],
     images: list[str],
     running: tuple[str, ...],
@@ -38,9 +38,9 @@ def describe(
     return Node(
         name=name,
         version=__version__,
-        cpus=len(os.sched_getaffinity(0)),
-        memory=_memory_mib(),
-        disk=shutil.disk_usage(state_dir).free // MIB,
+        cpus=settings.node_cpus or len(os.sched_getaffinity(0)),
+        memory=settings.node_memory or _memory_mib(),
+        disk=shutil.disk_usage(settings.state_dir).free // MIB,
         hypervisors=tuple(
             HypervisorInfo(
                 kind=p.kind,

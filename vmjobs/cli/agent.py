@@ -48,7 +48,7 @@ def agent() -> None:
 
     def describe(running: tuple[str, ...]) -> Node:
         return this_node.describe(
-            node_name(settings), settings.state_dir, hypervisors.results, images.cached(), running
+            node_name(settings), settings, hypervisors.results, images.cached(), running
         )
 
     def open_job(job_id: str, token: str) -> JobSource:

@@ -38,10 +38,11 @@ def wait_and_show(api: Client, ids: Sequence[str], timeout: float | None, as_jso
     with terminal.status("waiting") as status:
 
         def on_change(job: Job) -> None:
+            news = seen.get(job.id) is not job.state
             seen[job.id] = job.state
             counts = ", ".join(f"{n} {state}" for state, n in _count(seen.values()))
             status.update(counts)
-            if not terminal.is_terminal:
+            if news and not terminal.is_terminal:
                 why = job.reason.message.partition("\n")[0]
                 click.echo(f"{job.id} {job.state}: {why}", err=True)
 
