@@ -51,7 +51,7 @@ def submit_to_result(grid: Grid, pairs: int, ends: int) -> Iterator[Finding]:
         "job": spread([job.total for job in timed]),
         "boot by hand": spread(boots),
         "without the payload": spread([(a - SECONDS) / (b - SECONDS) for a, b in seen]),
-        "node": [timed_job.job.seconds for timed_job in timed],
+        "our phases, seconds": [job.job.seconds for job in timed],
     }
     measure = "(VM job - boot) / plain job"
     yield compare(6, f"submit to result, sleep {SECONDS}", seen, 1.25, measure=measure, details=details)
