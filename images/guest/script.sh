@@ -47,7 +47,7 @@ control() {
     trap - CHLD INT TERM
     exec 3>&- 4>&- # or the pumps would never see the end of the output
     while :; do
-        if http control 90 GET '/v1/control?wait=25' >"$run/control.orders"; then
+        if http control GET '/v1/control?wait=25' >"$run/control.orders"; then
             while read -r verb number _; do
                 [ "$verb" != signal ] || deliver "$number"
             done <"$run/control.orders"
@@ -68,8 +68,8 @@ pump() {
     if [ -s "$run/$1.places" ]; then
         bb tail -n 1 "$run/$1.places" >"$run/$1.place"
         read -r offset chunk other <"$run/$1.place"
-        [ ! -s "$chunk" ] || size=$(size_of "$chunk")
     fi
+    [ ! -s "$chunk" ] || size=$(size_of "$chunk")
     exec 7<"$run/$1.fifo" 3>&- 4>&-
     while :; do
         [ "$size" -gt 0 ] || take "$1"

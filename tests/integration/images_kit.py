@@ -1,35 +1,46 @@
-"""Boots images for real, under UML or QEMU, with an endpoint of the test's own."""
+"""Runs jobs in images for real: the agent's own run, its drivers and its endpoint, no repository."""
 
 from __future__ import annotations
 
 import io
 import json
-import shlex
 import shutil
-import subprocess
 import tarfile
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
+from flask import Response, request
 
-from vmjobs.hypervisor.base import BootImage
-from vmjobs.model import MIB
+from vmjobs.agent import endpoint, steps
+from vmjobs.agent.inbox import Inbox, LeaseLost
+from vmjobs.agent.journal import Journal
+from vmjobs.agent.run import Parts, Run, RunSettings
+from vmjobs.hypervisor.base import Hypervisor
+from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.local import LocalJob, describe_inputs
+from vmjobs.model import (
+    MIB,
+    AttemptClaim,
+    HypervisorKind,
+    JobSpec,
+    JobTicket,
+    NetworkMode,
+    Report,
+    StreamName,
+)
+from vmjobs.ports import ImageSource
 
 ROOT = Path(__file__).parents[2]
 STORE = ROOT / "build" / "images"
 WORK = ROOT / "build" / "work"
-TOKEN = "t0ken"
-SENTINEL = "5e117e1"
-#: Boot, job and power-off under UML, on a machine that has other work as well; in seconds.
-DEADLINE = 90.0
+#: A job from start to end, on a machine that has other work as well; in seconds.
+DEADLINE = 120.0
 
 
 def need(*programs: str) -> None:
@@ -39,281 +50,263 @@ def need(*programs: str) -> None:
         pytest.fail(f"not installed: {', '.join(missing)}")
 
 
-@dataclass
-class Endpoint:
-    """What a guest is given and what it said. answer: may replace an answer, by (method, path)."""
+class Sink(io.BytesIO):
+    """A stream of a job, for which a test can wait."""
 
-    script: bytes
-    inputs: dict[str, bytes] = field(default_factory=dict)
-    answer: Callable[[str, str], int | None] = lambda _method, _path: None
-    logs: dict[str, bytearray] = field(default_factory=lambda: {"out": bytearray(), "err": bytearray()})
-    outputs: dict[str, bytes] = field(default_factory=dict)
-    words: dict[str, str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        super().__init__()
+        self._grown = threading.Condition()
+
+    def write(self, data: object) -> int:
+        """Add to it."""
+        with self._grown:
+            self._grown.notify_all()
+            return super().write(data)  # type: ignore[arg-type]
+
+    def wait_for(self, text: bytes, timeout: float = DEADLINE) -> None:
+        """Until ``text`` is in it."""
+        with self._grown:
+            assert self._grown.wait_for(lambda: text in self.getvalue(), timeout), self.getvalue()
+
+
+@dataclass
+class Calls:
+    """The requests of all guests. answer: a status in place of the endpoint's own answer."""
+
+    answer: Callable[[str], int | None] = lambda _path: None
     seen: list[str] = field(default_factory=list)
-    bad_token: bool = False
-    orders: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def job_tar(self) -> bytes:
-        """Script and inputs."""
-        files = {"script": self.script, **{f"inputs/{n}": d for n, d in self.inputs.items()}}
-        return tar_of(files)
-
-    def send_signal(self, number: int) -> None:
-        """Have the guest deliver a signal."""
+    def note(self) -> Response | None:
+        """Look at the request under way."""
+        line = request.full_path.rstrip("?")
         with self.changed:
-            self.orders.append(f"signal {number}\n")
+            self.seen.append(line)
             self.changed.notify_all()
+            status = self.answer(line)
+        return None if status is None else Response("no", status)
 
-    def wait_for_log(self, text: bytes, timeout: float = DEADLINE) -> None:
-        """Until ``text`` is in the standard output."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: text in self.logs["out"], timeout), bytes(
-                self.logs["out"]
-            )
-
-    def wait_for_request(self, line: str, count: int, timeout: float = DEADLINE) -> None:
+    def wait_for(self, line: str, count: int, timeout: float = DEADLINE) -> None:
         """Until this request has come ``count`` times."""
         with self.changed:
             assert self.changed.wait_for(lambda: self.seen.count(line) >= count, timeout), self.seen
 
 
-def tar_of(files: dict[str, bytes]) -> bytes:
-    """A tar archive."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(data), 0o755 if name == "script" else 0o444
-            archive.addfile(entry, io.BytesIO(data))
-    return out.getvalue()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
-    def do_GET(self) -> None:
-        state = self._begin(b"")
-        if state is None:
-            return
-        if self.path == "/v1/job.tar":
-            self._answer(200, state.job_tar())
-        elif self.path.startswith("/v1/control"):
-            with state.changed:
-                state.changed.wait_for(lambda: state.orders, 5)
-                text = "".join(state.orders)
-                state.orders.clear()
-            self._answer(200, text.encode())
-        else:
-            self._answer(404, b"")
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        state = self._begin(body)
-        if state is None:
-            return
-        path, _, query = self.path.partition("?")
-        with state.changed:
-            if path.startswith("/v1/log/"):
-                log = state.logs[path.rpartition("/")[2]]
-                offset = int(query.removeprefix("offset="))
-                assert offset <= len(log), (offset, len(log))
-                log[offset:] = body
-            elif path.startswith("/v1/outputs/"):
-                state.outputs[unquote(path.removeprefix("/v1/outputs/"))] = body
-            else:
-                state.words[path.rpartition("/")[2]] = body.decode()
-            state.changed.notify_all()
-        self._answer(201 if path.startswith("/v1/outputs/") else 204, b"")
-
-    def _begin(self, _body: bytes) -> Endpoint | None:
-        state = self.server.state
-        with state.changed:
-            state.seen.append(f"{self.command} {self.path}")
-            state.changed.notify_all()
-            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                state.bad_token = True
-            status = state.answer(self.command, self.path)
-        if status is None:
-            return state
-        self._answer(status, b"no")
-        return None
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        if status != 204:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    state: Endpoint
-
-
-@contextmanager
-def serving(endpoint: Endpoint) -> Iterator[str]:
-    """The endpoint on a port of the host's loopback; its URL as the guest sees it."""
-    server = _Server(("127.0.0.1", 0), _Handler)
-    server.state = endpoint
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://10.0.2.2:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @dataclass
-class Ended:
-    """A guest that is gone. disk: what was on the output disk, by name."""
+class Job(LocalJob):
+    """A member of an array. at_end: called once the machine is gone and before its disks are."""
 
-    console: str
-    seconds: float
-    disk: dict[str, bytes]
-    members: list[tarfile.TarInfo]
+    at_end: Callable[[], None] = lambda: None
 
-    @property
-    def exit(self) -> dict[str, int]:
-        """The exit report on the output disk."""
-        value: dict[str, int] = json.loads(self.disk["exit.json"])
-        return value
+    def claim(self, claim: AttemptClaim) -> JobTicket:
+        """The fourth of five."""
+        return super().claim(claim).model_copy(update={"index": 3, "count": 5})
 
-    def said(self, word: str) -> str:
-        """What follows this run's sentinel ``word`` on the console."""
-        mark = f"vmjobs:{SENTINEL}:{word}"
-        lines = [line.strip("\r ") for line in self.console.splitlines()]
-        found = [line for line in lines if line.startswith(mark)]
-        assert len(found) == 1, self.console
-        return found[0].removeprefix(mark).strip()
+    def report(self, report: Report) -> None:
+        """Look at the disks with the last one."""
+        if report.state.final:
+            self.at_end()
+        super().report(report)
 
 
 @dataclass
 class Guest:
-    """A machine that is about to run one job."""
+    """A job in its machine. members, disk: what was on the output disk."""
 
-    image: BootImage
-    folder: Path
-    script: bytes = b""
-    inputs: dict[str, bytes] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    endpoint: str = ""
-    disk: int = 256
-    job_disk: bytes | None = None
+    run: Run
+    job: Job
+    out: Sink
+    err: Sink
+    console: Sink
+    disk: dict[str, bytes] = field(default_factory=dict)
+    members: list[tarfile.TarInfo] = field(default_factory=list)
+    failure: BaseException | None = None
+    thread: threading.Thread = field(init=False)
 
-    def _write_disks(self) -> None:
-        variables = {
-            "VMJOBS_CONTRACT": "1",
-            "VMJOBS_JOB_ID": "job-1",
-            "VMJOBS_ATTEMPT": "a" * 32,
-            "VMJOBS_ARRAY_INDEX": "3",
-            "VMJOBS_ARRAY_COUNT": "5",
-            "VMJOBS_ENDPOINT": self.endpoint,
-            "VMJOBS_TOKEN": TOKEN,
-            "VMJOBS_NETWORK": "repository" if self.endpoint else "none",
-            "VMJOBS_SENTINEL": SENTINEL,
-            "VMJOBS_ARGUMENTS": shlex.join(self.arguments),
-            "VMJOBS_EPOCH": str(int(time.time())),
-        }
-        exports = "".join(f"export {n}={shlex.quote(v)}\n" for n, v in self.environment.items())
-        files = {
-            "job.json": b"{}",
-            "job.env": "".join(f"{n}={shlex.quote(v)}\n" for n, v in variables.items()).encode(),
-            "environment": exports.encode(),
-            "outputs": "".join(f"{glob}\n" for glob in self.outputs).encode(),
-        }
-        if not self.endpoint:
-            files |= {"script": self.script, **{f"inputs/{n}": d for n, d in self.inputs.items()}}
-        data = tar_of(files) if self.job_disk is None else self.job_disk
-        (self.folder / "job").write_bytes(data + bytes(-len(data) % MIB))
-        for name, size in (("scratch", self.disk), ("out", self.disk + 16)):
-            with (self.folder / name).open("wb") as file:
-                file.truncate(size * MIB)
+    def start(self) -> None:
+        """Execute the run in a thread of its own."""
+        self.job.at_end = self._read_disk
+        self.thread = threading.Thread(target=self._execute, name="run")
+        self.thread.start()
 
-    def uml(self, *, during: Callable[[], None] | None = None, deadline: float = DEADLINE) -> Ended:
-        """Run under User Mode Linux; ``during`` is called while it runs."""
-        need("linux.uml", "slirp-fullbolt")
-        self._write_disks()
-        # UML's own name for its control socket must be short.
-        with tempfile.TemporaryDirectory(prefix="uml-") as short:
-            command = ["linux.uml", "mem=512M", "root=/dev/ubda", "rw", "con=null", "con0=null,fd:1"]
-            command += [f"uml_dir={short}", "umid=guest", f"hostfs={short}", "vmjobs=1"]
-            # "s": no lock on the image, which QEMU guests may be reading.
-            command += [f"ubd0s={self.folder}/cow,{self.image.root}", *self.image.cmdline]
-            for number, name in enumerate(("job", "scratch", "out"), start=1):
-                flags = "dr" if name == "job" else "d"
-                command.append(f"ubd{number}{flags}={self.folder / name}")
-            if self.endpoint:
-                command.append(f"eth0=slirp,,{shutil.which('slirp-fullbolt')}")
-            return self._run(command, {"TMPDIR": short, "HOME": short}, during, deadline)
+    def end(self, timeout: float = DEADLINE) -> Guest:
+        """Wait for the end."""
+        self.thread.join(timeout)
+        assert not self.thread.is_alive(), self.text
+        if self.failure is not None:
+            raise self.failure
+        return self
 
-    def qemu(self, *, deadline: float = DEADLINE) -> Ended:
-        """Run under QEMU without hardware help."""
-        need("qemu-system-x86_64", "qemu-img")
-        self._write_disks()
-        overlay = self.folder / "overlay.qcow2"
-        make = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(self.image.root)]
-        subprocess.run([*make, str(overlay)], check=True)
-        command = ["qemu-system-x86_64", "-M", "q35", "-accel", "tcg", "-cpu", "max", "-m", "512"]
-        command += ["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio"]
-        command += ["-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd)]
-        words = ["root=/dev/vda", "rw", "console=ttyS0", *self.image.cmdline, "vmjobs=1"]
-        command += ["-append", " ".join(words)]
-        drive = f"file={overlay},format=qcow2,if=virtio,backing.file.locking=off"
-        command += ["-drive", drive]
-        for name in ("job", "scratch", "out"):
-            more = ",readonly=on" if name == "job" else ""
-            command += ["-drive", f"file={self.folder / name},format=raw,if=virtio{more}"]
-        if self.endpoint:
-            command += ["-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0"]
-        return self._run(command, {}, None, deadline)
+    def remove(self) -> None:
+        """Whatever the test came to: no process of this machine is left."""
+        self.run.inbox.put(LeaseLost())
+        self.thread.join(DEADLINE)
+        self.run.parts.choose(self.job.spec.hypervisor).destroy(self.machine)
 
-    def _run(
+    @property
+    def machine(self) -> str:
+        """What the hypervisor calls it."""
+        return self.run.parts.journal.machine_name(self.run.attempt)
+
+    @property
+    def report(self) -> Report:
+        """How it ended."""
+        assert self.job.final is not None
+        return self.job.final
+
+    @property
+    def exit(self) -> dict[str, int]:
+        """How the script ended, ``{"code": 3}`` or ``{"signal": 9}``."""
+        told = self.report.exit
+        assert told is not None, self.report
+        return {"signal": told.signal} if told.signal is not None else {"code": told.code or 0}
+
+    @property
+    def text(self) -> str:
+        """The console."""
+        return self.console.getvalue().decode("utf-8", "replace")
+
+    @property
+    def outputs(self) -> dict[str, bytes]:
+        """The files that were delivered."""
+        folder = self.job.output_directory
+        return {output.path: (folder / output.path).read_bytes() for output in self.job.outputs}
+
+    def said(self, word: str) -> str:
+        """What follows this run's sentinel ``word`` on the console."""
+        mark = f"vmjobs:{self.run.sentinel}:{word}"
+        found = [line.partition(mark) for line in self.text.splitlines() if mark in line]
+        assert len(found) == 1, self.text
+        return found[0][2].strip("\r ")
+
+    def _execute(self) -> None:
+        try:
+            self.run.execute()
+        except BaseException as error:  # the test that waits raises it
+            self.failure = error
+
+    def _read_disk(self) -> None:
+        try:
+            with tarfile.open(self.run.directory / "output.disk", "r:") as archive:
+                self.members = archive.getmembers()
+                for member in self.members:
+                    source = archive.extractfile(member)
+                    self.disk[member.name] = source.read() if source else b""
+        except tarfile.ReadError:
+            return
+
+
+Drivers = Mapping[HypervisorKind, Hypervisor]
+
+
+def drivers() -> Drivers:
+    """One for each kind; a process needs no more."""
+    need("linux.uml", "qemu-system-x86_64", "qemu-img")
+    return {
+        HypervisorKind.UML: UserModeLinux(),
+        HypervisorKind.QEMU: Libvirt(HypervisorKind.QEMU, Connection()),
+    }
+
+
+class Bench:
+    """Starts guests below one directory."""
+
+    def __init__(self, folder: Path, images: ImageSource, drivers: Drivers) -> None:
+        self.calls = Calls()
+        self._folder = folder
+        self._drivers = drivers
+        self._parts = Parts(
+            images=images,
+            choose=lambda kind: self._drivers[kind or HypervisorKind.UML],
+            journal=Journal(folder / "runs"),
+            settings=RunSettings(node="bench", max_console=16 * MIB, max_log=64 * MIB),
+        )
+        self._guests: list[Guest] = []
+
+    def start(
         self,
-        command: list[str],
-        environment: dict[str, str],
-        during: Callable[[], None] | None,
-        deadline: float,
-    ) -> Ended:
-        began = time.monotonic()
-        console = self.folder / "console"
-        with console.open("wb") as sink:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **environment},
-            )
-            try:
-                if during is not None:
-                    during()
-                process.wait(deadline)
-            finally:
-                process.kill()
-                process.wait()
-        text = console.read_bytes().decode("utf-8", "replace")
-        members, disk = _read_tar(self.folder / "out")
-        return Ended(text, time.monotonic() - began, disk, members)
+        image: str,
+        script: str,
+        *,
+        network: NetworkMode = NetworkMode.REPOSITORY,
+        hypervisor: HypervisorKind = HypervisorKind.UML,
+        inputs: Mapping[str, bytes] | None = None,
+        **fields: object,
+    ) -> Guest:
+        """Start a job in the image of this digest; ``fields`` are the spec's."""
+        place = self._folder / f"job-{len(self._guests)}"
+        files = {}
+        for name, data in (inputs or {}).items():
+            files[name] = place / "inputs" / name
+            files[name].parent.mkdir(parents=True, exist_ok=True)
+            files[name].write_bytes(data)
+        values = {"disk": 256, "network": network, "hypervisor": hypervisor, **fields}
+        spec = JobSpec.model_validate(
+            {"image": image, "script": script, "inputs": describe_inputs(files), **values}
+        )
+        sinks = {name: Sink() for name in StreamName}
+        job = Job(
+            job_id="job-1",
+            spec=spec,
+            image_digest=image,
+            files=files,
+            output_directory=place / "outputs",
+            on_report=lambda _report: None,
+            sinks=sinks,
+        )
+        run = Run(job, _NoLease(), self._parts, job.job_id, uuid.uuid4().hex, Inbox())
+        streams = (sinks[name] for name in (StreamName.OUT, StreamName.ERR, StreamName.CONSOLE))
+        guest = Guest(run, job, *streams)
+        guest.start()
+        self._guests.append(guest)
+        return guest
+
+    def close(self) -> None:
+        """Remove all guests, and verify that the drivers know of none."""
+        for guest in self._guests:
+            guest.remove()
+        prefix = self._parts.journal.prefix
+        left = [n for driver in self._drivers.values() for n in driver.list() if n.startswith(prefix)]
+        assert left == []
 
 
-def _read_tar(file: Path) -> tuple[list[tarfile.TarInfo], dict[str, bytes]]:
-    found: dict[str, bytes] = {}
+@contextmanager
+def bench(
+    folder: Path, images: ImageSource, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bench]:
+    """A place to run guests in, with a look at what they ask for."""
+    made = Bench(folder, images, drivers)
+    create = endpoint.create_endpoint
+
+    def watched(link: endpoint.GuestLink) -> object:
+        app = create(link)
+        app.before_request(made.calls.note)
+        return app
+
+    monkeypatch.setattr(endpoint, "create_endpoint", watched)
+    # Guests that lost their control loop come back soon.
+    monkeypatch.setattr(endpoint, "MAX_WAIT", 3.0)
     try:
-        with tarfile.open(file, "r:") as archive:
-            members = archive.getmembers()
-            for member in members:
-                source = archive.extractfile(member)
-                found[member.name] = source.read() if source else b""
-    except tarfile.ReadError:
-        return [], {}
-    return members, found
+        yield made
+    finally:
+        made.close()
+
+
+def spoil_job_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give guests a job disk with something else on it."""
+
+    def write(path: Path, *_more: object) -> None:
+        path.write_bytes((b"not a tar archive" * 100).ljust(MIB, b"\0"))
+
+    monkeypatch.setattr(steps, "write_job_disk", write)
+
+
+class _NoLease:
+    def progress(self, report: Report) -> None:
+        """Nobody asked for this run but the test."""
+
+
+def exit_json(guest: Guest) -> dict[str, int]:
+    """The exit report on the output disk."""
+    value: dict[str, int] = json.loads(guest.disk["exit.json"])
+    return value
