@@ -6,13 +6,15 @@ import os
 import stat
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from images_kit import STORE, WORK, need
 
 from images import recipe
-from images.build import build, builder, ext4, kernel
+from images.build import bootstrap, build, builder, ext4, kernel, process, wheels
 from images.build.tree import Content, Node, Tree, in_memory
 from images.store import ImageStore
 from vmjobs.errors import BuildError
@@ -114,6 +116,21 @@ def test_what_was_built_is_not_built_again(tmp_path: Path) -> None:
     assert build("generic", store, tmp_path / "nothing-here") == first
     assert time.monotonic() - began < 1
     assert not (tmp_path / "nothing-here").exists()
+
+
+def test_nothing_is_fetched_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another store, the same downloads: the same image, and no program that goes to the network."""
+    here = build("hep", ImageStore(STORE), WORK)
+    programs: list[str] = []
+
+    def count(argv: Sequence[str | Path], **options: Any) -> bytes:
+        programs.append(str(argv[0]))
+        return process.run(argv, **options)
+
+    for module in (bootstrap, wheels, kernel):
+        monkeypatch.setattr(module, "run", count)
+    assert build("hep", ImageStore(tmp_path / "store"), WORK).digest == here.digest
+    assert programs == ["dpkg-deb"]
 
 
 def test_packages_that_do_not_exist_are_named(tmp_path: Path) -> None:
