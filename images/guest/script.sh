@@ -97,14 +97,6 @@ take() {
     done
 }
 
-# copied NAME: bytes that dd says it has, in $copied.
-copied() {
-    copied=0
-    while read -r number unit _; do
-        case $unit in byte*) copied=$number ;; esac
-    done <"$run/$1.dd"
-}
-
 # look: what the children do. $running lists those that run; $ended is how the script ended, in the
 # shell's words, once it has.
 #

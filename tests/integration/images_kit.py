@@ -71,9 +71,9 @@ class Sink(io.BytesIO):
 
 @dataclass
 class Calls:
-    """The requests of all guests. answer: a status in place of the endpoint's own answer."""
+    """The requests of all guests. answer: a status or all of an answer, in place of the endpoint's."""
 
-    answer: Callable[[str], int | None] = lambda _path: None
+    answer: Callable[[str], int | Response | None] = lambda _path: None
     seen: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -83,8 +83,8 @@ class Calls:
         with self.changed:
             self.seen.append(line)
             self.changed.notify_all()
-            status = self.answer(line)
-        return None if status is None else Response("no", status)
+            answer = self.answer(line)
+        return Response("no", answer) if isinstance(answer, int) else answer
 
     def wait_for(self, line: str, count: int, timeout: float = DEADLINE) -> None:
         """Until this request has come ``count`` times."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flask import Response
 from images_kit import (
     ROOT,
     STORE,
@@ -276,14 +277,18 @@ def test_background_processes_that_keep_the_pipe_do_not_hold_up_the_end(
 def test_an_endpoint_that_fails_for_a_while_is_asked_again(generic: str, vms: Bench) -> None:
     failures = {"/v1/job.tar": 2, "/v1/ready": 1, "/v1/log/out?offset=0": 2, "/v1/exit": 1}
 
-    def answer(path: str) -> int | None:
-        if failures.get(path):
-            failures[path] -= 1
+    def answer(path: str) -> int | Response | None:
+        if not failures.get(path):
+            return None
+        failures[path] -= 1
+        if path != "/v1/job.tar" or failures[path]:
             return 503
-        return None
+        # The script and no input: the stream breaks off between two files.
+        data = guest.run.link.job_tar.read_bytes()
+        return Response(iter([data[:1024]]), headers={"Content-Length": str(len(data))})
 
     vms.calls.answer = answer
-    guest = vms.start(generic, "echo hello").end()
+    guest = vms.start(generic, "cat name", inputs={"name": b"hello\n"}).end()
     assert guest.report.state is JobState.COMPLETED, guest.text
     assert guest.out.getvalue() == b"hello\n"
     assert not any(failures.values())
