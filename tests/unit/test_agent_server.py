@@ -1,0 +1,186 @@
+"""The agent's socket and `vmjobs exec` at its other end, over a real Unix socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmjobs.agent import protocol, server
+from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SignalSent
+from vmjobs.agent.server import Agent, listening
+from vmjobs.agent.verdict import Verdict, stopped
+from vmjobs.errors import ConfigError, Unavailable
+from vmjobs.execute import Refused, run_job
+from vmjobs.model import (
+    ExitChannel,
+    ExitStatus,
+    JobState,
+    Node,
+    ReasonCode,
+    Report,
+    now,
+    reason,
+)
+
+TOKEN = "token"
+
+
+@dataclass
+class Script:
+    """What the runs of a test do, and what they saw."""
+
+    end: JobState = JobState.COMPLETED
+    hold: bool = False
+    fault: Exception | None = None
+    started: threading.Event = field(default_factory=threading.Event)
+    seen: list[Observation] = field(default_factory=list)
+    runs: int = 0
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def agent(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Agent, Path]]:
+    class Run:
+        """Stands for a run in a VM: waits where the test says so, then ends."""
+
+        def __init__(self, source: Any, lease: Any, parts: Any, job: str, attempt: str, inbox: Inbox):
+            self.lease, self.inbox = lease, inbox
+
+        def execute(self) -> Verdict:
+            script.runs += 1
+            script.started.set()
+            if script.fault:
+                raise script.fault
+            if script.hold:
+                seen = self.inbox.next(time.monotonic() + 20)
+                assert seen is not None
+                script.seen.append(seen)
+                if isinstance(seen, LeaseLost):
+                    raise stopped("gone")
+            status = ExitStatus(code=7, channel=ExitChannel.ENDPOINT)
+            why = reason(ReasonCode.SCRIPT_FAILED, "exit 7")
+            self.lease.progress(Report(state=script.end, reason=why, time=now(), exit=status))
+            return Verdict(script.end, why, status)
+
+    monkeypatch.setattr(server, "Run", Run)
+    parts: Any = type("P", (), {"settings": type("S", (), {"node": "n1"})})
+
+    def describe(running: tuple[str, ...]) -> Node:
+        return Node(name="n1", cpus=1, memory=1, disk=1, running=running, updated=now())
+
+    serving = Agent(parts, lambda job, token: None, describe)  # type: ignore[arg-type, return-value]
+    with listening(tmp_path / "s", serving.serve):
+        yield serving, tmp_path / "s"
+
+
+def test_exec_exits_as_the_script_did(agent: tuple[Agent, Path], script: Script) -> None:
+    script.end = JobState.FAILED
+    told: list[JobState] = []
+    assert run_job(agent[1], "job1", TOKEN, lambda m: told.append(m.report.state)) == 7
+    assert told == [JobState.FAILED, JobState.FAILED]
+
+
+def test_a_signal_reaches_the_run(agent: tuple[Agent, Path], script: Script) -> None:
+    script.hold = True
+    script.end = JobState.PREEMPTED
+    killer = threading.Thread(
+        target=lambda: (script.started.wait(10), os.kill(os.getpid(), signal.SIGTERM))
+    )
+    killer.start()
+    run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+    killer.join()
+    assert script.seen == [SignalSent(signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(
+    "last_words", [b"", b"[" * 5000 + b"\n", b"nonsense\n", b'{"type": "signal", "number": 999}\n']
+)
+def test_whatever_a_client_does_its_going_is_noticed(
+    agent: tuple[Agent, Path], script: Script, last_words: bytes
+) -> None:
+    script.hold = True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(agent[1]))
+        protocol.send(client, protocol.RunMessage(job="job1", token=TOKEN))
+        assert script.started.wait(10)
+        client.sendall(last_words)
+        if not last_words:
+            client.close()
+        deadline = time.monotonic() + 10
+        while not script.seen and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+    assert script.seen == [LeaseLost()]
+
+
+def test_the_same_job_is_not_run_twice_at_once(agent: tuple[Agent, Path], script: Script) -> None:
+    script.hold = True
+    first = threading.Thread(target=lambda: socket_run(agent[1]), daemon=True)
+    first.start()
+    assert script.started.wait(10)
+    with pytest.raises(Unavailable):
+        run_job(agent[1], "job1", TOKEN, lambda m: None, patience=0.5)
+    assert script.runs == 1
+    agent[0].stop(10)
+    assert agent[0].jobs() == ()
+
+
+def test_a_fault_of_the_agent_is_told_and_not_asked_for_again(
+    agent: tuple[Agent, Path], script: Script
+) -> None:
+    script.fault = RuntimeError("boom")
+    with pytest.raises(Refused):
+        run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+    assert script.runs == 1
+
+
+def test_no_agent_is_unavailable_after_a_while(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    with pytest.raises(Unavailable, match="no agent"):
+        run_job(tmp_path / "none", "job1", TOKEN, lambda m: None, patience=0.5)
+    assert 0.4 < time.monotonic() - begun < 5
+
+
+def test_a_stopping_signal_ends_the_waiting_at_once(tmp_path: Path) -> None:
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    begun = time.monotonic()
+    assert (
+        run_job(tmp_path / "none", "job1", TOKEN, lambda m: None, patience=60) == 128 + signal.SIGTERM
+    )
+    assert time.monotonic() - begun < 4
+
+
+def test_the_node_tells_about_itself(agent: tuple[Agent, Path]) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(agent[1]))
+        protocol.send(client, protocol.StatusMessage())
+        answer = next(protocol.receive(client))
+    assert isinstance(answer, protocol.StatusMessage)
+    assert answer.node is not None
+    assert answer.node.name == "n1"
+
+
+def test_a_second_agent_is_refused(agent: tuple[Agent, Path]) -> None:
+    with pytest.raises(ConfigError, match="another agent"), listening(agent[1], agent[0].serve):
+        pass
+
+
+def socket_run(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(path))
+        protocol.send(client, protocol.RunMessage(job="job1", token=TOKEN))
+        client.recv(1)
