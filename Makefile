@@ -47,7 +47,7 @@ lint: setup
 	@$(BIN)/ruff check -q .
 	@$(BIN)/mypy
 	@shellcheck deploy/*.sh deploy/*/entry deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
-	    deploy/grid/standby deploy/libexec/agent-start
+	    deploy/grid/standby deploy/libexec/agent-start condor/config/vm-universe-xml
 
 test: lint images
 	@deploy/test.sh
