@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -45,58 +46,79 @@ def run_job(grid: Grid, script: str, **fields: Any) -> Timed:
         RuntimeError: it did not complete.
     """
     began = time.monotonic()
-    (job,) = grid.submit(script, **fields)
-    (timed,) = follow(grid, [job], began)
+    jobs = grid.submit(script, **fields)
+    (timed,) = follow(grid, jobs, began)
     return timed
 
 
 def follow(grid: Grid, jobs: list[Job], began: float) -> list[Timed]:
-    """Wait for jobs that were submitted at ``began``. The API is asked often only when it matters."""
-    watches = [_JobWatch(grid, job.id, began) for job in jobs]
+    """Wait for the jobs of an array that was submitted at ``began``.
+
+    A job is asked for often once its machine has gone; until then the array is, and seldom, so that
+    asking is no load that would be measured with the rest.
+    """
+    rang = threading.Event()
+    watches = {job.id: _JobWatch(grid, job.id, began, rang) for job in jobs}
     with ExitStack() as stack:
-        for watch in watches:
+        for watch in watches.values():
             stack.callback(watch.close)
-        while left := [watch for watch in watches if watch.timed is None]:
+        next_look = 0.0
+        while left := [watch for watch in watches.values() if watch.timed is None]:
             if time.monotonic() > began + PATIENCE:
                 raise RuntimeError(
                     f"not final after {PATIENCE:g} s: {[watch.job_id for watch in left]}"
                 )
+            if time.monotonic() >= next_look:
+                for job in grid.api.jobs(array=jobs[0].array):
+                    watches[job.id].see(job)
+                next_look = time.monotonic() + SELDOM
+            if any(watch.gone is not None for watch in left):
+                time.sleep(OFTEN)
+            else:
+                rang.wait(SELDOM)
+                rang.clear()
             for watch in left:
-                watch.look()
-            handles = [
-                watch.handle for watch in left if watch.handle is not None and watch.gone is None
-            ]
-            ended = any(watch.gone is not None for watch in left)
-            now_gone = procs.readable(handles, OFTEN if ended else SELDOM)
-            for watch in left:
-                if watch.handle in now_gone and watch.gone is None:
-                    watch.gone = time.monotonic()
-    return [watch.timed for watch in watches if watch.timed is not None]
+                watch.ask()
+    return [watch.timed for watch in watches.values() if watch.timed is not None]
 
 
 class _JobWatch:
-    """One job: its state by the API, its machine's process by this host's /proc."""
+    """One job: its state by the API, its machine's process by this host's /proc.
 
-    def __init__(self, grid: Grid, job_id: str, began: float) -> None:
+    rang: set when the machine has gone.
+    """
+
+    def __init__(self, grid: Grid, job_id: str, began: float, rang: threading.Event) -> None:
         self.job_id, self.began = job_id, began
         self.handle: int | None = None
         self.gone: float | None = None
         self.timed: Timed | None = None
-        self._grid = grid
+        self._grid, self._rang = grid, rang
         self._etag = ""
-        self._state = JobState.QUEUED
 
-    def look(self) -> None:
-        """Ask the API; find the process once there is one."""
-        job, self._etag = self._grid.api.job_if_changed(self.job_id, self._etag)
-        if job is not None:
-            self._state = job.state
-            if job.state.final:
-                self._end(job)
-        if self.handle is None and self._state in ON_NODE:
+    def see(self, job: Job) -> None:
+        """Take in what the API says; find the process once there is one."""
+        if self.timed is None and job.state.final:
+            self._end(job)
+        elif self.handle is None and job.state in ON_NODE:
             attempt = self._grid.api.events(self.job_id)[-1].attempt
             with suppress(ProcessLookupError):
                 self.handle = next((os.pidfd_open(pid) for pid in _leaders(attempt)), None)
+            if self.handle is not None:
+                # A thread, so that the time is right whatever else is being asked at the moment.
+                threading.Thread(target=self._await_end, args=(self.handle,), daemon=True).start()
+
+    def _await_end(self, handle: int) -> None:
+        if procs.readable([handle], PATIENCE):
+            self.gone = time.monotonic()
+            self._rang.set()
+
+    def ask(self) -> None:
+        """Ask the API about a job whose machine has gone."""
+        if self.gone is not None and self.timed is None:
+            job, self._etag = self._grid.api.job_if_changed(self.job_id, self._etag)
+            if job is not None:
+                self.see(job)
 
     def close(self) -> None:
         """Let the process go."""

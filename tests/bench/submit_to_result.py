@@ -84,6 +84,12 @@ def _noticed(timed: list[Timed]) -> Finding:
     if not seconds:
         raise RuntimeError("no machine's process was seen: run the benchmarks on the grid's own host")
     value = percentile(seconds, 95)
-    details = {"longest": max(seconds), "jobs": len(timed), "seen": len(seconds)}
+    worst = max((job for job in timed if job.notice is not None), key=lambda job: job.notice or 0.0)
+    details = {
+        "longest": max(seconds),
+        "longest of job": worst.job.id,
+        "jobs": len(timed),
+        "seen": len(seconds),
+    }
     what = "machine's end to final state in the API"
     return Finding(7, what, seconds, (), "p95, s", value, None, 1.0, details=details)
