@@ -1,11 +1,11 @@
 #!/bin/sh
 # Makes sure that the images under docker-compose.yml are there: pulled where a registry can be reached,
 # built from Debian's packages under the same names where it cannot.
+# DEBIAN_MIRROR names a mirror other than Debian's own.
 #   deploy/images.sh MADE    appends to the file MADE the name of each image that was not there before
 set -eu
 cd "$(dirname "$0")/.."
 made=$1
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 pull_seconds=${PULL_SECONDS:-120}
 
 have() { docker image inspect "$1" >/dev/null 2>&1; }
@@ -22,7 +22,7 @@ pull() {
 bootstrap() {
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
-    mmdebstrap --quiet --variant=minbase --include=ca-certificates trixie "$work/root.tar" "$mirror"
+    mmdebstrap --quiet --variant=minbase --include=ca-certificates trixie "$work/root.tar" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"}
     docker import "$work/root.tar" "$1" >/dev/null
     rm -rf "$work"
     trap - EXIT
