@@ -9,7 +9,7 @@ pytest=.venv/bin/pytest
 echo "== unit"
 $pytest -q -n 2 tests/unit
 echo "== contract"
-$pytest -q -n 2 tests/contract
+$pytest -q -n 2 --dist loadfile tests/contract
 
 echo "== grid"
 if [ -z "$(docker ps -q --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME" 2>/dev/null)" ]; then

@@ -63,7 +63,7 @@ def running(config: Config, log: Path, program: str = SERVE) -> Iterator[subproc
         "VMJOBS_DATA_DIR": str(config.data_dir),
         "VMJOBS_LISTEN": config.listen,
         "VMJOBS_API_WORKERS": str(config.api_workers),
-        "VMJOBS_CONFIG": "/nonexistent",
+        "VMJOBS_CONFIG": "/dev/null",
     }
     with log.open("wb") as sink:
         process = subprocess.Popen(

@@ -62,6 +62,7 @@ def test_a_job_from_claim_to_completion(repository: Repository) -> None:
     assert done.exit is not None
     assert done.exit.ok
     assert (done.node, done.hypervisor, done.attempts) == ("node1", HypervisorKind.UML, 1)
+    assert done.seconds.pop("queued") >= 0
     assert done.seconds == {"staging": 0.5, "booting": 1.5, "running": 2.0}
     assert done.rejected == (RejectedEntry(path="x", why="y"),)
     assert states(repository, job.id) == [

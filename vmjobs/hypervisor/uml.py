@@ -42,6 +42,9 @@ _Words = list[str]
 _Processes = list[procs.Process]
 _Children = dict[str, list[subprocess.Popen[bytes]]]
 
+#: A COW file names its base by an absolute path of at most 255 bytes (arch/um/drivers/cow_user.c).
+MAX_WORKDIR = 240
+
 #: Longest name that UML takes.
 MAX_NAME = 63
 #: UML numbers its disks 0 to 7; the root disk is one of them.
@@ -263,6 +266,12 @@ def _check(machine: Machine) -> None:
         raise HypervisorError(f"the name {machine.name} has more than {MAX_NAME} characters")
     if len(machine.disks) > MAX_DATA_DISKS:
         raise HypervisorError(f"UML has {MAX_DATA_DISKS} data disks, not {len(machine.disks)}")
+    where = machine.workdir.resolve()
+    if len(os.fsencode(where)) > MAX_WORKDIR:
+        raise HypervisorError(
+            f"the path of {where} is longer than the {MAX_WORKDIR} bytes that UML's overlays allow",
+            hint="set state_dir to a shorter path",
+        )
 
 
 def allowed_parameters(words: Sequence[str]) -> list[str]:
