@@ -24,7 +24,7 @@ setup:
 images: setup
 	@mkdir -p build/images
 	@$(BIN)/vmjobs image build generic hep
-	@chmod -R a+rX build/images
+	@find build/images ! -perm -o+r -exec chmod a+rX {} +
 
 grid: setup
 	@deploy/grid.sh up

@@ -124,8 +124,9 @@ class BlobFolder:
             return None
 
     def _note(self, digest: str, mark: dict[str, int]) -> None:
-        # A store that this user may only read works as well; its blobs are then read each time.
-        with suppress(PermissionError):
+        # A store that can only be read (not ours, a read-only mount) works as well; its blobs are
+        # then read each time.
+        with suppress(OSError):
             write_atomically(self._note_path(digest), json.dumps(mark).encode(), self.root / "tmp")
 
     def _note_path(self, digest: str) -> Path:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
 
 _skipped: list[str] = []
+
+#: Settings that a test run itself is given; others are not to leak from a shell into tests.
+_OF_TESTS = frozenset({"VMJOBS_TEST_KERNEL"})
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_settings_from_outside(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Unit and contract tests see no VMJOBS_* variables; the integration suite is told its grid."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not any("integration" in str(item.path) for item in request.session.items):
+            for name in [n for n in os.environ if n.startswith("VMJOBS_") and n not in _OF_TESTS]:
+                patch.delenv(name)
+        yield
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -133,9 +133,11 @@ def _connect(
         outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with outer:
             started = netproc.start(machine, network, fd=outer.fileno(), mtu=MTU)
+            started.ready()
         stack.callback(inner.close)
     else:
         started = netproc.start(machine, network, listen=cable, mtu=MTU)
+        started.ready()
     stack.callback(started.process.wait)
     stack.callback(started.process.kill)
     return inner

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 #: How often the console file is looked at while the machine runs, in seconds. Files written by a
 #: foreign process offer no event that is both portable and complete; the machine's end does.
 TICK = 0.1
+#: The same until the guest has said its first word there.
+BOOT_TICK = 0.02
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Watch:
     heard: Callable[[], float]
     on_console: Callable[[], None]
     listening: bool = False
+    spoken: bool = False
 
     def run(self, stop: threading.Event) -> None:
         """Look until the machine is gone or ``stop`` is set."""
@@ -53,7 +56,8 @@ class Watch:
 
     def _wait(self) -> bool:
         try:
-            return self.driver.wait(self.machine, TICK) is MachineState.GONE
+            tick = TICK if self.spoken else BOOT_TICK
+            return self.driver.wait(self.machine, tick) is MachineState.GONE
         except (HypervisorError, OSError) as error:
             log.warning("cannot watch %s: %s", self.machine, error)
             time.sleep(TICK)
@@ -63,6 +67,7 @@ class Watch:
         while True:
             before = self.reader.offset
             for observation in self.reader.read():
+                self.spoken = True
                 self.inbox.put(observation)
             if self.reader.offset == before:
                 return

@@ -338,7 +338,7 @@ class Libvirt:
         listen = machine.workdir.absolute() / "net.sock"
         started = netproc.start(machine, network, listen=listen, mtu=MTU)
         self._helpers[machine.name] = started.process
-        return started.address
+        return started.ready()
 
     def _processes(self, name: str) -> _Processes:
         return [process for process in procs.scan() if self._name_of(process) == name]

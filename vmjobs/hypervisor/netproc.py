@@ -40,24 +40,34 @@ def wanted(machine: Machine) -> Network | None:
 
 @dataclass(frozen=True)
 class Started:
-    """A network process. ``address``: its stream socket, if it has one."""
+    """A network process, on its way. ``log`` is where it says what went wrong."""
 
     process: subprocess.Popen[bytes]
-    address: Path
+    log: Path
+
+    def ready(self) -> Path:
+        """Wait until it carries packets; its stream socket, if it has one.
+
+        Raises:
+            HypervisorError: it does not come up, with its own words. It is gone then.
+        """
+        try:
+            return _wait_ready(self.process, self.log)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
 
 
 def start(
     machine: Machine, network: Network, *, fd: int | None = None, listen: Path | None = None, mtu: int
 ) -> Started:
-    """Start the process and wait until it listens.
+    """Start the process. It comes up beside whatever the caller does until it needs it.
 
     Args:
         fd: one end of a SEQPACKET pair, handed on to the process; or
         listen: where it makes a stream socket.
         mtu: bytes in an IP packet.
-
-    Raises:
-        HypervisorError: it does not come up, with its own words.
     """
     argv = [sys.executable, "-S", "-P", "-m", MODULE, *_arguments(machine, network, mtu)]
     argv += ["--fd", str(fd)] if fd is not None else ["--listen", str(listen)]
@@ -72,12 +82,7 @@ def start(
             env=environment({"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])}),
             start_new_session=True,
         )
-    try:
-        return Started(process, _wait_ready(process, log))
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+    return Started(process, log)
 
 
 def find(name: str) -> list[procs.Process]:

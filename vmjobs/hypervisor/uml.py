@@ -98,13 +98,15 @@ class UserModeLinux:
         with ExitStack() as undo:
             undo.callback(self.destroy, machine.name)
             disks = _lay_out(machine)
-            network = netproc.wanted(machine)
+            network, carrier = netproc.wanted(machine), None
             with _cable(network) as (outer, inner):
                 if network is not None and outer is not None:
-                    started = netproc.start(machine, network, fd=outer.fileno(), mtu=MTU)
-                    self._adopt(machine.name, started.process)
+                    carrier = netproc.start(machine, network, fd=outer.fileno(), mtu=MTU)
+                    self._adopt(machine.name, carrier.process)
                 argv = [*self._command(machine), *disks, *_network_device(inner)]
                 self._boot(machine, argv, inner)
+            if carrier is not None:
+                carrier.ready()  # long since: the kernel takes longer to come up
             undo.pop_all()
 
     def stop(self, name: str) -> None:
@@ -237,9 +239,16 @@ class UserModeLinux:
         sessions = {process.session for process in ours} - foreign
         return [p for p in everyone if p in ours or p.session in sessions]
 
+    def _child(self, name: str) -> int | None:
+        """The kernel, where this process started it."""
+        with self._lock:
+            children = [c.pid for c in self._children.get(name, ()) if c.returncode is None]
+        living = (found for pid in children if (found := procs.read(pid)) is not None)
+        return next((p.pid for p in living if p.leads and self._name_of(p) == name), None)
+
     def _main(self, name: str) -> procs.Process | None:
         """The guest's kernel itself: it leads its session."""
-        known = self._mains.get(name)
+        known = self._mains.get(name) or self._child(name)
         if known is not None:
             process = procs.read(known)  # a look at one process, not at all of them
             if process is not None and process.leads and self._name_of(process) == name:
