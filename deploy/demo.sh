@@ -16,7 +16,7 @@ vmjobs job submit --wait --name minbias --image hep --array "$jobs" \
 array=$(vmjobs job list --json --limit 1 | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)[0]["array"])')
 echo
 echo "What the first VM printed:"
-vmjobs job out "$(vmjobs job list --array "$array" --json | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)[-1]["id"])')"
+vmjobs job out "$(vmjobs job list --array "$array" --json | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')"
 echo
 vmjobs job outputs "$array" --fetch "$out/parts" >/dev/null
 .venv/bin/python examples/merge.py "$out/minbias" "$out"/parts/*/hist-*.csv

@@ -43,13 +43,23 @@ class Fleet:
     def probe(self) -> tuple[ProbeResult, ...]:
         """Boot a tiny guest on each hypervisor, all at once; the results are kept."""
         with self._lock:
-            with ThreadPoolExecutor(max_workers=max(1, len(self.drivers))) as pool:
-                found = tuple(pool.map(lambda d: d.probe(self._seconds), self.drivers.values()))
-            for result in found:
-                level = logging.INFO if result.works else logging.WARNING
-                log.log(level, "%s: %s", result.kind, result.detail)
-            self._results = found
+            self._results = self._boot_on(tuple(self.drivers))
             self._save()
+        return self._results
+
+    def probe_the_rest(self) -> None:
+        """Look again at what did not work: an image has come that brings a kernel to boot."""
+        with self._lock:
+            failing = tuple(result.kind for result in self._results if not result.works)
+            again = {result.kind: result for result in self._boot_on(failing)}
+            self._results = tuple(again.get(result.kind, result) for result in self._results)
+
+    def _boot_on(self, kinds: tuple[HypervisorKind, ...]) -> tuple[ProbeResult, ...]:
+        with ThreadPoolExecutor(max_workers=max(1, len(kinds))) as pool:
+            found = tuple(pool.map(lambda kind: self.drivers[kind].probe(self._seconds), kinds))
+        for result in found:
+            level = logging.INFO if result.works else logging.WARNING
+            log.log(level, "%s: %s", result.kind, result.detail)
         return found
 
     @property

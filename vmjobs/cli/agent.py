@@ -63,6 +63,9 @@ def agent() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with listening(settings.socket, service.serve):
         log.info("ready at %s", settings.socket)
+        threading.Thread(
+            target=_watch_images, args=(images, hypervisors, stop), name="images", daemon=True
+        ).start()
         if settings.agent_token_file is not None:
             registry = NodeClient(settings.api_url, read_token(settings.agent_token_file))
             threading.Thread(
@@ -73,6 +76,16 @@ def agent() -> None:
             ).start()
         stop.wait()
         service.stop(STOP_SECONDS)
+
+
+def _watch_images(images: ImageSource, hypervisors: Fleet, stop: threading.Event) -> None:
+    """Probe again when images have come: kvm and qemu boot a kernel that an image brings."""
+    known = images.cached()
+    while not stop.wait(this_node.ANNOUNCE_SECONDS):
+        present = images.cached()
+        if present != known:
+            known = present
+            hypervisors.probe_the_rest()
 
 
 def _images(settings: Config) -> ImageSource:

@@ -1,0 +1,56 @@
+"""The hypervisors of a node: probed, remembered, looked at again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmjobs.agent.fleet import Fleet
+from vmjobs.errors import NoHypervisor
+from vmjobs.hypervisor.base import ProbeResult
+from vmjobs.model import HypervisorKind
+
+QEMU, UML = HypervisorKind.QEMU, HypervisorKind.UML
+
+
+class Driver:
+    """A driver of which only the probe is asked."""
+
+    def __init__(self, kind: HypervisorKind, works: bool) -> None:
+        self.kind, self.works, self.probes = kind, works, 0
+
+    def probe(self, deadline: float) -> ProbeResult:
+        self.probes += 1
+        return ProbeResult(self.kind, self.works, "booted" if self.works else "no kernel", 0.1)
+
+
+def fleet(*drivers: Any, cache: Path | None = None) -> Fleet:
+    return Fleet({driver.kind: driver for driver in drivers}, 1.0, cache)
+
+
+def test_what_failed_is_looked_at_again_and_what_works_is_not() -> None:
+    uml, qemu = Driver(UML, works=True), Driver(QEMU, works=False)
+    node = fleet(uml, qemu)
+    with pytest.raises(NoHypervisor, match="no kernel"):
+        node.choose(QEMU)
+    qemu.works = True
+    node.probe_the_rest()
+    assert node.choose(QEMU) is qemu
+    assert node.choose(None) is uml
+    assert (uml.probes, qemu.probes) == (1, 2)
+
+
+def test_findings_are_kept_between_processes(tmp_path: Path) -> None:
+    first, second = Driver(UML, works=True), Driver(UML, works=True)
+    fleet(first, cache=tmp_path / "probes.json").choose(None)
+    assert fleet(second, cache=tmp_path / "probes.json").choose(None) is second
+    assert second.probes == 0
+
+
+def test_a_cache_in_which_nothing_works_is_not_believed(tmp_path: Path) -> None:
+    with pytest.raises(NoHypervisor):
+        fleet(Driver(UML, works=False), cache=tmp_path / "probes.json").choose(None)
+    mended = Driver(UML, works=True)
+    assert fleet(mended, cache=tmp_path / "probes.json").choose(None) is mended
