@@ -5,6 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 state=build/grid
+made=build/container-images # names of those that were not there before; outlives the containers
 export COMPOSE_PROJECT_NAME="${VMJOBS_PROJECT:-vmjobs}"
 services="submit site node1 node2 api worker postgres rabbitmq"
 
@@ -64,7 +65,7 @@ up() {
     deploy/engine.sh start $state
     write_kvm
     say "images that the grid stands on"
-    deploy/images.sh $state/images
+    deploy/images.sh $made
     say "images of vmjobs"
     compose build secrets node1 >$state/build.log 2>&1 || die "$(tail -n 40 $state/build.log)"
     if [ -n "$(container api)" ]; then
@@ -102,9 +103,9 @@ down() {
         compose down --volumes --remove-orphans --timeout 5 2>/dev/null || true
         docker rmi "$COMPOSE_PROJECT_NAME/base" "$COMPOSE_PROJECT_NAME/node" >/dev/null 2>&1 || true
         docker image prune --force --filter label=vmjobs.project="$COMPOSE_PROJECT_NAME" >/dev/null 2>&1 || true
-        if [ -f $state/images ]; then
+        if [ -f $made ]; then
             # Another deployment may stand on the same images: those that are in use stay.
-            tac $state/images | xargs -r -n 1 docker rmi >/dev/null 2>&1 || true
+            tac $made | xargs -r -n 1 docker rmi >/dev/null 2>&1 || true
         fi
     fi
     deploy/engine.sh stop $state
