@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
+from vmjobs.durable import sync_directory
 from vmjobs.errors import DigestMismatch, NotFound
 
 _CHUNK: Final = 1 << 20
@@ -172,7 +173,7 @@ class Incoming:
         target = self._folder.path(digest)
         target.parent.mkdir(parents=True, exist_ok=True)
         self._path.replace(target)
-        sync_folder(target.parent)
+        sync_directory(target.parent)
         self._folder._note(digest, _mark(target.stat()))
         return digest, self.sink.size
 
@@ -221,16 +222,7 @@ def write_atomically(path: Path, data: bytes, temporary: Path) -> None:
         os.fsync(file.fileno())
         path.parent.mkdir(parents=True, exist_ok=True)
         name.replace(path)
-        sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make what was renamed into ``folder`` last."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+        sync_directory(path.parent)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
+from vmjobs.durable import sync_directory
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 
 CHUNK: Final = 256 * 1024
@@ -147,7 +148,7 @@ class LocalBlobStore(BlobStore):
             _make_directories(self._root, final.parent)
             # Also over a blob that is there: its bytes may have rotted, these were just verified.
             temp.replace(final)
-            _sync_directory(final.parent)
+            sync_directory(final.parent)
         return BlobInfo(found, length, new)
 
     def open(self, digest: str) -> BlobReader:
@@ -231,15 +232,7 @@ def _make_directories(root: Path, directory: Path) -> None:
         directory = directory.parent
     for path in reversed(missing):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_directory(path.parent)
 
 
 @contextmanager

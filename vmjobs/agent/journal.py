@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from vmjobs.durable import sync_directory
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import NAME_PREFIX, Hypervisor
 from vmjobs.model import HypervisorKind
@@ -188,8 +189,4 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     temporary.rename(path)
     for directory in (path.parent, path.parent.parent):
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_directory(directory)
