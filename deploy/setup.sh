@@ -10,7 +10,9 @@ packages="
     user-mode-linux libslirp0 qemu-system-x86 qemu-utils
     libvirt-daemon libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
     mmdebstrap debian-archive-keyring e2fsprogs busybox-static zstd
-    postgresql rabbitmq-server shellcheck"
+    postgresql rabbitmq-server shellcheck
+    bubblewrap ovmf skopeo docker-registry golang-go
+    mkosi debootstrap systemd-container grub-pc-bin grub-efi-amd64-bin dosfstools mtools squid"
 
 missing=
 for package in $packages; do

@@ -1,35 +1,46 @@
 """What an image is: a small JSON document that names its parts by digest.
 
 The image's own digest is that of the document's canonical bytes, so an image reference pins every
-byte of it. The bytes, not a re-serialisation of them, are what is stored and sent.
+byte of it. The bytes, not a re-serialisation of them, are what is stored and sent. Who owns an image,
+what it is called and where it came from is not in it: the same disk, to be booted in the same way,
+is the same image whoever brings it, in whatever format.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, ValidationError, model_serializer
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
+from images.content import MAX_SIZE
 from vmjobs.errors import DigestMismatch
-from vmjobs.model import Digest, Frozen
+from vmjobs.model import (
+    Argument,
+    BootMethod,
+    ContentDigest,
+    Digest,
+    Environment,
+    Frozen,
+    HypervisorKind,
+)
 
 #: A manifest larger than this is refused, in bytes.
-MAX_BYTES = 4 * 1024 * 1024
+MAX_BYTES: Final = 4 * 1024 * 1024
+
+#: What may be on a kernel's command line: one word of it.
+KernelWord = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
 
 
-class Blob(Frozen):
-    """A part of an image. format: of a disk; raw is the only one, and is never guessed."""
+class Part(Frozen):
+    """A part of an image, by the digest of its content (:mod:`images.content`). size: bytes.
 
-    digest: Digest
-    size: int = Field(ge=0, description="bytes")
-    format: Literal["raw"] | None = None
+    A disk is always raw bytes: no format is recorded because none is ever looked for.
+    """
 
-    @model_serializer
-    def _without_empty_format(self) -> dict[str, Any]:
-        base: dict[str, Any] = {"digest": self.digest, "size": self.size}
-        return base if self.format is None else {**base, "format": self.format}
+    digest: ContentDigest
+    size: int = Field(ge=1, le=MAX_SIZE, description="bytes")
 
 
 class GuestSupport(Frozen):
@@ -38,19 +49,51 @@ class GuestSupport(Frozen):
     contract: Literal[1] = 1
 
 
-class ImageManifest(Frozen):
-    """An image. kernel and initrd are for kvm and qemu; a UML machine brings its own kernel."""
+class Program(Frozen):
+    """What runs in the guest of a job that brings no script: a container's entry point.
 
-    schema_version: Literal[1] = Field(default=1, alias="schema")
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
+    user: ``NAME``, ``UID``, ``NAME:GROUP`` or ``UID:GID``, looked up in the image; empty: root.
+    """
+
+    arguments: tuple[Argument, ...] = Field(default=(), max_length=256)
+    environment: Environment = Field(default_factory=dict)
+    directory: str = Field(default="/", pattern=r"^/[^\x00]{0,4095}$")
+    user: str = Field(default="", pattern=r"^[A-Za-z0-9_.:-]{0,128}$")
+
+
+class ImageManifest(Frozen):
+    """An image.
+
+    boot: ``kernel``: the kernel that is kept with the image (a UML machine brings its own);
+        ``bios`` and ``uefi``: what is on the disk.
+    partition: where the root file system is, for ``boot: kernel``; 0: the disk itself is one.
+    guest: ``None``: nothing is known of what is inside.
+    cloud_init: the image looks for NoCloud data when it boots.
+    parent: the image that this one was made from. recipe: the digest of what it was made by.
+    """
+
+    schema_version: Literal[2] = Field(default=2, alias="schema")
     architecture: str = Field(default="x86_64", pattern=r"^[a-z0-9_]{1,32}$")
-    root: Blob
-    kernel: Blob | None = None
-    initrd: Blob | None = None
-    cmdline: tuple[str, ...] = ()
-    guest: GuestSupport = GuestSupport()
+    boot: BootMethod = BootMethod.KERNEL
+    root: Part
+    partition: int = Field(default=0, ge=0, le=128)
+    kernel: Part | None = None
+    initrd: Part | None = None
+    cmdline: tuple[KernelWord, ...] = Field(default=(), max_length=64)
+    guest: GuestSupport | None = None
+    cloud_init: bool = False
+    program: Program | None = None
+    parent: Digest | None = None
     recipe: Digest | None = None
     packages: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _boots_somehow(self) -> Self:
+        if self.boot is not BootMethod.KERNEL and (self.kernel or self.initrd or self.cmdline):
+            raise ValueError(f"an image that boots by {self.boot} has no kernel, initrd or cmdline")
+        if self.initrd and not self.kernel:
+            raise ValueError("an initrd without a kernel boots nothing")
+        return self
 
     def canonical(self) -> bytes:
         """The bytes that are stored: sorted keys, no spaces, UTF-8."""
@@ -63,9 +106,23 @@ class ImageManifest(Frozen):
         """The image's digest."""
         return digest_of(self.canonical())
 
-    def blobs(self) -> tuple[Blob, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """The parts that there are, the root disk first."""
         return tuple(part for part in (self.root, self.kernel, self.initrd) if part is not None)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parts together."""
+        return sum(part.size for part in self.parts())
+
+    @property
+    def hypervisors(self) -> tuple[HypervisorKind, ...]:
+        """What can boot it, best first."""
+        if self.boot is not BootMethod.KERNEL:
+            return (HypervisorKind.KVM, HypervisorKind.QEMU)
+        if self.kernel is None:
+            return (HypervisorKind.UML,)
+        return tuple(HypervisorKind)
 
     @classmethod
     def parse(cls, data: bytes, digest: str) -> Self:

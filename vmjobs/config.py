@@ -43,7 +43,24 @@ class Config(BaseModel):
         default_factory=lambda: _home("XDG_DATA_HOME", ".local/share"),
         description="blobs, streams, keys and the default database",
     )
-    image_dir: Path | None = Field(None, description="image store; unset: data_dir/images")
+    image_dir: Path | None = Field(
+        None, description="images of this machine (vmjobs run, image build); unset: data_dir/images"
+    )
+    storage_url: str = Field(
+        "",
+        description="where blobs and images are kept: empty: data_dir/objects; a directory; or "
+        "s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with keys where boto3 looks for them",
+    )
+    image_quota: int = Field(0, ge=0, description="MiB of images that an owner may keep; 0: no limit")
+    max_image_size: int = Field(
+        1048576, ge=1, description="refuse images whose disk is larger than so many MiB"
+    )
+    upload_seconds: int = Field(
+        86400, ge=60, description="an upload that nothing was added to for so long is given up"
+    )
+    image_trust_dir: Path | None = Field(
+        None, description="public keys (*.pub): only images signed by one of them are taken and booted"
+    )
     database_url: str = Field("", description="SQLAlchemy URL; empty: SQLite in data_dir")
     broker_url: str = Field("", description="Celery broker URL; empty: files in data_dir")
     listen: str = Field("127.0.0.1:8080", description="address and port of the API")
@@ -86,6 +103,13 @@ class Config(BaseModel):
         None, description="file with the node's token; unset: the node is not announced to the API"
     )
     node_name: str = Field("", description="this node's name; empty: the host name")
+    site: str = Field("", description="the pool that this node belongs to, for `image prefetch --site`")
+    image_cache_size: int = Field(
+        0, ge=0, description="MiB of images to keep on this node; 0: all that fits"
+    )
+    image_cache_free: int = Field(
+        1024, ge=0, description="MiB of disk that the image cache leaves free for jobs"
+    )
     node_cpus: int = Field(0, ge=0, description="processors to offer; 0: all that there are")
     node_memory: int = Field(0, ge=0, description="MiB of memory to offer; 0: all that there is")
     hypervisors: tuple[HypervisorKind, ...] = Field(

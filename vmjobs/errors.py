@@ -5,14 +5,19 @@
     VMJobsError
     ├── InvalidRequest            what the caller asked for cannot be (422)
     │   ├── InvalidSpec           a job specification with faults, all of them listed
+    │   ├── ImageRejected         an image that is not taken, or not run, for what is in it
     │   └── IdempotencyConflict   same key, other body (409)
     ├── NotFound                  no such job, image, blob, node (404)
     ├── Unauthenticated           no token, or not a valid one (401)
     ├── Forbidden                 a valid token without the right (403)
     ├── Conflict                  the object is in a state that forbids this (409)
     │   ├── JobFinal              the job has ended; nobody writes to it any more
-    │   └── AttemptSuperseded     a newer attempt has taken the job
+    │   ├── AttemptSuperseded     a newer attempt has taken the job
+    │   ├── ImageInUse            jobs that have not ended need the image
+    │   └── MissingBlocks         blocks that were said to be here are not (any more)
     ├── PayloadTooLarge           more bytes than the limit (413)
+    │   └── QuotaExceeded         more bytes than this owner may keep
+    ├── StorageFull               no room left where bytes are kept (507)
     ├── Unavailable               a service we need does not answer (503)
     ├── DigestMismatch            bytes are not what their digest says (502)
     ├── ConfigError               settings refused at start-up, all at once
@@ -78,6 +83,13 @@ class InvalidSpec(InvalidRequest):
     code = "INVALID_SPEC"
 
 
+class ImageRejected(InvalidRequest):
+    """An image is not taken, or not booted, for what is in it; the message says why."""
+
+    code = "IMAGE_REJECTED"
+    exit_code = 65
+
+
 class IdempotencyConflict(InvalidRequest):
     """An idempotency key was used again with another body."""
 
@@ -129,12 +141,38 @@ class AttemptSuperseded(Conflict):
     code = "ATTEMPT_SUPERSEDED"
 
 
+class ImageInUse(Conflict):
+    """Jobs that have not ended need the image; the message names them."""
+
+    code = "IMAGE_IN_USE"
+
+
+class MissingBlocks(Conflict):
+    """Blocks that were said to be here are not (any more); send them along."""
+
+    code = "MISSING_BLOCKS"
+
+
 class PayloadTooLarge(VMJobsError):
     """More bytes than the limit that applies."""
 
     code = "TOO_LARGE"
     http_status = 413
     exit_code = 65
+
+
+class QuotaExceeded(PayloadTooLarge):
+    """More bytes than this owner may keep."""
+
+    code = "QUOTA_EXCEEDED"
+
+
+class StorageFull(VMJobsError):
+    """No room is left where bytes are kept; nothing of what was sent is kept half."""
+
+    code = "STORAGE_FULL"
+    http_status = 507
+    exit_code = 73
 
 
 class Unavailable(VMJobsError):

@@ -43,6 +43,15 @@ class Strategy(StrEnum):
     """How a job uses a virtual machine."""
 
     SCRIPT = "script"
+    IMAGE = "image"
+
+
+class BootMethod(StrEnum):
+    """How a machine comes up: a kernel kept beside the disk, or what is on the disk itself."""
+
+    KERNEL = "kernel"
+    BIOS = "bios"
+    UEFI = "uefi"
 
 
 class HypervisorKind(StrEnum):
@@ -75,6 +84,7 @@ class ExitChannel(StrEnum):
     ENDPOINT = "endpoint"
     OUTPUT_DISK = "output-disk"
     CONSOLE = "console"
+    POWEROFF = "poweroff"
 
 
 class Actor(StrEnum):
@@ -218,7 +228,7 @@ def _environment(value: dict[str, str]) -> dict[str, str]:
 
 
 def _script(value: str) -> str:
-    if not value.strip():
+    if value and not value.strip():
         raise ValueError("the script is empty")
     if "\0" in value:
         raise ValueError("the script has a NUL byte: it must be text")
@@ -244,15 +254,52 @@ def _not_half_a_digest(value: str) -> str:
 
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+#: The digest of a disk's content, or a kernel's: see ``images.content``.
+ContentDigest = Annotated[str, StringConstraints(pattern=r"^tree:[0-9a-f]{64}$")]
+#: Whose an image's name is; ``library`` is the service's own.
+Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+ImageName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
+#: ``sha256:…``, or ``name``, ``name:tag``, ``namespace/name``, ``namespace/name:tag``.
 ImageRef = Annotated[
     str,
     StringConstraints(
-        pattern=r"^(sha256:[0-9a-f]{64}|[a-z0-9][a-z0-9._-]{0,63}(:[A-Za-z0-9._-]{1,64})?)$"
+        pattern=r"^(sha256:[0-9a-f]{64}|([a-z0-9][a-z0-9._-]{0,63}/)?"
+        r"[a-z0-9][a-z0-9._-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?)$"
     ),
     AfterValidator(_not_half_a_digest),
 ]
 Label = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9._/-]+$")]
 Argument = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_no_nul)]
+Environment = Annotated[dict[str, str], AfterValidator(_environment)]
+
+#: A rule on the console begins with this; a regular expression follows.
+CONSOLE_RULE: Final = "console:"
+MAX_PATTERN: Final = 512
+REPORT: Final = "report"
+POWEROFF: Final = "poweroff"
+STARTED: Final = "started"
+
+
+def _rule(value: str, *words: str) -> str:
+    if value in words:
+        return value
+    pattern = value.removeprefix(CONSOLE_RULE)
+    if pattern == value or not pattern or len(pattern) > MAX_PATTERN:
+        raise ValueError(f"must be {', '.join(words)} or {CONSOLE_RULE}REGEX")
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+    return value
+
+
+def _exit_rule(value: str) -> str:
+    return _rule(value, REPORT, POWEROFF)
+
+
+def _ready_rule(value: str) -> str:
+    return _rule(value, REPORT, STARTED)
 
 
 class InputFile(Frozen):
@@ -264,14 +311,26 @@ class InputFile(Frozen):
 
 
 class JobSpec(Frozen):
-    """What a user asks for. A tag in ``image`` is resolved to a digest at submission."""
+    """What a user asks for. A tag in ``image`` is resolved to a digest at submission.
+
+    exit: what says how the job ended. ``report``: the guest says it, by any channel of the guest
+        contract; ``poweroff``: the guest powers off by itself, which is a success unless it did
+        report a status; ``console:REGEX``: a line of the console that the expression is found in,
+        which is a success, and the machine is stopped.
+    ready: what ends BOOTING. ``report``: the guest says it; ``started``: nothing is waited for;
+        ``console:REGEX``. Unset: ``report`` where ``exit`` is, else ``started``.
+    user_data: cloud-init user data, for an image that wants it; unset: what runs ``script``.
+    """
 
     strategy: Strategy = Strategy.SCRIPT
     name: str = Field(default="", max_length=128)
     image: ImageRef
-    script: Annotated[str, AfterValidator(_script)]
+    script: Annotated[str, AfterValidator(_script)] = ""
+    exit: Annotated[str, AfterValidator(_exit_rule)] = REPORT
+    ready: Annotated[str, AfterValidator(_ready_rule)] | None = None
+    user_data: Annotated[str, StringConstraints(max_length=64 * 1024), AfterValidator(_no_nul)] = ""
     arguments: tuple[Argument, ...] = Field(default=(), max_length=256)
-    environment: Annotated[dict[str, str], AfterValidator(_environment)] = Field(default_factory=dict)
+    environment: Environment = Field(default_factory=dict)
     inputs: tuple[InputFile, ...] = Field(default=(), max_length=1000)
     outputs: tuple[RelativePath, ...] = Field(default=(), max_length=100, description="globs")
     cpus: int = Field(default=1, ge=1, le=256, strict=True)
@@ -292,6 +351,21 @@ class JobSpec(Frozen):
         if twice:
             raise ValueError(f"inputs: the same name twice: {', '.join(twice)}")
         return self
+
+    @model_validator(mode="after")
+    def _fits_strategy(self) -> JobSpec:
+        if self.strategy is not Strategy.SCRIPT:
+            return self
+        if not self.script:
+            raise ValueError("a job of the strategy 'script' needs a script")
+        if self.exit != REPORT or self.ready not in {None, REPORT} or self.user_data:
+            raise ValueError("exit, ready and user_data are for the strategy 'image' only")
+        return self
+
+    @property
+    def readiness(self) -> str:
+        """The rule in force for ``ready``."""
+        return self.ready or (REPORT if self.exit == REPORT else STARTED)
 
 
 class Submission(Frozen):
@@ -446,6 +520,7 @@ class Node(Frozen):
     """An execute node as it announces itself: what it has, caches and runs."""
 
     name: NodeName
+    site: str = Field(default="", max_length=255, description="the pool that the node belongs to")
     version: str = Field(default="", max_length=64, description="of vmjobs on the node")
     cpus: int = Field(ge=1)
     memory: int = Field(ge=1, description="MiB")

@@ -6,11 +6,25 @@ talk to a service that is newer than itself.
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vmjobs.model import Digest, Job, JobEvent, Node, Output, RejectedEntry
+from vmjobs.model import (
+    Digest,
+    Frozen,
+    ImageName,
+    Job,
+    JobEvent,
+    Namespace,
+    Node,
+    NodeName,
+    Output,
+    RejectedEntry,
+    Tag,
+)
 
 
 class Envelope(BaseModel):
@@ -68,30 +82,181 @@ class OutputList(Envelope):
     rejected: tuple[RejectedEntry, ...]
 
 
-class ImageInfo(Envelope):
-    """An image that jobs can name."""
+class Visibility(StrEnum):
+    """Who may see and boot an image besides its owner and those it is shared with."""
 
+    PRIVATE = "private"
+    PUBLIC = "public"
+
+
+class Share(Frozen):
+    """Somebody whom an image is shared with: a user, or a group of the token's ``wlcg.groups``."""
+
+    kind: Literal["user", "group"]
+    name: str = Field(min_length=1, max_length=255)
+
+
+class Origin(Frozen):
+    """Where an image came from; said by whoever brought it, and kept as it was said.
+
+    file: what it was pushed from. format: the format that file had. builder: the program.
+    """
+
+    file: str = Field(default="", max_length=255)
+    format: str = Field(default="", max_length=32)
+    builder: str = Field(default="", max_length=255)
+    source: str = Field(default="", max_length=1024, description="a reference, e.g. of a container")
+
+
+class ImageTag(Envelope):
+    """A name that an image has."""
+
+    namespace: Namespace
+    name: ImageName
+    tag: Tag
+
+
+class ImageInfo(Envelope):
+    """An image that the caller may name, as lists show it. One entry for each of its tags."""
+
+    namespace: str
     name: str
     tag: str
     digest: Digest
-    size: int = Field(ge=0, description="bytes, of all its blobs")
+    size: int = Field(ge=0, description="bytes, of all its parts")
     architecture: str
+    owner: str = ""
+    visibility: Visibility = Visibility.PRIVATE
+    created: datetime | None = None
+    deprecated: str = Field(default="", description="why it should not be used any more; empty: it may")
 
 
 class ImageList(Envelope):
-    """All images."""
+    """All images that the caller may name, by name."""
 
     images: tuple[ImageInfo, ...]
 
 
 class ImageDetail(Envelope):
-    """One image with its manifest."""
+    """One image with its manifest.
 
-    name: str
-    tag: str = ""
+    stored: bytes that it occupies, blocks shared with other images counted here too.
+    signers: names of the trusted keys that signed it.
+    """
+
     digest: Digest
+    owner: str
+    visibility: Visibility
+    shares: tuple[Share, ...] = ()
+    tags: tuple[ImageTag, ...] = ()
+    created: datetime
+    expires: datetime | None = None
+    deprecated: str = ""
+    origin: Origin = Origin()
+    signers: tuple[str, ...] = ()
     size: int = Field(ge=0)
+    stored: int = Field(ge=0)
     manifest: dict[str, Any]
+
+
+class UploadRequest(Frozen):
+    """The body of ``POST /v1/uploads``. size: bytes of content that will be added at most."""
+
+    size: int = Field(ge=1)
+
+
+class Upload(Envelope):
+    """Room to put segments and contents into, until an image holds on to them.
+
+    received: bytes that were stored on its behalf. expires: when it is given up unless used.
+    """
+
+    id: str
+    size: int
+    received: int
+    expires: datetime
+
+
+class Publication(Frozen):
+    """The body of ``POST /v1/images``: make an image of contents that are here.
+
+    manifest: of the image, as JSON. name, tag: what to call it (empty: nothing).
+    namespace: empty: the caller's own. keep_days: 0: until it is removed.
+    signature: see ``docs/images.md``; empty: none.
+    """
+
+    manifest: dict[str, Any]
+    upload: str = Field(default="", max_length=64)
+    namespace: Namespace | Literal[""] = ""
+    name: ImageName | Literal[""] = ""
+    tag: Tag = "latest"
+    visibility: Visibility = Visibility.PRIVATE
+    shares: tuple[Share, ...] = Field(default=(), max_length=100)
+    keep_days: int = Field(default=0, ge=0, le=36500)
+    origin: Origin = Origin()
+    signature: str = Field(default="", max_length=4096)
+
+
+class ImageChange(Frozen):
+    """The body of ``PATCH /v1/images/{digest}``; what is unset stays. deprecated "": not any more."""
+
+    visibility: Visibility | None = None
+    shares: tuple[Share, ...] | None = Field(default=None, max_length=100)
+    deprecated: str | None = Field(default=None, max_length=1024)
+    keep_days: int | None = Field(default=None, ge=0, le=36500)
+    signature: str | None = Field(default=None, max_length=4096)
+
+
+class TagTarget(Frozen):
+    """The body of ``PUT /v1/tags/…``: what the tag is to mean."""
+
+    digest: Digest
+
+
+class DamagedBlock(Envelope):
+    """A block that is not what its digest says. number: within its segment. offset: in its content."""
+
+    segment: str
+    number: int
+    why: str
+
+
+class VerifyReport(Envelope):
+    """What a look at some segments found; ``missing`` ones are not in the store at all."""
+
+    checked: int
+    damaged: tuple[DamagedBlock, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+class GcReport(Envelope):
+    """What a garbage collection removed, or would remove."""
+
+    images: int = Field(default=0, description="whose time was over")
+    contents: int = 0
+    segments: int = 0
+    bytes: int = 0
+    uploads: int = Field(default=0, description="given up")
+
+
+class PrefetchRequest(Frozen):
+    """The body of ``POST /v1/images/{digest}/prefetch``: which nodes; none named: all of ``site``."""
+
+    site: str = Field(default="", max_length=255)
+    nodes: tuple[NodeName, ...] = Field(default=(), max_length=1000)
+
+
+class PrefetchState(Envelope):
+    """Nodes that were asked to have an image, and those that have it."""
+
+    wanted: tuple[str, ...]
+    cached: tuple[str, ...]
+
+
+class NodeWishes(Envelope):
+    """The answer to a node's announcement: images that it is to fetch when it has time."""
+
+    prefetch: tuple[Digest, ...] = ()
 
 
 class NodeList(Envelope):

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from vmjobs.model import HypervisorKind, NetworkMode
+from vmjobs.model import BootMethod, HypervisorKind, NetworkMode
 
 #: Every machine's name starts with this; drivers list no other machine.
 NAME_PREFIX = "vmjobs-"
@@ -31,15 +31,23 @@ class BootImage:
     """An image as it lies on this node, verified: what to boot.
 
     root: raw root disk, never written to.
+    boot: by the kernel below, or by what the firmware finds on the root disk.
+    partition: of the root file system, for a kernel's ``root=``; 0: the disk itself.
     kernel, initrd: for direct boot by kvm and qemu; a UML machine brings its own kernel.
     cmdline: kernel parameters that the image asks for.
+    cloud_init: the image looks for NoCloud data.
+    kinds: what can boot it.
     """
 
     digest: str
     root: Path
+    boot: BootMethod = BootMethod.KERNEL
+    partition: int = 0
     kernel: Path | None = None
     initrd: Path | None = None
     cmdline: tuple[str, ...] = ()
+    cloud_init: bool = False
+    kinds: tuple[HypervisorKind, ...] = tuple(HypervisorKind)
 
 
 @dataclass(frozen=True)
