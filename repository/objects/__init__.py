@@ -1,0 +1,7 @@
+"""Object storage: named bytes that appear whole or not at all, in a directory or in S3."""
+
+from __future__ import annotations
+
+from repository.objects.base import ObjectInfo, ObjectReader, ObjectStore
+
+__all__ = ["ObjectInfo", "ObjectReader", "ObjectStore"]

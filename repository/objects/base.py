@@ -1,0 +1,155 @@
+"""What an object store is: bytes under a key, whole or not there, durable once ``put`` returns."""
+
+from __future__ import annotations
+
+import io
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Final, Self
+
+from vmjobs.errors import InvalidRequest
+
+CHUNK: Final = 256 * 1024
+MAX_KEY: Final = 200
+#: Parts start with a letter or digit, so that no part is ``.``, ``..``, hidden or an option.
+_KEY: Final = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*")
+_PREFIX: Final = re.compile(rf"({_KEY.pattern}/?)?")
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """A stored object. ``size`` in bytes; ``modified``: when it was put, with its time zone."""
+
+    key: str
+    size: int
+    modified: datetime
+
+
+class ObjectReader(ABC):
+    """An open object: the bytes it had when it was opened, even if it is replaced meanwhile.
+
+    size: in bytes. path: the file that holds just these bytes, where there is one.
+    """
+
+    def __init__(self, size: int, path: Path | None = None) -> None:
+        self.size = size
+        self.path = path
+
+    @abstractmethod
+    def read(self, n: int = -1) -> bytes:
+        """Up to ``n`` bytes (all, if negative); fewer only at the end.
+
+        Raises Unavailable("storage").
+        """
+
+    @abstractmethod
+    def seek(self, offset: int) -> None:
+        """Go on at ``offset``, in bytes from the start."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the reader holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ObjectStore(ABC):
+    """Named bytes. Safe to share between threads, and between processes on the same storage.
+
+    Keys are lower-case names joined by slashes, at most 200 characters; any other key raises
+    InvalidRequest. No key may be a folder of another. Every method may raise Unavailable("storage"):
+    the storage does not answer, or refuses us. Puts of one key at the same time leave one of them,
+    whole.
+    """
+
+    @abstractmethod
+    def put(self, key: str, source: BinaryIO, size: int) -> None:
+        """Store ``size`` bytes from ``source`` under ``key``, in place of what was there.
+
+        They are durable when this returns. If it raises, what was there before is still there.
+
+        Raises:
+            InvalidRequest: ``source`` has fewer than ``size`` bytes, or more.
+            StorageFull: there is no room.
+        """
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """Store ``data``; see :meth:`put`."""
+        self.put(key, io.BytesIO(data), len(data))
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Store the bytes of a file that is the caller's alone; it may be moved. See :meth:`put`."""
+        with path.open("rb") as file:
+            self.put(key, file, path.stat().st_size)
+
+    @abstractmethod
+    def open(self, key: str) -> ObjectReader:
+        """Open an object for reading.  Raises NotFound."""
+
+    @abstractmethod
+    def size(self, key: str) -> int | None:
+        """Bytes of the object; ``None`` if there is none."""
+
+    @abstractmethod
+    def delete(self, key: str) -> bool:
+        """Remove the object; whether there was one. Who has it open reads on where that can be."""
+
+    @abstractmethod
+    def keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """The objects in the folder ``prefix`` and its folders (``""``: all), ordered by key.
+
+        What is put or deleted meanwhile may be missing or not.
+        """
+
+    @abstractmethod
+    def clean(self) -> int:
+        """Remove what killed writers left behind; how much that was."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Ask the storage whether it would serve us.  Raises Unavailable("storage")."""
+
+    def get(self, key: str) -> bytes:
+        """All bytes of a small object.  Raises NotFound."""
+        with self.open(key) as reader:
+            return reader.read()
+
+
+def checked_key(key: str) -> str:
+    """``key`` if it is one.  Raises InvalidRequest."""
+    if len(key) > MAX_KEY or not _KEY.fullmatch(key):
+        raise InvalidRequest(f"{key[:100]!r} is not an object's key")
+    return key
+
+
+def checked_prefix(prefix: str) -> str:
+    """``prefix`` without its slash at the end, if it can be a folder.  Raises InvalidRequest."""
+    if len(prefix) > MAX_KEY or not _PREFIX.fullmatch(prefix):
+        raise InvalidRequest(f"{prefix[:100]!r} is not a folder of objects")
+    return prefix.removesuffix("/")
+
+
+def exactly(source: BinaryIO, size: int) -> Iterator[bytes]:
+    """The bytes of ``source`` in chunks.  Raises InvalidRequest unless there are ``size`` of them."""
+    left = size
+    while chunk := source.read(min(CHUNK, left + 1)):
+        left -= len(chunk)
+        if left < 0:
+            raise InvalidRequest(f"{size} bytes were announced and more came")
+        yield chunk
+    if left:
+        raise InvalidRequest(f"{size} bytes were announced and {size - left} came")

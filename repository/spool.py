@@ -1,0 +1,98 @@
+"""Files in the making: those of a writer that was killed are told from work in progress.
+
+Whoever writes holds a lock on the temporary file; the kernel takes it back when the process dies,
+so nothing is guessed from a file's age but the moment between making and locking it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from vmjobs.durable import sync_directory
+from vmjobs.errors import StorageFull, Unavailable
+
+#: A temporary file younger than this may not have been locked by its writer yet (seconds).
+SETTLE_SECONDS: Final = 60.0
+
+
+class Spool:
+    """A directory of temporary files, shared between processes of one host."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @contextmanager
+    def temporary(self) -> Iterator[tuple[Path, BinaryIO]]:
+        """A locked file of our own; gone afterwards unless it was renamed.
+
+        Raises Unavailable("storage"), StorageFull.
+        """
+        with translated():
+            make_directories(self.directory)
+            path = self.directory / secrets.token_hex(16)
+            file = path.open("x+b")
+        try:
+            with translated():
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield path, file
+        finally:
+            with translated():
+                path.unlink(missing_ok=True)
+                _drop(file)
+
+    def clean(self) -> int:
+        """Remove what killed writers left; how many files.  Raises Unavailable("storage")."""
+        with translated():
+            paths = list(self.directory.iterdir()) if self.directory.is_dir() else []
+            return sum(map(_remove_if_abandoned, paths))
+
+
+def _drop(file: BinaryIO) -> None:
+    """Close a file whose name is gone: that the last bytes found no room is no news any more."""
+    try:
+        file.close()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
+def _remove_if_abandoned(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            if time.time() - os.fstat(file.fileno()).st_mtime < SETTLE_SECONDS:
+                return 0
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    except (FileNotFoundError, BlockingIOError):
+        return 0  # somebody else's: finished meanwhile, or still at work
+    return 1
+
+
+def make_directories(directory: Path) -> None:
+    """Make ``directory`` and those above it, each new name of which survives a power cut."""
+    missing = []
+    while not directory.is_dir():
+        missing.append(directory)
+        directory = directory.parent
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+        sync_directory(path.parent)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Operating system errors as ours.  Raises StorageFull, Unavailable("storage")."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull("no room is left where blobs and images are kept") from error
+        raise Unavailable("storage", f"the storage fails: {error.strerror or error}") from error
