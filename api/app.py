@@ -26,11 +26,15 @@ def create_app(
 ) -> Flask:
     """The API as a WSGI application.
 
-    checks: what ``/healthz`` asks besides the database, by name.
+    checks: what ``/healthz`` asks besides database and storage, by name.
     """
     app = Flask("vmjobs", static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    known = {"database": repository.ping, **(checks or {})}
+    known = {
+        "database": repository.ping,
+        "storage": repository.objects.check,
+        **(checks or {}),
+    }
     attach(app, Services(config, repository, store, dispatcher, issuer, known))
     converters.install(app)
     problems.install(app)

@@ -116,7 +116,7 @@ def append(job: str, attempt: str, name: str) -> Response:
     access=AGENT,
     body=Binary("the file"),
     replies={201: Reply("stored", Output)},
-    errors=(404, 409, 411, 413, 422),
+    errors=(404, 409, 411, 413, 422, 507),
 )
 def put_output(job: str, attempt: str, path: str) -> Response:
     """Deliver an output file. Content-Length is needed."""

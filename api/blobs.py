@@ -39,7 +39,7 @@ def have(digest: str) -> Response:
     access=anyone_with(Scope.STORAGE_CREATE),
     body=Binary("the bytes that the digest names"),
     replies={201: Reply("stored"), 200: Reply("it was here already")},
-    errors=(413, 422),
+    errors=(413, 422, 507),
 )
 def put(digest: str) -> Response:
     """Upload a blob.

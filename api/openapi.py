@@ -200,7 +200,7 @@ def _content(body: type[BaseModel] | Binary, mode: JsonSchemaMode, schemas: _Key
 
 
 def _problem() -> dict[str, Any]:
-    statuses = (400, 401, 403, 404, 409, 411, 413, 415, 416, 422, 500, 502, 503)
+    statuses = (400, 401, 403, 404, 409, 411, 413, 415, 416, 422, 500, 502, 503, 507)
     names = ", ".join(f"{status} {title(status)}" for status in statuses)
     return {
         "description": f"A problem document (RFC 9457). The status is one of: {names}.",

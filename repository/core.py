@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from repository.blobs import BlobStore
 from repository.database import Database
+from repository.objects import ObjectStore
 from repository.streams import StreamStore
 from repository.validation import ImageResolver
 from vmjobs.config import Config
@@ -19,9 +20,11 @@ class Core:
         streams: StreamStore,
         images: ImageResolver,
         config: Config,
+        objects: ObjectStore,
     ) -> None:
         self.database = database
         self.blobs = blobs
         self.streams = streams
         self.images = images
         self.config = config
+        self.objects = objects

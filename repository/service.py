@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from repository.attempts import Attempts
 from repository.batch import Batch, Leftover, Ready
-from repository.blobs import BlobReader, LocalBlobStore
+from repository.blobs import BlobReader, BlobStore
 from repository.database import Database
 from repository.migrations import upgrade
+from repository.objects import open_objects
 from repository.reading import Reading
 from repository.streams import StreamReader, StreamStore
 from repository.submissions import Submissions
@@ -52,15 +53,18 @@ class Repository(Submissions, Reading, Attempts, Batch):
 def open_repository(config: Config, images: ImageResolver, *, migrate: bool = True) -> Repository:
     """A repository on the database and directories that ``config`` names.
 
-    ``migrate``: bring the database's schema up to date first.
-    Raises Unavailable("database"), ConfigError.
+    ``migrate``: bring the database's schema up to date first, and ask the storage whether it works.
+    Raises Unavailable("database"), Unavailable("storage"), ConfigError.
     """
+    objects = open_objects(config)
     if migrate:
         upgrade(config.database)
+        objects.check()
     return Repository(
         Database(config.database),
-        LocalBlobStore(config.data_dir / "blobs"),
+        BlobStore(objects, config.data_dir / "spool"),
         StreamStore(config.data_dir / "streams", config.max_stream_bytes),
         images,
         config,
+        objects,
     )

@@ -188,7 +188,7 @@ def damage(site: Site, job: str, data: bytes) -> str:
     """Deliver ``data`` as output ``a``, change it where it is stored, and return its digest."""
     site.agent(job)("PUT", f"{attempt_of(job)}/outputs/a", data=data)
     name = digest_of(data).removeprefix("sha256:")
-    (blob,) = (site.config.data_dir / "blobs").rglob(name)
+    (blob,) = (site.config.data_dir / "objects" / "blobs").rglob(name)
     blob.chmod(0o600)
     blob.write_bytes(b"evil" + data[4:])
     return name

@@ -129,8 +129,8 @@ def test_what_is_under_way_is_finished_before_the_end(
     with socket.create_connection((host, int(port)), timeout=20) as slow:
         head = f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
         slow.sendall(f"{head}Authorization: Bearer {token}\r\n\r\nf".encode())
-        blobs = settings.data_dir / "blobs" / "tmp"
-        until(lambda: blobs.is_dir() and any(blobs.iterdir()))
+        spool = settings.data_dir / "spool"
+        until(lambda: spool.is_dir() and any(spool.iterdir()))
         service.send_signal(signal.SIGTERM)
         until(lambda: len(children(service)) == 1)  # those with nothing to do are gone
         slow.sendall(b"oo")

@@ -96,7 +96,7 @@ def test_service_info_is_public(site: Site) -> None:
 def test_healthy(site: Site) -> None:
     answer = site.caller()("GET", "/healthz")
     assert answer.status_code == 200
-    assert answer.get_json() == {"status": "ok", "services": {"database": "ok"}}
+    assert answer.get_json() == {"status": "ok", "services": {"database": "ok", "storage": "ok"}}
 
 
 def test_unhealthy_names_what_is_down_and_no_more(site: Site) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from repository.blobs import CHUNK, BlobStore, LocalBlobStore
+from repository.blobs import BlobStore
+from repository.objects.base import CHUNK
+from repository.objects.local import LocalObjects
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 
 LIMIT = 16 * CHUNK
@@ -24,12 +26,12 @@ def digest_of(data: bytes) -> str:
 
 @pytest.fixture
 def store(tmp_path: Path) -> BlobStore:
-    return LocalBlobStore(tmp_path / "blobs")
+    return BlobStore(LocalObjects(tmp_path / "objects"), tmp_path / "spool")
 
 
 def blob_file(tmp_path: Path, digest: str) -> Path:
     name = digest.removeprefix("sha256:")
-    return tmp_path / "blobs" / "sha256" / name[:2] / name[2:4] / name
+    return tmp_path / "objects" / "blobs" / "sha256" / name[:2] / name[2:4] / name
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
@@ -76,7 +78,7 @@ def test_wrong_bytes_leave_nothing(store: BlobStore, tmp_path: Path) -> None:
             store.put(io.BytesIO(b"data"), size=size, limit=LIMIT)
     assert not store.has(wrong)
     assert not store.has(digest_of(b"data"))
-    assert list((tmp_path / "blobs" / "tmp").iterdir()) == []
+    assert list((tmp_path / "spool").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["", "sha256:", "sha256:" + "g" * 64, "../x", "sha256:../../x"])
@@ -89,7 +91,7 @@ def test_names_that_are_no_digests(store: BlobStore, name: str) -> None:
 def test_missing_and_unusable(store: BlobStore, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         store.open("sha256:" + "0" * 64)
-    (tmp_path / "blobs").write_text("not a directory")
+    (tmp_path / "objects").write_text("not a directory")
     with pytest.raises(Unavailable):
         store.put(io.BytesIO(b"x"), limit=LIMIT)
 
@@ -97,7 +99,9 @@ def test_missing_and_unusable(store: BlobStore, tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from repository.blobs import CHUNK, LocalBlobStore
+from repository.blobs import BlobStore
+from repository.objects.base import CHUNK
+from repository.objects.local import LocalObjects
 
 class Endless:
     count = 0
@@ -107,34 +111,35 @@ class Endless:
             print("half way", flush=True)
         return bytes(CHUNK) if self.count < 16 else (sys.stdin.read() and b"")
 
-LocalBlobStore(Path(sys.argv[1])).put(Endless(), limit=CHUNK * 1000)
+root = Path(sys.argv[1])
+BlobStore(LocalObjects(root / "objects"), root / "spool").put(Endless(), limit=CHUNK * 1000)
 """
 
 
 def test_a_killed_writer_leaves_no_blob(store: BlobStore, tmp_path: Path) -> None:
     digest = digest_of(bytes(15 * CHUNK))
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path / "blobs")],
+        [sys.executable, "-c", WRITER, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert writer.stdout is not None
     assert writer.stdout.readline() == "half way\n"
-    (half,) = (tmp_path / "blobs" / "tmp").iterdir()
+    (half,) = (tmp_path / "spool").iterdir()
     os.utime(half, (0, 0))
     assert store.clean() == 0  # however old it looks: its writer lives
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     assert not store.has(digest)
-    assert list((tmp_path / "blobs").glob("sha256/**/*")) == []
+    assert list((tmp_path / "objects").glob("**/*")) == []
     os.utime(half, (0, 0))
     assert store.clean() == 1
     assert not half.exists()
 
 
 def test_a_young_file_may_still_get_its_lock(store: BlobStore, tmp_path: Path) -> None:
-    temp = tmp_path / "blobs" / "tmp"
+    temp = tmp_path / "spool"
     temp.mkdir(parents=True)
     (temp / "new").write_bytes(b"")
     assert store.clean() == 0

@@ -71,7 +71,7 @@ def test_a_corrupted_blob_is_named_and_refused(grid: Grid, tmp_path) -> None:  #
     (ended,) = grid.wait(job)
     (output,) = ended.outputs
     name = output.digest.removeprefix("sha256:")
-    path = grid.on("api", "find", "/var/lib/vmjobs/data/blobs", "-name", name).strip()
+    path = grid.on("api", "find", "/var/lib/vmjobs/data/objects", "-name", name).strip()
     grid.on("api", "sh", "-c", 'printf X | dd of="$0" bs=1 count=1 conv=notrunc', path)
     with pytest.raises(DigestMismatch, match=name):
         grid.api.download_output(job.id, output, tmp_path)
