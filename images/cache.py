@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
-from images.blobs import exclusive
-from images.manifest import Blob, ImageManifest
+from images.content import SEGMENT, Layout
+from images.files import exclusive, temporary, write_all
+from images.manifest import ImageManifest, Part
+from images.segment import unpack
 from images.store import ImageStore, checked_digest
 from vmjobs.errors import DigestMismatch, NotFound
 from vmjobs.hypervisor.base import BootImage
@@ -20,10 +24,11 @@ class ImageFetcher(Protocol):
     def manifest(self, digest: str) -> bytes:
         """The manifest's exact bytes. Raises NotFound or Unavailable."""
 
-    def blob(
-        self, image_digest: str, blob_digest: str, sink: BinaryIO, progress: Progress | None = None
-    ) -> None:
-        """Write one blob of an image to ``sink``. Raises NotFound or Unavailable."""
+    def layout(self, image: str, content: str) -> bytes:
+        """The layout of one of an image's contents. Raises NotFound or Unavailable."""
+
+    def segment(self, image: str, segment: bytes) -> bytes:
+        """A stored segment, by its digest's 32 bytes. Raises NotFound or Unavailable."""
 
 
 class ImageCache:
@@ -51,14 +56,19 @@ class ImageCache:
             pass  # missing, incomplete or damaged: all mended by fetching
         with exclusive(self._store.root / "locks" / digest.removeprefix("sha256:")):
             manifest = self._manifest(digest)
-            total = sum(blob.size for blob in manifest.blobs())
-            before = 0
-            for blob in manifest.blobs():
-                self._have(digest, blob, _shifted(progress, before, total))
-                before += blob.size
-            # The manifest comes last: what cached() lists is complete.
+            done = 0
+            for part in manifest.parts():
+                self._have(digest, part)
+                done += part.size
+                if progress is not None:
+                    progress(done, manifest.size)
             self._store.put_manifest(manifest)
         return self._store.prepare(digest, progress)
+
+    @contextmanager
+    def lease(self, digest: str, progress: Progress | None = None) -> Iterator[BootImage]:
+        """As :meth:`prepare`."""
+        yield self.prepare(digest, progress)
 
     def cached(self) -> list[str]:
         """Digests of the images that are here, complete."""
@@ -70,32 +80,19 @@ class ImageCache:
         except (NotFound, DigestMismatch):
             return ImageManifest.parse(self._fetch.manifest(digest), digest)
 
-    def _have(self, image: str, blob: Blob, on_write: Callable[[int], None] | None) -> None:
-        with exclusive(self._store.root / "locks" / blob.digest.removeprefix("sha256:")):
+    def _have(self, image: str, part: Part) -> None:
+        folder = self._store.folder
+        with exclusive(self._store.root / "locks" / part.digest.removeprefix("tree:")):
             try:
-                self._store.folder.verified(blob.digest, blob.size)
+                folder.verified(part.digest, part.size)
             except (NotFound, DigestMismatch):
                 pass
             else:
                 return
-            with self._store.folder.receive(_bounded(blob, on_write)) as incoming:
-                self._fetch.blob(image, blob.digest, incoming.stream)
-                incoming.commit(blob.digest)
-
-
-def _shifted(progress: Progress | None, before: int, total: int) -> Callable[[int], None] | None:
-    if progress is None:
-        return None
-    return lambda done: progress(before + done, total)
-
-
-def _bounded(blob: Blob, on_write: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Stop a sender that goes on for ever: no more bytes than the manifest announced."""
-
-    def check(done: int) -> None:
-        if done > blob.size:
-            raise DigestMismatch(f"{blob.digest} arrived with more than its {blob.size} bytes")
-        if on_write is not None:
-            on_write(done)
-
-    return check
+            layout = Layout.parse(self._fetch.layout(image, part.digest), part.digest)
+            with temporary(folder.temporary) as (file, path):
+                os.ftruncate(file.fileno(), layout.size)
+                for number, digest in layout.stored():
+                    data = unpack(self._fetch.segment(image, digest), digest)
+                    write_all(file.fileno(), data, number * SEGMENT)
+                folder.adopt(file, path, layout)

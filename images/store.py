@@ -1,14 +1,18 @@
-"""The image store: manifests, the blobs they name, and tags. A directory, no service."""
+"""The image store: manifests, the contents they name, and tags. A directory, no service."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from images.blobs import BlobFolder, write_atomically
-from images.manifest import ImageManifest
+from images.content import Layout
+from images.files import write_atomically
+from images.folder import ContentFolder
+from images.manifest import ImageManifest, Part
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.ports import Progress
@@ -20,11 +24,13 @@ _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
+#: The directory of names without a namespace; no namespace begins like this.
+_PLAIN: Final = "_"
 
 
 @dataclass(frozen=True)
 class ImageEntry:
-    """A tagged image. size: of all its parts, in bytes."""
+    """A tagged image. name: with its namespace, if it has one. size: of all its parts, in bytes."""
 
     name: str
     tag: str
@@ -36,40 +42,64 @@ class ImageEntry:
 class ImageStore:
     """Images below ``root``. It is an :class:`vmjobs.ports.ImageSource` too.
 
-    Safe for several processes at once: what is written appears whole, under its final name.
+    Safe for several processes at once: what is written appears whole, under its final name. Names
+    are ``name:tag`` or ``namespace/name:tag``, at ``tags/NAMESPACE/NAME/TAG``; a name without a
+    namespace is in the directory ``_``.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
-        self.folder = BlobFolder(self.root)
+        self.folder = ContentFolder(self.root)
+        self.folder.remove_leftovers()
 
-    # ------------------------------------------------------------------ blobs
+    # ------------------------------------------------------------------ contents
 
-    def put_blob(self, stream: BinaryIO) -> tuple[str, int]:
-        """Store what ``stream`` gives, zeros as holes; returns digest and size in bytes."""
-        return self.folder.put(stream)
+    def put_content(self, stream: BinaryIO) -> Part:
+        """Store what ``stream`` gives, zeros as holes.
 
-    def blob_path(self, digest: str) -> Path:
-        """The blob's file, its bytes checked.
+        Raises:
+            InvalidRequest: it gives nothing.
+        """
+        digest, size = self.folder.put(stream)
+        return Part(digest=digest, size=size)
+
+    def add_file(self, source: Path | BinaryIO, on_write: Callable[[int], None] | None = None) -> Part:
+        """Store a regular file as it is, holes as holes. on_write: gets the bytes done so far.
+
+        Raises:
+            InvalidRequest: it is empty, or not a regular file. OSError: it cannot be read.
+        """
+        digest, size = self.folder.add_file(source, on_write)
+        return Part(digest=digest, size=size)
+
+    def content_path(self, digest: str) -> Path:
+        """The content's file, its bytes checked.
 
         Raises:
             NotFound: it is not here. DigestMismatch: it is damaged.
         """
-        return self.folder.verified(checked_digest(digest))
+        return self.folder.verified(digest)
+
+    def layout(self, digest: str) -> Layout:
+        """The content's layout.
+
+        Raises:
+            NotFound: it is not here. DigestMismatch: it is damaged.
+        """
+        return self.folder.layout(digest)
 
     # ------------------------------------------------------------------ manifests
 
     def put_manifest(self, manifest: ImageManifest) -> str:
-        """Store a manifest, whose blobs must be here; returns the image's digest.
+        """Store a manifest, whose contents must be here; returns the image's digest.
 
         Raises:
-            NotFound: a blob is missing.
+            NotFound: a content is missing.
         """
-        for blob in manifest.blobs():
-            if not self.folder.has(blob.digest):
-                raise NotFound(f"image {manifest.name} names the blob {blob.digest}, which is not here")
-        data = manifest.canonical()
-        self._write(self._manifest_path(manifest.digest), data)
+        for part in manifest.parts():
+            if not self.folder.has(part.digest):
+                raise NotFound(f"the image names the content {part.digest}, which is not here")
+        self._write(self._manifest_path(manifest.digest), manifest.canonical())
         return manifest.digest
 
     def manifest_bytes(self, digest: str) -> bytes:
@@ -100,18 +130,19 @@ class ImageStore:
     # ------------------------------------------------------------------ tags
 
     def tag(self, name: str, tag: str, digest: str) -> None:
-        """Have ``name:tag`` mean ``digest`` from now on.
+        """Have ``name:tag`` mean ``digest`` from now on; ``name`` may be ``namespace/name``.
 
         Raises:
             InvalidRequest: name or tag is not one. NotFound: there is no such image.
         """
-        if not _NAME.fullmatch(name) or not _TAG.fullmatch(tag):
+        path = self._tag_path(name, tag)
+        if path is None:
             raise InvalidRequest(f"{name}:{tag} cannot name an image")
         self.manifest(digest)
-        self._write(self.root / "tags" / name / tag, f"{digest}\n".encode())
+        self._write(path, f"{digest}\n".encode())
 
     def resolve(self, ref: str) -> str:
-        """The digest that ``name``, ``name:tag`` or ``sha256:…`` stands for.
+        """The digest that ``name``, ``name:tag``, ``namespace/name:tag`` or ``sha256:…`` stands for.
 
         Raises:
             NotFound: there is no such image.
@@ -120,24 +151,24 @@ class ImageStore:
             self.manifest(ref)
             return ref
         name, _, tag = ref.partition(":")
-        tag = tag or "latest"
-        if _NAME.fullmatch(name) and _TAG.fullmatch(tag):
-            try:
-                return self._read_tag(self.root / "tags" / name / tag)
-            except FileNotFoundError:
-                pass
+        path = self._tag_path(name, tag or "latest")
+        try:
+            if path is not None:
+                return self._read_tag(path)
+        except FileNotFoundError:
+            pass
         there = ", ".join(sorted({f"{e.name}:{e.tag}" for e in self.list()})) or "none"
         raise NotFound(f"there is no image {ref!r}", hint=f"images that are here: {there}")
 
     def list(self) -> list[ImageEntry]:
         """All tags with their images, by name."""
         entries = []
-        for path in sorted(self.root.glob("tags/*/*")):
+        for path in sorted(self.root.glob("tags/*/*/*")):
             digest = self._read_tag(path)
             manifest = self.manifest(digest)
-            size = sum(blob.size for blob in manifest.blobs())
-            entry = ImageEntry(path.parent.name, path.name, digest, size, manifest.architecture)
-            entries.append(entry)
+            namespace, name = path.parent.parent.name, path.parent.name
+            full = name if namespace == _PLAIN else f"{namespace}/{name}"
+            entries.append(ImageEntry(full, path.name, digest, manifest.size, manifest.architecture))
         return entries
 
     # ------------------------------------------------------------------ as an image source
@@ -145,26 +176,34 @@ class ImageStore:
     def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
         """The image's files, checked (:class:`vmjobs.ports.ImageSource`)."""
         manifest = self.manifest(digest)
-        total = sum(blob.size for blob in manifest.blobs())
         files: dict[str, Path] = {}
         done = 0
-        for blob in manifest.blobs():
-            files[blob.digest] = self.folder.verified(blob.digest, blob.size)
-            done += blob.size
+        for part in manifest.parts():
+            files[part.digest] = self.folder.verified(part.digest, part.size)
+            done += part.size
             if progress is not None:
-                progress(done, total)
+                progress(done, manifest.size)
         return BootImage(
             digest=digest,
             root=files[manifest.root.digest],
+            boot=manifest.boot,
+            partition=manifest.partition,
             kernel=files[manifest.kernel.digest] if manifest.kernel else None,
             initrd=files[manifest.initrd.digest] if manifest.initrd else None,
             cmdline=manifest.cmdline,
+            cloud_init=manifest.cloud_init,
+            kinds=manifest.hypervisors,
         )
+
+    @contextmanager
+    def lease(self, digest: str, progress: Progress | None = None) -> Iterator[BootImage]:
+        """As :meth:`prepare`; what is in a store of one's own stays there anyway."""
+        yield self.prepare(digest, progress)
 
     def cached(self) -> Digests:
         """Digests of the images of which every part is here."""
         digests = (f"sha256:{path.stem}" for path in sorted(self.root.glob("manifests/*.json")))
-        return [digest for digest in digests if self._complete(digest)]
+        return [digest for digest in digests if self.complete(digest)]
 
     # ------------------------------------------------------------------ builds
 
@@ -182,16 +221,26 @@ class ImageStore:
             digest = self._read_tag(self.root / "builds" / key)
         except (FileNotFoundError, DigestMismatch):
             return None
-        return digest if self._complete(digest) else None
+        return digest if self.complete(digest) else None
 
-    def _complete(self, digest: str) -> bool:
+    def complete(self, digest: str) -> bool:
+        """Whether the image is here with all of its parts (their bytes are not looked at)."""
         try:
-            return all(self.folder.has(blob.digest) for blob in self.manifest(digest).blobs())
+            return all(self.folder.has(part.digest) for part in self.manifest(digest).parts())
         except (NotFound, DigestMismatch):
             return False
 
     def _manifest_path(self, digest: str) -> Path:
         return self.root / "manifests" / f"{digest.removeprefix('sha256:')}.json"
+
+    def _tag_path(self, name: str, tag: str) -> Path | None:
+        """Where a tag is or would be; None if it cannot be one."""
+        namespace, slash, plain = name.rpartition("/")
+        if slash and not _NAME.fullmatch(namespace):
+            return None
+        if not _NAME.fullmatch(plain) or not _TAG.fullmatch(tag):
+            return None
+        return self.root / "tags" / (namespace or _PLAIN) / plain / tag
 
     def _read_tag(self, path: Path) -> str:
         digest = path.read_text("utf-8", "replace").strip()

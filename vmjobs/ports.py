@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import BinaryIO, Protocol
@@ -65,7 +66,11 @@ class ImageSource(Protocol):
         Raises:
             NotFound: there is no such image.
             DigestMismatch: what arrived is not what the digest names.
+            StorageFull: it does not fit onto this node.
         """
+
+    def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
+        """As :meth:`prepare`, and the image stays here for as long as the context lasts."""
 
     def cached(self) -> list[str]:
         """Digests of the images that are here already."""

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from images import recipe as recipes
-from images.blobs import exclusive
 from images.build import bootstrap, ext4, kernel, wheels
 from images.build.tree import Tree
-from images.manifest import Blob, ImageManifest
+from images.files import exclusive
+from images.manifest import GuestSupport, ImageManifest, Part
 from images.recipe import Recipe
 from images.store import ImageEntry, ImageStore
 from vmjobs.model import MIB
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 StepProgress = Callable[[str, float], None]
 
 #: Raised whenever the builder makes other bytes of the same inputs.
-_BUILDER_VERSION: Final = 2
+_BUILDER_VERSION: Final = 3
 _GUEST_FOLDER: Final = "usr/lib/vmjobs"
 _INIT: Final = "sbin/vmjobs-init"
 #: What the guest program adds to a fresh /dev; links, and ``None`` for directories.
@@ -75,8 +75,7 @@ def build(
             store.tag(recipe.name, tag, digest)
     tell("done", 1.0)
     manifest = store.manifest(digest)
-    size = sum(blob.size for blob in manifest.blobs())
-    return ImageEntry(recipe.name, "latest", digest, size, manifest.architecture)
+    return ImageEntry(recipe.name, "latest", digest, manifest.size, manifest.architecture)
 
 
 def guest_program() -> dict[str, bytes]:
@@ -120,11 +119,11 @@ def _build(
     root = _store_root(tree, recipe, store, workdir)
     image, ramdisk = boot_files or (None, None)
     manifest = ImageManifest(
-        name=recipe.name,
         root=root,
-        kernel=_store_bytes(store, image) if image else None,
-        initrd=_store_bytes(store, ramdisk) if ramdisk else None,
+        kernel=store.put_content(io.BytesIO(image)) if image else None,
+        initrd=store.put_content(io.BytesIO(ramdisk)) if ramdisk else None,
         cmdline=recipe.cmdline,
+        guest=GuestSupport(),
         recipe=recipe.digest,
         packages=packages,
     )
@@ -168,7 +167,7 @@ def _kernel_files(
     return files.image, kernel.initrd(files, recipe.kernel.modules, busybox, epoch=recipe.epoch)
 
 
-def _store_root(tree: Tree, recipe: Recipe, store: ImageStore, workdir: Path) -> Blob:
+def _store_root(tree: Tree, recipe: Recipe, store: ImageStore, workdir: Path) -> Part:
     with tempfile.TemporaryDirectory(dir=workdir) as folder:
         file = Path(folder) / "root.img"
         ext4.write(
@@ -179,11 +178,4 @@ def _store_root(tree: Tree, recipe: Recipe, store: ImageStore, workdir: Path) ->
             seed=recipe.digest.encode(),
             label=recipe.name,
         )
-        with file.open("rb") as source:
-            digest, size = store.put_blob(source)
-    return Blob(digest=digest, size=size, format="raw")
-
-
-def _store_bytes(store: ImageStore, data: bytes) -> Blob:
-    digest, size = store.put_blob(io.BytesIO(data))
-    return Blob(digest=digest, size=size)
+        return store.add_file(file)

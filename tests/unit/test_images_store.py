@@ -1,32 +1,28 @@
-"""The image store and the node's cache: whole files or none, checked when read."""
+"""The image store: whole files or none, checked when read."""
 
 from __future__ import annotations
 
 import io
 import os
-import threading
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
-from images.cache import ImageCache
-from images.manifest import Blob, ImageManifest
+from images.content import SEGMENT, layout_of_bytes
+from images.manifest import ImageManifest
 from images.store import ImageStore
-from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, Unavailable
-from vmjobs.ports import Progress
+from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
+from vmjobs.hypervisor.base import BootImage
+from vmjobs.model import BootMethod, HypervisorKind
 
 DISK = os.urandom(100_000) + bytes(5_000_000) + b"end" + bytes(1_000_000)
 
 
 def fill(store: ImageStore, disk: bytes = DISK) -> tuple[str, ImageManifest]:
     """Put an image with a kernel into ``store``; its digest and manifest."""
-    root, size = store.put_blob(io.BytesIO(disk))
-    kernel, kernel_size = store.put_blob(io.BytesIO(b"kernel"))
     manifest = ImageManifest(
-        name="tiny",
-        root=Blob(digest=root, size=size, format="raw"),
-        kernel=Blob(digest=kernel, size=kernel_size),
+        root=store.put_content(io.BytesIO(disk)),
+        kernel=store.put_content(io.BytesIO(b"kernel")),
         cmdline=("init=/x",),
     )
     return store.put_manifest(manifest), manifest
@@ -44,21 +40,87 @@ def damage(path: Path) -> None:
 # ------------------------------------------------------------------ store
 
 
-def test_blobs_come_back_as_they_were_and_zeros_take_no_room(tmp_path: Path) -> None:
+def test_contents_come_back_as_they_were_and_zeros_take_no_room(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
-    digest, size = store.put_blob(io.BytesIO(DISK))
-    path = store.blob_path(digest)
-    assert (path.read_bytes(), size) == (DISK, len(DISK))
+    part = store.put_content(io.BytesIO(DISK))
+    path = store.content_path(part.digest)
+    assert path.read_bytes() == DISK
+    assert part.size == len(DISK)
+    assert part.digest == layout_of_bytes(DISK).digest
     assert path.stat().st_blocks * 512 < len(DISK) / 4
-    assert path == tmp_path / "blobs" / "sha256" / digest[7:9] / digest[7:]
+    assert path == tmp_path / "contents" / part.digest[5:7] / part.digest[5:]
 
 
-def test_an_empty_blob_and_one_that_is_all_zeros(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1, 65535, 65536, 65537, SEGMENT - 1, SEGMENT, SEGMENT + 1, 3_000_001])
+@pytest.mark.parametrize("fill", [b"\0", b"x"])
+def test_contents_of_any_size_however_they_come(tmp_path: Path, size: int, fill: bytes) -> None:
+    """The layout is worked out on the way, in whatever pieces the bytes come."""
     store = ImageStore(tmp_path)
-    for data in (b"", bytes(3_000_001)):
-        digest, size = store.put_blob(io.BytesIO(data))
-        assert store.blob_path(digest).read_bytes() == data
-        assert size == len(data)
+    data = fill * size
+    expected = layout_of_bytes(data)
+    with store.folder.receive() as incoming:
+        step = 100_003
+        for begin in range(0, size, step):
+            incoming.sink.write(data[begin : begin + step])
+        assert incoming.commit() == (expected.digest, size)
+    assert store.layout(expected.digest) == expected
+    assert store.put_content(io.BytesIO(data)).digest == expected.digest
+    assert store.content_path(expected.digest).read_bytes() == data
+
+
+def test_a_file_is_added_as_it_is_and_its_holes_are_not_read(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    source = tmp_path / "disk"
+    with source.open("wb") as file:
+        file.write(b"begin")
+        file.seek(40 * 1024**3)
+        file.write(b"end")
+        file.seek(70_000)
+        file.write(bytes(10_000_000))
+    seen: list[int] = []
+    part = store.add_file(source, seen.append)
+    assert part.size == source.stat().st_size == seen[-1]
+    path = store.content_path(part.digest)
+    assert path.stat().st_blocks * 512 < 1_000_000
+    with path.open("rb") as file:
+        assert file.read(5) == b"begin"
+        file.seek(40 * 1024**3)
+        assert file.read() == b"end"
+    with source.open("rb") as file:
+        assert store.add_file(file) == part
+
+
+def test_nothing_and_what_is_no_file_is_not_added(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    empty, pipe = tmp_path / "empty", tmp_path / "pipe"
+    empty.touch()
+    os.mkfifo(pipe)
+    with pytest.raises(InvalidRequest, match="empty"):
+        store.add_file(empty)
+    with pytest.raises(InvalidRequest, match="empty"):
+        store.put_content(io.BytesIO())
+    with (
+        os.fdopen(os.open(pipe, os.O_RDWR), "rb", buffering=0) as file,
+        pytest.raises(InvalidRequest, match="regular file"),
+    ):
+        store.add_file(file)  # type: ignore[arg-type]
+    assert list(store.folder.list()) == []
+    assert list((tmp_path / "store" / "tmp").iterdir()) == []
+
+
+def test_a_layout_that_was_lost_or_damaged_is_made_again(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    part = store.put_content(io.BytesIO(DISK))
+    beside = store.content_path(part.digest).with_suffix(".layout")
+    good = beside.read_bytes()
+    beside.unlink()
+    assert store.layout(part.digest) == layout_of_bytes(DISK)
+    assert beside.read_bytes() == good
+    beside.write_bytes(good[:-1])
+    assert store.layout(part.digest) == layout_of_bytes(DISK)
+    assert beside.read_bytes() == good
+    with pytest.raises(NotFound):
+        store.layout("tree:" + "0" * 64)
 
 
 def test_references_are_resolved(tmp_path: Path) -> None:
@@ -67,14 +129,24 @@ def test_references_are_resolved(tmp_path: Path) -> None:
     store.tag("tiny", "latest", digest)
     store.tag("tiny", "1.0", digest)
     assert {store.resolve(ref) for ref in ("tiny", "tiny:latest", "tiny:1.0", digest)} == {digest}
+    store.tag("library/tiny", "2", digest)
+    store.tag("tiny/latest", "2", digest)
+    assert store.resolve("library/tiny:2") == store.resolve("tiny/latest:2") == digest
     assert [(e.name, e.tag, e.digest) for e in store.list()] == [
         ("tiny", "1.0", digest),
         ("tiny", "latest", digest),
+        ("library/tiny", "2", digest),
+        ("tiny/latest", "2", digest),
     ]
+    assert store.list()[0].size == len(DISK) + len(b"kernel")
 
 
 @pytest.mark.parametrize(
-    "ref", ["other", "tiny:2", "", "../tags", "tiny:../latest", "sha256:" + "0" * 64]
+    "ref",
+    [
+        *("other", "tiny:2", "", "../tags", "tiny:../latest", "sha256:" + "0" * 64),
+        *("a/tiny", "_/tiny", "../tiny", "/tiny", "a/b/tiny", "./tiny", "tiny:latest/x"),
+    ],
 )
 def test_what_is_not_there_is_not_found_and_the_hint_says_what_is(tmp_path: Path, ref: str) -> None:
     store = ImageStore(tmp_path)
@@ -87,7 +159,11 @@ def test_what_is_not_there_is_not_found_and_the_hint_says_what_is(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "tag"), [("../x", "1"), ("x", "../1"), ("x", ""), ("X", "1"), ("x", "a/b")]
+    ("name", "tag"),
+    [
+        *(("../x", "1"), ("x", "../1"), ("x", ""), ("X", "1"), ("x", "a/b"), ("x", "1\n")),
+        *(("../a/x", "1"), ("_/x", "1"), ("/x", "1"), ("x/", "1"), ("a/b/x", "1"), ("a" * 65, "1")),
+    ],
 )
 def test_tags_cannot_lead_elsewhere(tmp_path: Path, name: str, tag: str) -> None:
     store = ImageStore(tmp_path)
@@ -97,19 +173,19 @@ def test_tags_cannot_lead_elsewhere(tmp_path: Path, name: str, tag: str) -> None
 
 
 @pytest.mark.parametrize(
-    "digest", ["sha256:../../etc/passwd", "sha256:" + "A" * 64, "md5:" + "0" * 64, ""]
+    "digest", ["sha256:../../etc/passwd", "tree:../../etc/passwd", "tree:" + "A" * 64, "md5:0", ""]
 )
 def test_digests_cannot_lead_elsewhere(tmp_path: Path, digest: str) -> None:
     store = ImageStore(tmp_path)
     with pytest.raises(NotFound):
-        store.blob_path(digest)
+        store.content_path(digest)
+    with pytest.raises(NotFound):
+        store.layout(digest)
     with pytest.raises(NotFound):
         store.manifest(digest)
-    with pytest.raises(NotFound):
-        ImageCache(tmp_path, Remote(store)).prepare(digest)
 
 
-def test_a_manifest_whose_blobs_are_missing_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_whose_contents_are_missing_is_refused(tmp_path: Path) -> None:
     _, manifest = fill(ImageStore(tmp_path / "a"))
     with pytest.raises(NotFound, match=manifest.root.digest):
         ImageStore(tmp_path / "b").put_manifest(manifest)
@@ -123,10 +199,31 @@ def test_an_image_is_prepared_for_booting(tmp_path: Path) -> None:
     assert image.kernel is not None
     assert image.kernel.read_bytes() == b"kernel"
     assert (image.digest, image.initrd, image.cmdline) == (digest, None, manifest.cmdline)
+    assert image.kinds == tuple(HypervisorKind)
     assert store.cached() == [digest]
+    with store.lease(digest) as leased:
+        assert leased == image
 
 
-def test_a_damaged_blob_is_found_and_named_even_after_it_was_found_good(tmp_path: Path) -> None:
+def test_how_an_image_boots_is_told_to_the_hypervisor(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    root = store.put_content(io.BytesIO(DISK))
+    path = store.content_path(root.digest)
+    digest = store.put_manifest(ImageManifest(root=root, boot=BootMethod.UEFI, cloud_init=True))
+    assert store.prepare(digest) == BootImage(
+        digest=digest,
+        root=path,
+        boot=BootMethod.UEFI,
+        cloud_init=True,
+        kinds=(HypervisorKind.KVM, HypervisorKind.QEMU),
+    )
+    digest = store.put_manifest(ImageManifest(root=root, partition=2))
+    assert store.prepare(digest) == BootImage(
+        digest=digest, root=path, partition=2, kinds=(HypervisorKind.UML,)
+    )
+
+
+def test_a_damaged_content_is_found_and_named_even_after_it_was_found_good(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
     digest, manifest = fill(store)
     path = store.prepare(digest).root
@@ -135,13 +232,13 @@ def test_a_damaged_blob_is_found_and_named_even_after_it_was_found_good(tmp_path
         with pytest.raises(DigestMismatch, match=f"{manifest.root.digest} is damaged"):
             reader.prepare(digest)
         with pytest.raises(DigestMismatch, match=str(path)):
-            reader.blob_path(manifest.root.digest)
+            reader.content_path(manifest.root.digest)
 
 
-def test_a_blob_that_is_cut_short_is_found(tmp_path: Path) -> None:
+def test_a_content_that_is_cut_short_is_found(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
     digest, manifest = fill(store)
-    os.truncate(store.blob_path(manifest.root.digest), 1000)
+    os.truncate(store.content_path(manifest.root.digest), 1000)
     with pytest.raises(DigestMismatch, match="1000 bytes"):
         store.prepare(digest)
 
@@ -150,7 +247,7 @@ def test_a_damaged_manifest_is_found_and_named(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
     digest, _ = fill(store)
     file = tmp_path / "manifests" / f"{digest[7:]}.json"
-    file.write_bytes(file.read_bytes().replace(b"tiny", b"tinY"))
+    file.write_bytes(file.read_bytes().replace(b"init=/x", b"init=/y"))
     with pytest.raises(DigestMismatch, match=digest):
         store.resolve(digest)
 
@@ -158,13 +255,13 @@ def test_a_damaged_manifest_is_found_and_named(tmp_path: Path) -> None:
 def test_what_a_crash_left_is_removed_and_what_is_being_written_stays(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
     fill(store)
-    (tmp_path / "tmp" / "left-by-a-crash").write_bytes(b"half a blob")
+    (tmp_path / "tmp" / "left-by-a-crash").write_bytes(b"half a content")
     with store.folder.receive() as incoming:
         incoming.sink.write(b"slowly")
         ImageStore(tmp_path)
         assert not (tmp_path / "tmp" / "left-by-a-crash").exists()
         digest, _ = incoming.commit()
-    assert store.blob_path(digest).read_bytes() == b"slowly"
+    assert store.content_path(digest).read_bytes() == b"slowly"
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -175,9 +272,9 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
     store = ImageStore(tmp_path)
     with pytest.raises(OSError, match="gone"):
-        store.put_blob(Broken())
+        store.put_content(Broken())
     assert list((tmp_path / "tmp").iterdir()) == []
-    assert not (tmp_path / "blobs").exists()
+    assert not (tmp_path / "contents").exists()
 
 
 def test_builds_are_remembered_while_their_image_is_complete(tmp_path: Path) -> None:
@@ -187,106 +284,5 @@ def test_builds_are_remembered_while_their_image_is_complete(tmp_path: Path) -> 
     assert store.built(key) is None
     store.record_build(key, digest)
     assert store.built(key) == digest
-    store.blob_path(manifest.root.digest).unlink()
+    store.content_path(manifest.root.digest).unlink()
     assert store.built(key) is None
-
-
-# ------------------------------------------------------------------ cache
-
-
-class Remote:
-    """A fetcher that reads from a store, counts, and can fail."""
-
-    def __init__(self, store: ImageStore) -> None:
-        self.store = store
-        self.blobs: list[str] = []
-        self.cut_off = False
-        self.garbage = b""
-
-    def manifest(self, digest: str) -> bytes:
-        return self.store.manifest_bytes(digest)
-
-    def blob(
-        self, image_digest: str, blob_digest: str, sink: BinaryIO, progress: Progress | None = None
-    ) -> None:
-        self.blobs.append(blob_digest)
-        data = self.store.blob_path(blob_digest).read_bytes()
-        sink.write(data[: len(data) // 2])
-        if self.cut_off:
-            raise Unavailable("api", "connection lost")
-        sink.write(data[len(data) // 2 :] + self.garbage)
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Remote:
-    return Remote(ImageStore(tmp_path / "remote"))
-
-
-def test_an_image_is_fetched_once_and_kept_sparse(tmp_path: Path, remote: Remote) -> None:
-    digest, manifest = fill(remote.store)
-    cache = ImageCache(tmp_path / "node", remote)
-    seen: list[tuple[int, int]] = []
-    image = cache.prepare(digest, lambda done, total: seen.append((done, total)))
-    total = len(DISK) + len(b"kernel")
-    assert image.root.read_bytes() == DISK
-    assert image.root.stat().st_blocks * 512 < len(DISK) / 4
-    assert seen[-1] == (total, total)
-    assert seen[0][0] < total
-    assert ImageCache(tmp_path / "node", remote).prepare(digest) == image
-    assert sorted(remote.blobs) == sorted(blob.digest for blob in manifest.blobs())
-    assert cache.cached() == [digest]
-
-
-def test_many_at_once_fetch_once(tmp_path: Path, remote: Remote) -> None:
-    digest, _ = fill(remote.store)
-    start = threading.Barrier(8)
-    found = []
-
-    def job() -> None:
-        cache = ImageCache(tmp_path / "node", remote)
-        start.wait(10)
-        found.append(cache.prepare(digest).root.read_bytes() == DISK)
-
-    threads = [threading.Thread(target=job) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert found == [True] * 8
-    assert len(remote.blobs) == 2
-
-
-def test_a_fetch_that_is_cut_off_leaves_nothing_and_the_next_one_succeeds(
-    tmp_path: Path, remote: Remote
-) -> None:
-    digest, _ = fill(remote.store)
-    cache = ImageCache(tmp_path / "node", remote)
-    remote.cut_off = True
-    with pytest.raises(Unavailable):
-        cache.prepare(digest)
-    assert cache.cached() == []
-    assert list((tmp_path / "node" / "tmp").iterdir()) == []
-    remote.cut_off = False
-    assert cache.prepare(digest).root.read_bytes() == DISK
-
-
-def test_other_bytes_than_asked_for_are_never_kept(tmp_path: Path, remote: Remote) -> None:
-    digest, manifest = fill(remote.store)
-    remote.garbage = b"!"
-    cache = ImageCache(tmp_path / "node", remote)
-    with pytest.raises(DigestMismatch, match=manifest.root.digest):
-        cache.prepare(digest)
-    assert cache.cached() == []
-
-
-def test_a_cached_image_that_is_damaged_is_fetched_again(tmp_path: Path, remote: Remote) -> None:
-    digest, _ = fill(remote.store)
-    cache = ImageCache(tmp_path / "node", remote)
-    damage(cache.prepare(digest).root)
-    assert cache.prepare(digest).root.read_bytes() == DISK
-    assert len(remote.blobs) == 3
-
-
-def test_an_image_that_nobody_has_is_not_found(tmp_path: Path, remote: Remote) -> None:
-    with pytest.raises(NotFound):
-        ImageCache(tmp_path / "node", remote).prepare("sha256:" + "0" * 64)

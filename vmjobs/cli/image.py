@@ -90,8 +90,8 @@ def show(ref: str, local: bool, as_json: bool) -> None:
         print_json({"digest": digest, "manifest": manifest})
         return
     parts = {name: manifest[name] for name in ("root", "kernel", "initrd") if manifest.get(name)}
-    rows = [("digest", digest), ("name", manifest["name"]), ("architecture", manifest["architecture"])]
+    rows = [("digest", digest), ("boot", manifest["boot"]), ("architecture", manifest["architecture"])]
     rows += [(name, f"{part['size'] / MIB:.0f} MiB  {part['digest']}") for name, part in parts.items()]
-    rows += [("recipe", manifest["recipe"]), ("packages", str(len(manifest["packages"])))]
+    rows += [("recipe", manifest["recipe"] or ""), ("packages", str(len(manifest["packages"])))]
     print_table(("", ""), rows)
     print_table(("PACKAGE", "VERSION"), sorted(manifest["packages"].items()))

@@ -13,7 +13,6 @@ from vmjobs.client.transport import Retries, Transport, Upload, parse
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest
 from vmjobs.model import AttemptClaim, InputFile, JobTicket, Node, Output, Report, StreamName
 from vmjobs.paths import refusal
-from vmjobs.ports import Progress
 
 #: A repository that is restarted or moved is no reason to lose a job that is running well.
 AGENT_RETRIES: Final = Retries(deadline=300.0, ceiling=10.0)
@@ -114,23 +113,36 @@ class ImageClient:
             NotFound: there is no such image.
             DigestMismatch: what arrived is another manifest.
         """
-        data = self._http.call("GET", f"/v1/images/{quote(digest, safe=':')}/manifest").content
+        data = self._http.call("GET", f"/v1/images/{_quoted(digest)}/manifest").content
         if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
             raise DigestMismatch(f"what came as the manifest {digest} has other bytes")
         return data
 
-    def blob(
-        self, image_digest: str, blob_digest: str, sink: BinaryIO, progress: Progress | None = None
-    ) -> None:
-        """Write a blob of an image to ``sink``, verified.
+    def layout(self, image: str, content: str) -> bytes:
+        """The layout of a content of an image; the caller checks it.
 
         Raises:
-            NotFound: there is no such image, or the blob is none of its.
-            DigestMismatch: what arrived has other bytes; ``sink`` has them and must be dropped.
+            NotFound: there is no such image, or the content is none of its.
         """
-        image, blob = (quote(d, safe=":") for d in (image_digest, blob_digest))
-        path = f"/v1/images/{image}/blobs/{blob}"
-        self._http.download(path, sink.write, digest=blob_digest, progress=progress)
+        path = f"/v1/images/{_quoted(image)}/contents/{_quoted(content)}/layout"
+        return self._whole(path)
+
+    def segment(self, image: str, segment: bytes) -> bytes:
+        """A stored segment of an image; the caller checks it.
+
+        Raises:
+            NotFound: there is no such image, or the segment is none of its.
+        """
+        return self._whole(f"/v1/images/{_quoted(image)}/segments/{segment.hex()}")
+
+    def _whole(self, path: str) -> bytes:
+        data = bytearray()
+        self._http.download(path, data.extend)
+        return bytes(data)
+
+
+def _quoted(digest: str) -> str:
+    return quote(digest, safe=":")
 
 
 class NodeClient:
