@@ -13,7 +13,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -49,10 +49,15 @@ class Scope(StrEnum):
     COMPUTE_CANCEL = "compute.cancel"
     STORAGE_READ = "storage.read:/"
     STORAGE_CREATE = "storage.create:/"
+    STORAGE_MODIFY = "storage.modify:/"
     NODE = "vmjobs.node"
+    ADMIN = "vmjobs.admin"
 
 
-USER_SCOPES: Final = frozenset(Scope) - {Scope.NODE}
+USER_SCOPES: Final = frozenset(Scope) - {Scope.NODE, Scope.ADMIN}
+#: The WLCG profile's claim for what a person belongs to.
+GROUPS: Final = "wlcg.groups"
+MAX_GROUPS: Final = 100
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Principal:
     subject: str
     scopes: frozenset[Scope]
     job_id: str | None = None
+    groups: frozenset[str] = frozenset()
 
 
 class MissingToken(Unauthenticated):
@@ -127,10 +133,14 @@ class Issuer:
         self._claims = lru_cache(maxsize=CACHED_TOKENS)(self._verified)
 
     def user_token(
-        self, user: str, scopes: Iterable[Scope] = USER_SCOPES, lifetime: float = USER_LIFETIME
+        self,
+        user: str,
+        scopes: Iterable[Scope] = USER_SCOPES,
+        lifetime: float = USER_LIFETIME,
+        groups: Iterable[str] = (),
     ) -> str:
-        """A token for a person; ``lifetime`` in seconds."""
-        return self._mint(user, sorted(scopes), lifetime)
+        """A token for a person who belongs to ``groups``; ``lifetime`` in seconds."""
+        return self._mint(user, sorted(scopes), lifetime, sorted(groups))
 
     def node_token(self, node: str, lifetime: float = NODE_LIFETIME) -> str:
         """A token for an execute node: it may announce itself by that name and read images."""
@@ -140,9 +150,11 @@ class Issuer:
         """A token for the agent that runs one job, on behalf of the job's owner."""
         return self._mint(owner, [JOB_SCOPE + job_id], lifetime)
 
-    def _mint(self, subject: str, scopes: list[str], lifetime: float) -> str:
+    def _mint(
+        self, subject: str, scopes: list[str], lifetime: float, groups: Sequence[str] = ()
+    ) -> str:
         start = int(self._clock())
-        claims = {
+        claims: dict[str, Any] = {
             "iss": self.issuer,
             "sub": subject,
             "aud": AUDIENCE,
@@ -153,6 +165,8 @@ class Issuer:
             "wlcg.ver": "1.0",
             "scope": " ".join(scopes),
         }
+        if groups:
+            claims[GROUPS] = list(groups)
         return jwt.encode(claims, self._key, ALGORITHM, headers={"kid": self._kid})
 
     def verify(self, token: str) -> Principal:
@@ -237,7 +251,15 @@ def _principal(claims: dict[str, Any]) -> Principal:
     jobs = [word.removeprefix(JOB_SCOPE) for word in words if word.startswith(JOB_SCOPE)]
     if len(jobs) > 1:
         raise _malformed()
-    return Principal(subject, known, jobs[0] if jobs else None)
+    return Principal(subject, known, jobs[0] if jobs else None, _groups(claims.get(GROUPS, [])))
+
+
+def _groups(value: Any) -> frozenset[str]:
+    if not isinstance(value, list) or len(value) > MAX_GROUPS:
+        raise _malformed()
+    if not all(isinstance(name, str) and 0 < len(name) <= 255 for name in value):
+        raise _malformed()
+    return frozenset(value)
 
 
 # --------------------------------------------------------------------------- the key

@@ -66,6 +66,11 @@ def block_lengths(length: int) -> list[int]:
     return [BLOCK] * full + ([rest] if rest else [])
 
 
+def layout_size(size: int) -> int:
+    """How many bytes the layout of a content of ``size`` bytes has."""
+    return len(_CONTENT_TAG) + _SIZE.size + -(-size // SEGMENT) * _DIGEST_BYTES
+
+
 @dataclass(frozen=True)
 class Layout:
     """A content as the list of its segments.

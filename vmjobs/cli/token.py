@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from api.serve import make_issuer
+from api.tokens import USER_SCOPES, Scope
 from vmjobs.cli.support import config
 
 
@@ -37,11 +38,15 @@ _file = click.option(
 
 @token.command()
 @click.argument("subject")
+@click.option("--group", "groups", multiple=True, help="A group that SUBJECT is in; may be repeated.")
+@click.option("--admin", is_flag=True, help="May also publish library images and collect garbage.")
 @_lifetime
 @_file
-def user(subject: str, days: float, file: Path | None) -> None:
-    """A token with which SUBJECT submits jobs and looks after them."""
-    _hand_out(make_issuer(config()).user_token(subject, lifetime=days * 86400), file)
+def user(subject: str, groups: tuple[str, ...], admin: bool, days: float, file: Path | None) -> None:
+    """A token with which SUBJECT submits jobs and looks after them, and after images."""
+    scopes = USER_SCOPES | {Scope.ADMIN} if admin else USER_SCOPES
+    made = make_issuer(config()).user_token(subject, scopes, days * 86400, groups)
+    _hand_out(made, file)
 
 
 @token.command()
