@@ -1,6 +1,9 @@
-"""Image recipes: what goes into an image, declared in a TOML file.
+"""Image recipes: what goes into an image, declared in TOML files that build on one another.
 
-A recipe names no mirror and no host, so that the same file builds the same image anywhere.
+A file names the layers that it stands on, and adds to them: ``full`` is ``hep`` and ``kerberos`` and
+``root`` together. What is built is always one :class:`Recipe`, with all of it. A recipe names no
+mirror and no host, so that the same file builds the same image anywhere; what is only to be had from
+a site's own package repository says so, and whoever builds it names the repository.
 """
 
 from __future__ import annotations
@@ -8,14 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
 from vmjobs.errors import BuildError, Fault, InvalidRequest, NotFound
-from vmjobs.model import Frozen
+from vmjobs.model import Frozen, faults_of
 
 _PACKAGE: Final = r"^[a-z0-9][a-z0-9+.-]+$"
 
@@ -30,6 +34,8 @@ def _inside(value: str) -> str:
 Package = Annotated[str, StringConstraints(pattern=_PACKAGE)]
 ImagePath = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_inside)]
 Module = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_-]+$")]
+RecipeName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Suite = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]+$")]
 Parameter = Annotated[str, StringConstraints(pattern=r"^[!-~]+$")]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -65,52 +71,130 @@ class FilePart(Frozen):
     executable: bool = False
 
 
-class Recipe(Frozen):
-    """What an image consists of.
+class Layer(Frozen):
+    """One recipe file. What it leaves out comes from the layers that it stands on.
 
+    layers: recipes that this one stands on, lowest first: names, or files beside this one.
     epoch: every time stamp in the image, seconds since 1970. slack: free MiB on the root disk (jobs
     have a disk of their own). drop: paths (or patterns, as in fnmatch) left out.
+    probe: a script that must end with status 0 in a job, before an image may be published.
+    needs_repository: some packages are in a site's own repository only.
     """
 
     schema_version: int = Field(default=1, alias="schema", ge=1, le=1)
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    name: RecipeName
     version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     description: str = ""
-    suite: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]+$")]
-    epoch: int = Field(ge=0, lt=2**31)
+    layers: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9./_-]{1,255}$")], ...] = ()
+    suite: Suite | None = None
+    epoch: int | None = Field(default=None, ge=0, lt=2**31)
+    packages: tuple[Package, ...] = ()
+    slack: int | None = Field(default=None, ge=1, le=65536, description="MiB")
+    cmdline: tuple[Parameter, ...] | None = None
+    drop: tuple[str, ...] = ()
+    environment: dict[EnvName, str] = Field(default_factory=dict)
+    kernel: KernelPart | None = None
+    python: PythonPart | None = None
+    files: tuple[FilePart, ...] = ()
+    probe: str = Field(default="", max_length=65536)
+    needs_repository: bool = False
+
+
+class Recipe(Frozen):
+    """What an image consists of: the fields are those of :class:`Layer`, none left open.
+
+    layers: names of all recipes in it, lowest first. probes: one script for each that has one.
+    """
+
+    name: RecipeName
+    version: str
+    description: str = ""
+    layers: tuple[str, ...] = ()
+    suite: Suite
+    epoch: int
     packages: tuple[Package, ...] = Field(min_length=1)
-    slack: int = Field(default=16, ge=1, le=65536, description="MiB")
+    slack: int = 16
     cmdline: tuple[Parameter, ...] = ()
     drop: tuple[str, ...] = ()
     environment: dict[EnvName, str] = Field(default_factory=dict)
     kernel: KernelPart | None = None
     python: PythonPart | None = None
     files: tuple[FilePart, ...] = ()
+    probes: tuple[str, ...] = ()
+    needs_repository: bool = False
 
     @property
     def digest(self) -> str:
-        """Digest of what the recipe says, not of how its file is written."""
-        value = self.model_dump(mode="json", by_alias=True)
+        """Digest of what goes into the image, not of how that is written down or spread on layers."""
+        value = self.model_dump(mode="json", exclude={"description", "probes", "layers"})
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def parse(text: str, source: str = "recipe") -> Recipe:
-    """Read a recipe.
+def compose(layers: Sequence[Layer]) -> Recipe:
+    """The recipe that layers make together, lowest first; the last one gives its name to it.
+
+    What is a list adds up, what is a single value is the last layer's that has one.
+
+    Raises:
+        InvalidRequest: with a fault for everything that is missing or does not go together.
+    """
+    top = layers[-1]
+    faults = list(_contradictions(layers))
+    values: dict[str, Any] = {"name": top.name, "version": top.version, "description": top.description}
+    values["layers"] = tuple(layer.name for layer in layers)
+    for field in ("suite", "epoch", "slack", "cmdline", "kernel"):
+        said = [getattr(layer, field) for layer in layers if getattr(layer, field) is not None]
+        if said:
+            values[field] = said[-1]
+        elif field in {"suite", "epoch"}:
+            faults.append(Fault(field, "missing", f"no layer of {top.name} says its {field}"))
+    for field in ("packages", "drop"):
+        values[field] = tuple(dict.fromkeys(item for la in layers for item in getattr(la, field)))
+    if not values["packages"]:
+        faults.append(Fault("packages", "missing", f"{top.name} has no packages"))
+    values["environment"] = {k: v for layer in layers for k, v in layer.environment.items()}
+    values["files"] = tuple({file.path: file for la in layers for file in la.files}.values())
+    values["python"] = _python([layer.python for layer in layers if layer.python is not None])
+    values["probes"] = tuple(layer.probe for layer in layers if layer.probe)
+    values["needs_repository"] = any(layer.needs_repository for layer in layers)
+    if faults:
+        listing = "; ".join(fault.message for fault in faults)
+        raise InvalidRequest(f"recipe {top.name} has faults: {listing}", faults=faults)
+    return Recipe(**values)
+
+
+def _contradictions(layers: Sequence[Layer]) -> Iterator[Fault]:
+    suites = {layer.suite: layer.name for layer in layers if layer.suite is not None}
+    if len(suites) > 1:
+        told = ", ".join(f"{name}: {suite}" for suite, name in suites.items())
+        yield Fault("suite", "contradiction", f"layers are of different releases ({told})")
+    pythons = {(la.python.version, la.python.target): la.name for la in layers if la.python}
+    if len(pythons) > 1:
+        told = ", ".join(f"{name}: {version} in {to}" for (version, to), name in pythons.items())
+        yield Fault("python", "contradiction", f"layers install for different Pythons ({told})")
+
+
+def _python(parts: Sequence[PythonPart]) -> PythonPart | None:
+    if not parts:
+        return None
+    wheels = {wheel.name: wheel for part in parts for wheel in part.wheels}
+    return PythonPart(version=parts[-1].version, target=parts[-1].target, wheels=tuple(wheels.values()))
+
+
+def parse(text: str, source: str = "recipe") -> Layer:
+    """Read one recipe file.
 
     Raises:
         InvalidRequest: with one fault for everything that is wrong with it.
     """
     try:
-        return Recipe.model_validate(tomllib.loads(text))
+        return Layer.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         fault = Fault("", "not_toml", str(error))
         raise InvalidRequest(f"{source} is not TOML: {error}", faults=[fault]) from error
     except ValidationError as error:
-        faults = [
-            Fault(".".join(map(str, e["loc"])), e["type"], e["msg"].removeprefix("Value error, "))
-            for e in error.errors(include_url=False)
-        ]
+        faults = faults_of(error)
         listing = "; ".join(f"{f.field}: {f.message}" for f in faults)
         raise InvalidRequest(f"{source} has faults: {listing}", faults=faults) from error
 
@@ -125,18 +209,41 @@ def load(name_or_path: str) -> Recipe:
     """A recipe of the product's by its name, or one from a file (anything with a ``/`` or ``.toml``).
 
     Raises:
-        NotFound: there is none. InvalidRequest: it has faults. BuildError: it cannot be read.
+        NotFound: it, or a layer of it, does not exist. InvalidRequest: it has faults.
+        BuildError: it cannot be read.
     """
-    if "/" not in name_or_path and not name_or_path.endswith(".toml"):
-        if name_or_path not in names():
-            raise NotFound(
-                f"there is no recipe {name_or_path!r}", hint=f"there are: {', '.join(names())}"
-            )
-        text = (resources.files("images.recipes") / f"{name_or_path}.toml").read_text("utf-8")
-        return parse(text, f"recipe {name_or_path}")
+    return compose(list(_stack(name_or_path, Path(), (), {}).values()))
+
+
+_Stack = dict[str, Layer]
+
+
+def _stack(ref: str, folder: Path, above: tuple[str, ...], found: _Stack) -> _Stack:
+    """The layers below and including ``ref``, each once, lowest first. above: who asked for it."""
+    in_file = "/" in ref or ref.endswith(".toml")
+    key = str((folder / ref).resolve()) if in_file else ref
+    if key in above:
+        raise InvalidRequest(f"recipes stand on each other in a circle: {' on '.join((*above, key))}")
+    if key not in found:
+        layer = _read_file(folder / ref) if in_file else _read_shipped(ref)
+        below = (folder / ref).parent if in_file else folder
+        for other in layer.layers:
+            _stack(other, below, (*above, key), found)
+        found[key] = layer
+    return found
+
+
+def _read_shipped(name: str) -> Layer:
+    if name not in names():
+        raise NotFound(f"there is no recipe {name!r}", hint=f"there are: {', '.join(names())}")
+    text = (resources.files("images.recipes") / f"{name}.toml").read_text("utf-8")
+    return parse(text, f"recipe {name}")
+
+
+def _read_file(path: Path) -> Layer:
     try:
-        return parse(Path(name_or_path).read_text("utf-8"), name_or_path)
+        return parse(path.read_text("utf-8"), str(path))
     except FileNotFoundError as error:
-        raise NotFound(f"there is no recipe file {name_or_path}") from error
+        raise NotFound(f"there is no recipe file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise BuildError(f"cannot read {name_or_path}: {error}") from error
+        raise BuildError(f"cannot read {path}: {error}") from error

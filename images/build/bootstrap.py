@@ -6,9 +6,11 @@ import fnmatch
 import hashlib
 import json
 import os
+import re
 import shlex
 import stat
 import struct
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -16,7 +18,7 @@ from typing import Final
 from images.build.process import run
 from images.build.tree import Node, Tree, from_tar, in_memory
 from images.recipe import Recipe
-from vmjobs.errors import BuildError
+from vmjobs.errors import BuildError, InvalidRequest
 
 #: Fetching and installing packages, in seconds.
 _TIMEOUT: Final = 1800.0
@@ -58,7 +60,33 @@ DROPPED: Final = (
 )
 
 
-def bootstrap(recipe: Recipe, folder: Path, *, force: bool = False) -> Path:
+#: Debian's own packages, beside a site's.
+_MIRROR: Final = "http://deb.debian.org/debian"
+_SOURCE_LINE: Final = re.compile(r"deb https?://[A-Za-z0-9._~:/%+-]+ [A-Za-z0-9./_-]+( [a-z0-9-]+)*")
+
+
+@dataclass(frozen=True)
+class SiteRepository:
+    """Where a site's own packages are.
+
+    line: as in sources.list, ``deb URL SUITE COMPONENT...``. key: file with the key that signs it.
+    """
+
+    line: str
+    key: Path
+
+    def __post_init__(self) -> None:
+        if not _SOURCE_LINE.fullmatch(self.line):
+            raise InvalidRequest(
+                f"{self.line!r} is not a package repository", hint="deb URL SUITE COMPONENT..."
+            )
+        if not self.key.is_file():
+            raise InvalidRequest(f"there is no key of the package repository: {self.key}")
+
+
+def bootstrap(
+    recipe: Recipe, folder: Path, *, force: bool = False, repository: SiteRepository | None = None
+) -> Path:
     """Have the recipe's packages as a tar archive in ``folder``; one made before is used again.
 
     Raises:
@@ -66,6 +94,8 @@ def bootstrap(recipe: Recipe, folder: Path, *, force: bool = False) -> Path:
     """
     kernel = recipe.kernel.package if recipe.kernel else ""
     inputs = [recipe.suite, sorted(recipe.packages), kernel, recipe.epoch]
+    if repository is not None:
+        inputs.append(repository.line)
     key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
     archive = folder / f"{recipe.suite}-{key}.tar"
     if archive.exists() and not force:
@@ -80,6 +110,10 @@ def bootstrap(recipe: Recipe, folder: Path, *, force: bool = False) -> Path:
                 words = shlex.join(["sh", str(hook.resolve()), kernel])
                 command.append(f'--customize-hook={words} "$1"')
             command += [recipe.suite, str(part)]
+            if repository is not None:
+                _, _, rest = repository.line.partition(" ")
+                signed = f"[signed-by={repository.key.resolve()}]"
+                command += [f"deb {_MIRROR} {recipe.suite} main", f"deb {signed} {rest}"]
             run(command, timeout=_TIMEOUT, env={"SOURCE_DATE_EPOCH": str(recipe.epoch)})
         part.replace(archive)
     finally:

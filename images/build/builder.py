@@ -18,17 +18,22 @@ from typing import Final
 
 from images import recipe as recipes
 from images.build import bootstrap, ext4, kernel, wheels
+from images.build.bootstrap import SiteRepository
 from images.build.tree import Tree
 from images.files import exclusive
 from images.manifest import GuestSupport, ImageManifest, Part
 from images.recipe import Recipe
 from images.store import ImageEntry, ImageStore
+from vmjobs.errors import InvalidRequest
 from vmjobs.model import MIB
 
 log = logging.getLogger(__name__)
 
 #: Called with the name of the step and the part of the work that is done, 0 to 1.
 StepProgress = Callable[[str, float], None]
+
+#: Boots an image, given by its digest, and runs the recipe's probes in it. Raises BuildError.
+BootTest = Callable[[str, Recipe], None]
 
 #: Raised whenever the builder makes other bytes of the same inputs.
 _BUILDER_VERSION: Final = 3
@@ -52,25 +57,39 @@ def build(
     workdir: Path,
     progress: StepProgress | None = None,
     force: bool = False,
+    boot_test: BootTest | None = None,
+    repository: SiteRepository | None = None,
 ) -> ImageEntry:
     """Build an image into ``store`` and tag it ``latest`` and with the recipe's version.
 
     An image that was built from the same recipe by the same guest program is taken as it is, unless
-    ``force``, which also fetches the packages anew. Downloads stay in ``workdir``.
+    ``force``, which also fetches the packages anew. Downloads stay in ``workdir``. With a
+    ``boot_test`` an image that fails it gets no name; one that has passed it is not tested again.
 
     Raises:
-        NotFound: there is no such recipe. InvalidRequest: it has faults.
-        BuildError: a package, a wheel or a tool is missing. DigestMismatch: a wheel is another one.
+        NotFound: there is no such recipe. InvalidRequest: it has faults, or needs a ``repository``.
+        BuildError: a package, a wheel or a tool is missing, or the image failed its boot test.
+        DigestMismatch: a wheel is another one.
     """
     recipe = recipes.load(recipe_name_or_path)
+    if recipe.needs_repository and repository is None:
+        raise InvalidRequest(
+            f"the recipe {recipe.name} needs packages that only a site's own repository has",
+            hint="name it with --repository and --repository-key",
+        )
     guest = guest_program()
-    key = build_key(recipe, guest)
+    key = build_key(recipe, guest, repository)
     tell: StepProgress = progress or (lambda _step, _fraction: None)
     with exclusive(store.root / "locks" / f"build-{key}"):
         digest = None if force else store.built(key)
         if digest is None:
-            digest = _build(recipe, guest, store, workdir, tell, force)
+            digest = _build(recipe, guest, store, workdir, tell, force, repository)
             store.record_build(key, digest)
+        tested = hashlib.sha256(f"{key} {digest} boots\n".encode()).hexdigest()
+        if boot_test is not None and store.built(tested) is None:
+            tell("boot test", 0.95)
+            boot_test(digest, recipe)
+            store.record_build(tested, digest)
         for tag in (recipe.version, "latest"):
             store.tag(recipe.name, tag, digest)
     tell("done", 1.0)
@@ -85,9 +104,10 @@ def guest_program() -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in files}
 
 
-def build_key(recipe: Recipe, guest: dict[str, bytes]) -> str:
+def build_key(recipe: Recipe, guest: dict[str, bytes], repository: SiteRepository | None = None) -> str:
     """Names the inputs of a build, apart from what the package archive holds that day."""
-    text = hashlib.sha256(f"{_BUILDER_VERSION} {recipe.digest}\n".encode())
+    site = repository.line if repository else ""
+    text = hashlib.sha256(f"{_BUILDER_VERSION} {recipe.digest} {site}\n".encode())
     for name, data in sorted(guest.items()):
         text.update(f"{name} {hashlib.sha256(data).hexdigest()}\n".encode())
     return text.hexdigest()
@@ -100,9 +120,11 @@ def _build(
     workdir: Path,
     tell: StepProgress,
     force: bool,
+    repository: SiteRepository | None,
 ) -> str:
     tell("install packages", 0.0)
-    archive = bootstrap.bootstrap(recipe, workdir / "packages", force=force)
+    packages_dir = workdir / "packages"
+    archive = bootstrap.bootstrap(recipe, packages_dir, force=force, repository=repository)
     tell("read packages", 0.6)
     tree = bootstrap.load_packages(archive)
     packages = bootstrap.package_versions(tree)

@@ -20,12 +20,17 @@ _CHUNK: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Content:
-    """Bytes of a file: in memory, or a range of another file on disk."""
+    """Bytes of a file: in memory, or a range of another file on disk.
+
+    pieces: of a sparse file, where there is something in it: pairs of offset and length. These
+    bytes lie one behind the other in ``file``; everything else is zeros.
+    """
 
     size: int
     data: bytes = b""
     file: Path | None = None
     offset: int = 0
+    pieces: tuple[tuple[int, int], ...] | None = None
 
     def chunks(self, opened: dict[Path, BinaryIO]) -> Iterator[bytes]:
         """The bytes, in order; ``opened`` keeps files open between calls."""
@@ -36,8 +41,19 @@ class Content:
         if self.file not in opened:
             opened[self.file] = self.file.open("rb")
         source = opened[self.file]
-        source.seek(self.offset)
-        left = self.size
+        if self.pieces is None:
+            yield from self._range(source, self.offset, self.size)
+            return
+        done, place = 0, self.offset
+        for begin, length in self.pieces:
+            yield from _zeros(begin - done)
+            yield from self._range(source, place, length)
+            done, place = begin + length, place + length
+        yield from _zeros(self.size - done)
+
+    def _range(self, source: BinaryIO, offset: int, size: int) -> Iterator[bytes]:
+        source.seek(offset)
+        left = size
         while left:
             piece = source.read(min(left, _CHUNK))
             if not piece:
@@ -55,6 +71,12 @@ class Content:
                 file.close()
 
 
+def _zeros(count: int) -> Iterator[bytes]:
+    while count > 0:
+        yield bytes(min(count, _CHUNK))
+        count -= _CHUNK
+
+
 def in_memory(data: bytes) -> Content:
     """Content that consists of ``data``."""
     return Content(len(data), data)
@@ -62,9 +84,11 @@ def in_memory(data: bytes) -> Content:
 
 @dataclass
 class Node:
-    """An inode: a regular file, a directory or a symbolic link.
+    """An inode: a regular file, a directory, a symbolic link, a device or a FIFO.
 
-    mode: type and permission bits, as in ``st_mode``. target: of a symbolic link.
+    mode: type and permission bits, as in ``st_mode``. target: of a symbolic link. mtime: seconds
+    since 1970; ``None``: that of the whole disk. device: major and minor number. xattrs: extended
+    attributes by their full names.
     """
 
     mode: int
@@ -72,6 +96,9 @@ class Node:
     gid: int = 0
     content: Content = field(default_factory=lambda: in_memory(b""))
     target: str = ""
+    mtime: int | None = None
+    device: tuple[int, int] = (0, 0)
+    xattrs: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def is_dir(self) -> bool:
@@ -85,10 +112,16 @@ class Node:
 
 
 class Tree:
-    """Paths (relative, without a leading ``./``) and their nodes; hard links share a node."""
+    """Paths (relative, without a leading ``./``) and their nodes; hard links share a node.
+
+    layers: nodes in the order in which a disk is to hold them, a list for each layer that the tree
+    was made of, also those that a later layer replaced. Disks of trees that begin with the same
+    layers then begin alike. Nodes in no layer come last.
+    """
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {"": Node(stat.S_IFDIR | 0o755)}
+        self.layers: list[list[Node]] = []
 
     def add(self, path: str, node: Node) -> None:
         """Put ``node`` at ``path``, replacing what was there, and make parents that are missing.

@@ -15,7 +15,8 @@ from images.recipe import PythonPart, Wheel
 from vmjobs.errors import BuildError, DigestMismatch
 
 _TIMEOUT: Final = 900.0
-_PLATFORM: Final = "manylinux2014_x86_64"
+#: All of them: pip takes each for itself only. Debian 12 has glibc 2.36.
+_PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 
 
 def fetch(part: PythonPart, wheel: Wheel, folder: Path) -> Path:
@@ -30,7 +31,8 @@ def fetch(part: PythonPart, wheel: Wheel, folder: Path) -> Path:
         if _sha256(file) == wheel.sha256:
             return file
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--only-binary=:all:", "--platform", _PLATFORM]
+    command += ["--no-deps", "--only-binary=:all:"]
+    command += [f"--platform={platform}" for platform in _PLATFORMS]
     command += ["--python-version", part.version, "--dest", str(folder)]
     run([*command, f"{wheel.name}=={wheel.version}"], timeout=_TIMEOUT)
     found = sorted(folder.glob(f"{stem}*.whl"))

@@ -19,11 +19,17 @@ packages = ["busybox-static"]
 """
 
 
+def one(text: str) -> recipe.Recipe:
+    return recipe.compose([recipe.parse(text)])
+
+
 @pytest.mark.parametrize("name", recipe.names())
 def test_the_recipes_of_the_product_are_sound(name: str) -> None:
     made = recipe.load(name)
     assert made.name == name
     assert made.kernel is not None
+    assert made.probes
+    assert made.layers[-1] == name
     assert "init=/sbin/vmjobs-init" in made.cmdline
     assert "busybox-static" in made.packages  # the initial RAM disk is made of it
 
@@ -60,18 +66,68 @@ def test_recipes_come_from_files_as_well(tmp_path: Path) -> None:
     assert "generic" in caught.value.hint
 
 
+def test_layers_add_up() -> None:
+    full, hep = recipe.load("full"), recipe.load("hep")
+    assert full.layers == ("generic", "python", "hep", "root", "kerberos", "full")
+    assert set(hep.packages) | {"krb5-user"} <= set(full.packages)
+    assert full.python is not None
+    assert {"pythia8mc", "uproot"} <= {wheel.name for wheel in full.python.wheels}
+    assert full.environment == hep.environment
+    assert (full.suite, full.cmdline, full.kernel) == (hep.suite, hep.cmdline, hep.kernel)
+    assert len(full.probes) == 5
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    file = folder / f"{name}.toml"
+    file.write_text(f'name = "{name}"\nversion = "2"\n{text}')
+    return str(file)
+
+
+def test_the_last_layer_that_says_something_is_right(tmp_path: Path) -> None:
+    write(tmp_path, "low", 'layers = ["generic"]\nslack = 99\n[environment]\nA = "1"\nB = "1"\n')
+    top = write(
+        tmp_path, "top", 'layers = ["./low.toml"]\ncmdline = ["init=/x"]\n[environment]\nB = "2"\n'
+    )
+    made = recipe.load(top)
+    assert (made.name, made.version, made.slack, made.cmdline) == ("top", "2", 99, ("init=/x",))
+    assert made.environment == {"A": "1", "B": "2"}
+    assert made.suite == "bookworm"
+
+
+def test_layers_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    top = write(tmp_path, "top", 'layers = ["hep", "worker"]\n')
+    with pytest.raises(InvalidRequest, match=r"different releases \(.*bookworm.*trixie"):
+        recipe.load(top)
+    alone = write(tmp_path, "alone", "")
+    with pytest.raises(InvalidRequest) as caught:
+        recipe.load(alone)
+    assert {fault.field for fault in caught.value.faults} == {"suite", "epoch", "packages"}
+
+
+def test_a_circle_of_layers_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "one", 'layers = ["./two.toml"]\n')
+    two = write(tmp_path, "two", 'layers = ["./one.toml"]\n')
+    with pytest.raises(InvalidRequest, match="circle"):
+        recipe.load(two)
+
+
+def test_a_layer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="unheard-of"):
+        recipe.load(write(tmp_path, "top", 'layers = ["unheard-of"]\n'))
+
+
 def test_what_a_recipe_says_counts_and_not_how_it_is_written() -> None:
-    made = recipe.parse(GOOD)
-    assert recipe.parse(f"# a comment\n{GOOD}").digest == made.digest
-    assert recipe.parse(GOOD.replace("epoch = 0", "epoch = 1")).digest != made.digest
+    made = one(GOOD)
+    assert one(f"# a comment\n{GOOD}").digest == made.digest
+    assert one(GOOD.replace("epoch = 0", "epoch = 1")).digest != made.digest
 
 
 def test_a_build_is_another_one_when_recipe_or_guest_program_change() -> None:
-    made, guest = recipe.parse(GOOD), guest_program()
+    made, guest = one(GOOD), guest_program()
     assert {"init.sh", "launch.sh", "initrd.sh"} <= set(guest)
     keys = {
         build_key(made, guest),
-        build_key(recipe.parse(GOOD.replace("epoch = 0", "epoch = 1")), guest),
+        build_key(one(GOOD.replace("epoch = 0", "epoch = 1")), guest),
         build_key(made, {**guest, "init.sh": b"#!/bin/sh\n"}),
     }
     assert len(keys) == 3

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from images.build import build as build_image
 from images.store import ImageEntry, ImageStore
+from vmjobs.cli.image_build import build
 from vmjobs.cli.support import config, json_option, print_json, print_table
 from vmjobs.model import MIB
 
@@ -20,36 +15,7 @@ def image() -> None:
     """Build images and look at them."""
 
 
-@image.command()
-@click.argument("recipes", nargs=-1, required=True)
-@click.option("--force", is_flag=True, help="Build anew even if nothing changed.")
-@click.option("--work-dir", type=click.Path(path_type=Path, file_okay=False), help="Scratch directory.")
-@json_option
-def build(recipes: tuple[str, ...], force: bool, work_dir: Path | None, as_json: bool) -> None:
-    """Build images from RECIPES (names of shipped recipes, or files) into the image store.
-
-    Needs no root rights. A recipe whose inputs did not change is not built again.
-    """
-    settings = config()
-    store = ImageStore(settings.images)
-    built = []
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        for recipe in recipes:
-            task = bars.add_task(f"{recipe}: starting", total=1.0)
-
-            def show(step: str, fraction: float, task: TaskID = task, recipe: str = recipe) -> None:
-                bars.update(task, description=f"{recipe}: {step}", completed=fraction)
-
-            work = work_dir or settings.images.parent / "work"
-            built.append(build_image(recipe, store, work, show, force=force))
-            bars.update(task, description=f"{recipe}: done", completed=1.0)
-    if as_json:
-        print_json(built)
-        return
-    for entry in built:
-        click.echo(f"{entry.name}:{entry.tag} {entry.digest}")
-    sys.stdout.flush()
+image.add_command(build)
 
 
 @image.command("list")

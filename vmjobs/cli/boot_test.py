@@ -1,0 +1,116 @@
+"""The gate of ``vmjobs image build``: an image that does not boot and run a job gets no name."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from images.recipe import Recipe
+from images.store import ImageStore
+from vmjobs.agent.inbox import Inbox
+from vmjobs.agent.run import Run
+from vmjobs.cli.node_parts import fleet, parts
+from vmjobs.config import Config
+from vmjobs.errors import BuildError
+from vmjobs.local import LocalJob, describe_inputs
+from vmjobs.model import HypervisorKind, JobSpec, JobState, Report, StreamName
+
+#: What a probe may take of the node: MiB, MiB, seconds.
+MEMORY, DISK, RUN_SECONDS = 1024, 512, 600
+
+#: Runs each of the recipe's probes; a shell takes what has no first line that says otherwise.
+_ALL_PROBES = """#!/bin/sh
+for probe in probe-*; do
+    chmod +x "$probe"
+    "./$probe" || { echo "$probe ended with status $?" >&2; exit 1; }
+done
+"""
+_NO_PROBE = "#!/bin/sh\nexit 0\n"
+
+
+class BootTest:
+    """Boots images of ``store`` on this node's hypervisors.
+
+    On the best of them the probes are run too; on the others it is enough that a job runs.
+    """
+
+    def __init__(
+        self, settings: Config, store: ImageStore, tell: Callable[[str], None] = lambda _text: None
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._tell = tell
+        self._fleet = fleet(settings, store)
+
+    def __call__(self, digest: str, recipe: Recipe) -> None:
+        """Boot the image.
+
+        Raises:
+            BuildError: it does not boot, is not ready in time, or a probe fails; with the reason.
+        """
+        kinds = self._kinds(digest)
+        for number, kind in enumerate(kinds):
+            self._tell(f"{recipe.name}: boot test on {kind}")
+            probes = recipe.probes if number == 0 else ()
+            self._run(digest, recipe.name, kind, probes)
+
+    def _kinds(self, digest: str) -> list[HypervisorKind]:
+        working = {result.kind for result in self._fleet.probe() if result.works}
+        wanted = self._store.manifest(digest).hypervisors
+        kinds = [kind for kind in wanted if kind in working]
+        if not kinds:
+            raise BuildError(
+                f"nothing on this machine can boot the image: it needs one of {', '.join(wanted)}",
+                hint="`vmjobs doctor` shows what is wrong; --no-boot-test builds without the test",
+            )
+        return kinds
+
+    def _run(self, digest: str, name: str, kind: HypervisorKind, probes: tuple[str, ...]) -> None:
+        # Runs keep their directory by the journal; this one has what the job itself is given.
+        with tempfile.TemporaryDirectory(prefix="vmjobs-probe-") as folder:
+            files = {f"probe-{number:02}": text for number, text in enumerate(probes)}
+            paths = {file: Path(folder) / file for file in files}
+            for file, text in files.items():
+                paths[file].write_text(text)
+            spec = JobSpec(
+                image=digest,
+                script=_ALL_PROBES if probes else _NO_PROBE,
+                inputs=describe_inputs(paths),
+                memory=MEMORY,
+                disk=DISK,
+                hypervisor=kind,
+                run_seconds=RUN_SECONDS,
+            )
+            self._execute(spec, digest, name, paths, Path(folder))
+
+    def _execute(
+        self, spec: JobSpec, digest: str, name: str, files: dict[str, Path], folder: Path
+    ) -> None:
+        said = io.BytesIO()
+        job = LocalJob(
+            job_id=f"probe-{uuid.uuid4().hex[:12]}",
+            spec=spec,
+            image_digest=digest,
+            files=files,
+            output_directory=folder / "outputs",
+            on_report=lambda _report: None,
+            sinks={StreamName.OUT: said, StreamName.ERR: said},
+        )
+        runs = self._settings.state_dir / "local" / "runs"
+        made = parts(self._settings, self._store, self._fleet, runs)
+        made.journal.recover(self._fleet.drivers)  # of earlier runs that were killed
+        verdict = Run(job, _Nobody(), made, job.job_id, uuid.uuid4().hex, Inbox()).execute()
+        if verdict.state is not JobState.COMPLETED:
+            text = said.getvalue().decode("utf-8", "replace").strip()[-2000:]
+            message = (
+                f"the image {name} fails its boot test on {spec.hypervisor}: {verdict.reason.message}"
+            )
+            raise BuildError(f"{message}; its output:\n{text}" if text else message)
+
+
+class _Nobody:
+    def progress(self, report: Report) -> None:
+        """Nobody waits for each step."""

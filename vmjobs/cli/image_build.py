@@ -1,0 +1,92 @@
+"""``vmjobs image build``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from images import recipe as recipes
+from images.build import build as build_image
+from images.build.bootstrap import SiteRepository
+from images.store import ImageStore
+from vmjobs.cli.boot_test import BootTest
+from vmjobs.cli.support import config, json_option, print_json, print_table
+
+
+def _complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in recipes.names() if name.startswith(incomplete)]
+
+
+@click.command()
+@click.argument("names", metavar="RECIPES...", nargs=-1, shell_complete=_complete)
+@click.option("--force", is_flag=True, help="Build anew even if nothing changed.")
+@click.option("--work-dir", type=click.Path(path_type=Path, file_okay=False), help="Scratch directory.")
+@click.option("--list", "and_list", is_flag=True, help="Show the recipes that there are, and end.")
+@click.option("--boot-test/--no-boot-test", default=True, help="Boot it before it gets its name.")
+@click.option("--repository", metavar="LINE", help="A site's packages: 'deb URL SUITE COMPONENT...'.")
+@click.option(
+    "--repository-key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The key that signs the repository.",
+)
+@json_option
+def build(
+    names: tuple[str, ...],
+    force: bool,
+    work_dir: Path | None,
+    and_list: bool,
+    boot_test: bool,
+    repository: str | None,
+    repository_key: Path | None,
+    as_json: bool,
+) -> None:
+    """Build images from RECIPES (names of shipped recipes, or files) into the image store.
+
+    Needs no root rights. A recipe whose inputs did not change is not built again. An image is booted
+    on every hypervisor that works here, and runs its recipe's probes, before it gets its name.
+    """
+    if and_list:
+        _list(as_json)
+        return
+    if not names:
+        raise click.UsageError("name a recipe; --list shows those that there are")
+    if (repository is None) != (repository_key is None):
+        raise click.UsageError("--repository and --repository-key go together")
+    site = SiteRepository(repository, repository_key) if repository and repository_key else None
+    settings = config()
+    store = ImageStore(settings.images)
+    built = []
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        for recipe in names:
+            task = bars.add_task(f"{recipe}: starting", total=1.0)
+
+            def show(step: str, fraction: float, task: TaskID = task, recipe: str = recipe) -> None:
+                bars.update(task, description=f"{recipe}: {step}", completed=fraction)
+
+            def say(text: str, task: TaskID = task) -> None:
+                bars.update(task, description=text)
+
+            test = BootTest(settings, store, say) if boot_test else None
+            work = work_dir or settings.images.parent / "work"
+            built.append(build_image(recipe, store, work, show, force, test, site))
+            bars.update(task, description=f"{recipe}: done", completed=1.0)
+    if as_json:
+        print_json([vars(entry) for entry in built])
+        return
+    for entry in built:
+        click.echo(f"{entry.name}:{entry.tag} {entry.digest}")
+    sys.stdout.flush()
+
+
+def _list(as_json: bool) -> None:
+    found = [recipes.load(name) for name in recipes.names()]
+    if as_json:
+        print_json([recipe.model_dump(mode="json") for recipe in found])
+        return
+    rows = [(r.name, r.version, " + ".join(r.layers[:-1]) or "-", r.description) for r in found]
+    print_table(("RECIPE", "VERSION", "STANDS ON", "DESCRIPTION"), rows)
