@@ -17,7 +17,7 @@ compressed frame says of its own size.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -193,6 +193,31 @@ def pack(
         entries.append(_ENTRY.pack(digest, kind << 30 | len(body)))
         bodies.append(body)
     return b"".join([_HEAD.pack(MAGIC, len(entries), len(view)), *entries, *bodies])
+
+
+def pack_blocks(
+    digests: Sequence[bytes], size: int, blocks: Iterable[tuple[int, memoryview]]
+) -> bytearray:
+    """A segment to be sent, packed while its blocks are read; all others are left out.
+
+    Args:
+        digests: of all its blocks. size: bytes of content.
+        blocks: number and bytes of those to send, in order. Zeros need not be among them.
+    """
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False)
+    packed = bytearray(head_size(len(digests)))
+    words = [
+        (Kind.ZEROS if digest == zero_block(length) else Kind.ABSENT) << 30
+        for digest, length in zip(digests, block_lengths(size), strict=True)
+    ]
+    for number, piece in blocks:
+        kind, body = _stored(piece, compressor)
+        words[number] = kind << 30 | len(body)
+        packed += body
+    _HEAD.pack_into(packed, 0, MAGIC, len(digests), size)
+    for number, (digest, word) in enumerate(zip(digests, words, strict=True)):
+        _ENTRY.pack_into(packed, head_size(number), digest, word)
+    return packed
 
 
 def _stored(piece: memoryview, compressor: zstandard.ZstdCompressor) -> tuple[Kind, bytes | memoryview]:

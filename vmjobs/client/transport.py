@@ -8,7 +8,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, TypeVar
 from urllib.parse import urlsplit
@@ -92,7 +92,21 @@ class Upload:
         self._left = self._size
 
 
-Body = bytes | Upload | None
+class Packet:
+    """A request's body that is in memory, sent in pieces: the connection's patience is for each."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[bytes]:
+        view = memoryview(self._data)
+        return (bytes(view[at : at + PIECE]) for at in range(0, len(view), PIECE))
+
+
+Body = bytes | Upload | Packet | None
 
 
 @dataclass(frozen=True)
@@ -196,7 +210,7 @@ class Transport:
             ask.body.rewind()
         left = max(0.5, end - time.monotonic())
         # A body or an answer of any length takes as long as it takes; silence is what times out.
-        transfer = ask.stream or isinstance(ask.body, Upload)
+        transfer = ask.stream or isinstance(ask.body, Upload | Packet)
         read = self._retries.read if transfer else min(self._retries.read, left)
         return self._session.request(
             ask.method,

@@ -1,0 +1,302 @@
+"""Sends a content to a repository: only what is missing there, several segments at once.
+
+One thread reads and digests; it asks, a batch of segments at a time, what is missing. Others read
+the missing blocks again (they are in the page cache still), compress and send them. No more than one
+packed segment for each of them is in memory. What was sent stays, whatever happens to the sender: the
+next attempt asks, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+from images.content import (
+    BLOCK,
+    SEGMENT,
+    Layout,
+    block_digests,
+    block_lengths,
+    read_segment,
+    segment_digest,
+    zero_block,
+    zero_segment,
+)
+from images.segment import pack_blocks
+from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, MissingBlocks
+
+WORKERS: Final = 4
+#: Segments in a batch: few at first, so that sending begins soon.
+FIRST_BATCH: Final = 2
+LAST_BATCH: Final = 32
+#: How often to begin again where the repository lost what it had said it has.
+ATTEMPTS: Final = 3
+
+#: Called with the bytes of content that are done with, and the bytes sent on the wire, so far.
+Moved = Callable[[int, int], None]
+
+
+class Receiver(Protocol):
+    """An open upload at a repository. Safe to share between threads."""
+
+    def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
+        """Which of these segments have to be sent."""
+
+    def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
+        """Which of these blocks have to be sent."""
+
+    def put_segment(self, digest: bytes, body: bytearray) -> bool:
+        """Send a segment. Raises MissingBlocks, and DigestMismatch where a block is another one."""
+
+    def put_content(self, digest: str, layout: bytes) -> None:
+        """Say of which segments a content consists. Raises MissingBlocks."""
+
+
+class Memory(Protocol):
+    """What is known of a file's segments from an earlier attempt."""
+
+    def blocks(self, number: int) -> list[bytes] | None:
+        """The digests of a segment's blocks (none: it is a hole); ``None``: not known."""
+
+    def keep(self, number: int, blocks: Sequence[bytes]) -> None:
+        """Remember them."""
+
+    def forget(self) -> None:
+        """What was remembered is of no use."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A segment that is missing. send: numbers of the blocks to send."""
+
+    number: int
+    digest: bytes
+    blocks: Sequence[bytes]
+    send: frozenset[int]
+
+
+class _Segments:
+    """A file's segments, each digested once; safe to share between threads."""
+
+    def __init__(self, file: BinaryIO, size: int, memory: Memory | None, layout: Layout | None) -> None:
+        self.file, self.size, self.layout = file, size, layout
+        self._memory = memory
+        self._buffer = bytearray(min(SEGMENT, size))
+
+    def length(self, number: int) -> int:
+        return min(SEGMENT, self.size - number * SEGMENT)
+
+    def digest(self, number: int) -> bytes:
+        if self.layout is not None:
+            return self.layout.segments[number]
+        blocks = self.blocks(number)
+        return segment_digest(blocks) if blocks else zero_segment(self.length(number))
+
+    def blocks(self, number: int) -> list[bytes]:
+        """The digests of a segment's blocks; none for a hole. One thread at a time only."""
+        known = self._memory.blocks(number) if self._memory else None
+        if known is not None:
+            return known
+        data = read_segment(self.file, number, self.size, self._buffer)
+        found = [] if data is None else block_digests(data)
+        if self._memory:
+            self._memory.keep(number, found)
+        return found
+
+    def pack(self, number: int, blocks: Sequence[bytes], send: frozenset[int]) -> bytearray:
+        return pack_blocks(blocks, self.length(number), self._read(number, sorted(send)))
+
+    def _read(self, number: int, wanted: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+        lengths = block_lengths(self.length(number))
+        buffer = memoryview(bytearray(BLOCK))
+        for block in wanted:
+            piece = buffer[: lengths[block]]
+            count = os.preadv(self.file.fileno(), [piece], number * SEGMENT + block * BLOCK)
+            if count < len(piece):
+                raise DigestMismatch("the file became shorter while it was read")
+            yield block, piece
+
+
+class _Push:
+    """One content on its way."""
+
+    def __init__(self, segments: _Segments, receiver: Receiver, workers: int, moved: Moved) -> None:
+        self._segments = segments
+        self._receiver = receiver
+        self._workers = workers
+        self._moved = moved
+        self._lock = threading.Lock()
+        self._done = self._sent = 0
+
+    def run(self) -> list[bytes]:
+        """Have every segment there; their digests."""
+        digests: list[bytes] = []
+        pending: set[Future[None]] = set()
+        count = -(-self._segments.size // SEGMENT)
+        size = FIRST_BATCH
+        with ThreadPoolExecutor(self._workers, "push") as pool:
+            try:
+                while len(digests) < count:
+                    first = len(digests)
+                    batch = range(first, min(first + size, count))
+                    size = min(size * 2, LAST_BATCH)
+                    digests += [self._segments.digest(number) for number in batch]
+                    for wanted in self._missing(batch, digests[first:]):
+                        pending.add(pool.submit(self._send, wanted))
+                    pending = self._look_at(pending, LAST_BATCH)
+                self._look_at(pending, 0)
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return digests
+
+    def _look_at(self, pending: set[Future[None]], allowed: int) -> set[Future[None]]:
+        """Wait until not more than so many are under way; raise what one of them raised."""
+        while True:
+            finished = {future for future in pending if future.done()}
+            for future in finished:
+                future.result()
+            pending = pending - finished
+            if len(pending) <= allowed:
+                return pending
+            wait(pending, return_when="FIRST_COMPLETED")
+
+    def _missing(self, batch: range, digests: Sequence[bytes]) -> list[_Wanted]:
+        """What of a batch has to be sent; the rest is done with."""
+        length = self._segments.length
+        solid = [
+            (number, digest)
+            for number, digest in zip(batch, digests, strict=True)
+            if digest != zero_segment(length(number))
+        ]
+        flags = self._receiver.missing_segments([digest for _, digest in solid]) if solid else []
+        missing = [pair for pair, flag in zip(solid, flags, strict=True) if flag]
+        self._count(sum(length(n) for n in batch) - sum(length(n) for n, _ in missing), 0)
+        blocks = {number: self._segments.blocks(number) for number, _ in missing}
+        absent = self._absent(blocks)
+        return [_Wanted(number, digest, blocks[number], absent[number]) for number, digest in missing]
+
+    def _absent(self, blocks: Mapping[int, Sequence[bytes]]) -> dict[int, frozenset[int]]:
+        """The numbers of the blocks, by segment, that the repository does not have."""
+        solid = [
+            (number, place, digest)
+            for number, digests in blocks.items()
+            for place, (digest, length) in enumerate(
+                zip(digests, block_lengths(self._segments.length(number)), strict=True)
+            )
+            if digest != zero_block(length)
+        ]
+        flags = self._receiver.missing_blocks([digest for _, _, digest in solid]) if solid else []
+        found: dict[int, set[int]] = {number: set() for number in blocks}
+        for (number, place, _), flag in zip(solid, flags, strict=True):
+            if flag:
+                found[number].add(place)
+        return {number: frozenset(places) for number, places in found.items()}
+
+    def _send(self, wanted: _Wanted) -> None:
+        body = self._segments.pack(wanted.number, wanted.blocks, wanted.send)
+        sent = len(body)
+        try:
+            self._receiver.put_segment(wanted.digest, body)
+        except MissingBlocks:
+            # Collected since we asked, or another upload's that was given up.
+            body = self._segments.pack(
+                wanted.number, wanted.blocks, frozenset(range(len(wanted.blocks)))
+            )
+            sent += len(body)
+            self._receiver.put_segment(wanted.digest, body)
+        self._count(self._segments.length(wanted.number), sent)
+
+    def _count(self, done: int, sent: int) -> None:
+        with self._lock:
+            self._done += done
+            self._sent += sent
+            self._moved(min(self._done, self._segments.size), self._sent)
+
+
+def send_content(
+    path: Path,
+    receiver: Receiver,
+    *,
+    layout: Layout | None = None,
+    memory: Memory | None = None,
+    workers: int = WORKERS,
+    moved: Moved = lambda _done, _sent: None,
+) -> Layout:
+    """Have a file's bytes at a repository, and say what they are called there.
+
+    Args:
+        layout: of the file, where it is known already. memory: of an earlier attempt.
+
+    Raises:
+        InvalidRequest: the file cannot be read, is empty, or is being written to.
+        Unavailable, QuotaExceeded, StorageFull and others: what the repository says.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            mark = _mark(os.fstat(file.fileno()))
+            if mark.size == 0:
+                raise InvalidRequest(f"{path} is empty: there is nothing to send")
+            segments = _Segments(file, mark.size, memory, layout)
+            try:
+                return _send_all(segments, receiver, workers, moved, lambda: _same(file, path, mark))
+            except (DigestMismatch, InvalidRequest):
+                if memory is not None:
+                    memory.forget()
+                _same(file, path, mark)  # says what really was wrong, if this is it
+                raise
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+
+
+def _send_all(
+    segments: _Segments,
+    receiver: Receiver,
+    workers: int,
+    moved: Moved,
+    check: Callable[[], None],
+) -> Layout:
+    for attempt in range(1, ATTEMPTS + 1):
+        found = Layout(segments.size, tuple(_Push(segments, receiver, workers, moved).run()))
+        check()
+        try:
+            receiver.put_content(found.digest, found.to_bytes())
+        except MissingBlocks:
+            if attempt == ATTEMPTS:
+                raise
+            segments.layout = found
+        else:
+            return found
+    raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What changes when a file does."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
+def _mark(status: os.stat_result) -> Mark:
+    return Mark(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def mark_of(path: Path) -> Mark:
+    """A file's mark. Raises OSError."""
+    return _mark(path.stat())
+
+
+def _same(file: BinaryIO, path: Path, mark: Mark) -> None:
+    if _mark(os.fstat(file.fileno())) != mark:
+        raise Conflict(
+            f"{path} changed while it was being pushed",
+            hint="push it again when nothing writes to it: is a machine still running from it?",
+        )

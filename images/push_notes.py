@@ -1,0 +1,124 @@
+"""What a push remembers, so that the next one of the same file need not read all of it again.
+
+A file for each file pushed, below the user's cache directory: a line that says which file it is
+about (as it was: any change makes the notes worthless), then one record for each segment.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO, Final, Self
+
+from images.content import SEGMENT_BLOCKS
+from images.push import Mark, mark_of
+
+_RECORD: Final = struct.Struct(">II")
+_DIGEST: Final = 32
+_MAX_HEAD: Final = 4096
+#: Notes that nobody looked at for so long are removed.
+KEEP_SECONDS: Final = 30 * 86400
+
+
+class Notes:
+    """Notes about one file: an :class:`images.push.Memory`. A broken cache is an empty one."""
+
+    def __init__(self, file: BinaryIO | None, places: dict[int, tuple[int, int]]) -> None:
+        self._file = file
+        self._places = places
+
+    @classmethod
+    def open(cls, folder: Path, path: Path) -> Self:
+        """Those about ``path`` as it is now; they are empty if it changed since."""
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _sweep(folder)
+            target = path.resolve()
+            head = _head(target, mark_of(target))
+            name = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
+            handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = os.fdopen(handle, "r+b", buffering=0)
+            with suppress(BlockingIOError):  # somebody else pushes the same file
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.utime(file.fileno())
+                return cls(file, _read(file, head))
+            file.close()
+        return cls(None, {})
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._file is not None:
+            self._file.close()
+
+    def blocks(self, number: int) -> list[bytes] | None:
+        """See :class:`images.push.Memory`."""
+        if self._file is None or number not in self._places:
+            return None
+        place, count = self._places[number]
+        try:
+            data = os.pread(self._file.fileno(), count * _DIGEST, place)
+        except OSError:
+            return None
+        if len(data) != count * _DIGEST:
+            return None
+        return [data[i : i + _DIGEST] for i in range(0, len(data), _DIGEST)]
+
+    def keep(self, number: int, blocks: Sequence[bytes]) -> None:
+        """See :class:`images.push.Memory`."""
+        if self._file is None:
+            return
+        with suppress(OSError):
+            end = self._file.seek(0, os.SEEK_END)
+            record = _RECORD.pack(number, len(blocks)) + b"".join(blocks)
+            if self._file.write(record) == len(record):
+                self._places[number] = (end + _RECORD.size, len(blocks))
+            else:
+                self._file.truncate(end)
+
+    def forget(self) -> None:
+        """See :class:`images.push.Memory`."""
+        self._places.clear()
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.truncate(0)
+
+
+def _head(path: Path, mark: Mark) -> bytes:
+    return json.dumps({"version": 1, "path": str(path), **asdict(mark)}).encode() + b"\n"
+
+
+def _read(file: BinaryIO, head: bytes) -> dict[int, tuple[int, int]]:
+    """Where the records are; a file that is about something else is emptied."""
+    if os.pread(file.fileno(), _MAX_HEAD, 0)[: len(head)] != head:
+        file.truncate(0)
+        file.seek(0)
+        file.write(head)
+        return {}
+    places: dict[int, tuple[int, int]] = {}
+    end, place = file.seek(0, os.SEEK_END), len(head)
+    while place + _RECORD.size <= end:
+        number, count = _RECORD.unpack(os.pread(file.fileno(), _RECORD.size, place))
+        after = place + _RECORD.size + count * _DIGEST
+        if count > SEGMENT_BLOCKS or after > end:
+            break
+        places[number] = (place + _RECORD.size, count)
+        place = after
+    file.truncate(place)  # a record that was not written to its end
+    return places
+
+
+def _sweep(folder: Path) -> None:
+    """Remove old notes."""
+    oldest = time.time() - KEEP_SECONDS
+    for path in folder.iterdir():
+        with suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()

@@ -1,0 +1,216 @@
+"""The image repository as people and their programs use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self, TypeVar
+from urllib.parse import quote
+
+import requests
+from pydantic import BaseModel
+
+from vmjobs.client.agent import JSON_HEADERS, encoded
+from vmjobs.client.transport import Packet, Retries, Transport, parse
+from vmjobs.errors import NotFound, Unavailable
+from vmjobs.wire import (
+    GcReport,
+    ImageChange,
+    ImageDetail,
+    ImageInfo,
+    ImageList,
+    PrefetchRequest,
+    PrefetchState,
+    Publication,
+    TagTarget,
+    Upload,
+    UploadRequest,
+    VerifyReport,
+)
+
+#: A repository that is restarted in the middle of a long transfer is no reason to give it up.
+TRANSFER_RETRIES: Final = Retries(deadline=120.0, ceiling=5.0)
+BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
+#: Digests that fit into one question.
+MAX_DIGESTS: Final = 4096
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class Images:
+    """One person's view of the images of a service.
+
+    Methods raise what the service answers with: ``NotFound``, ``Forbidden``, ``QuotaExceeded``,
+    ``ImageRejected``, ``ImageInUse`` …, and ``Unavailable`` where it does not answer in time.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        session: requests.Session | None = None,
+        retries: Retries = TRANSFER_RETRIES,
+    ) -> None:
+        self._http = Transport(url, token, session=session, retries=retries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give connections back; calls that wait for another try fail at once."""
+        self._http.close()
+
+    # -- looking
+
+    def list(self) -> list[ImageInfo]:
+        """The images that can be named, one entry for each name."""
+        return list(self._http.get(ImageList, "/v1/images").images)
+
+    def detail(self, ref: str) -> ImageDetail:
+        """One image with its manifest, by digest, name, name:tag or namespace/name:tag."""
+        return self._http.get(ImageDetail, f"/v1/images/{_part(ref, '/:')}")
+
+    # -- changing
+
+    def publish(self, publication: Publication) -> ImageDetail:
+        """Make an image of contents that are there, and give it a name."""
+        return self._send(ImageDetail, "POST", "/v1/images", encoded(publication))
+
+    def change(self, digest: str, change: ImageChange) -> ImageDetail:
+        """Change who may see an image, how long it is kept, or what is said of it."""
+        body = change.model_dump_json(exclude_unset=True).encode()
+        return self._send(ImageDetail, "PATCH", f"/v1/images/{_part(digest)}", body)
+
+    def remove(self, digest: str) -> None:
+        """Remove an image with all of its names.
+
+        Raises:
+            ImageInUse: jobs need it; the message names them.
+        """
+        self._http.call("DELETE", f"/v1/images/{_part(digest)}")
+
+    def tag(self, namespace: str, name: str, tag: str, digest: str) -> None:
+        """Have a name mean an image, whatever it meant before."""
+        body = encoded(TagTarget(digest=digest))
+        self._http.call("PUT", _tag(namespace, name, tag), body=body, headers=JSON_HEADERS)
+
+    def untag(self, namespace: str, name: str, tag: str) -> None:
+        """Take a name away."""
+        self._http.call("DELETE", _tag(namespace, name, tag))
+
+    def _send(self, model: type[_Model], method: str, path: str, body: bytes) -> _Model:
+        answer = self._http.call(method, path, body=body, headers=JSON_HEADERS, repeatable=True)
+        return parse(model, answer)
+
+    # -- uploads
+
+    def open_upload(self, size: int) -> UploadClient:
+        """Room for ``size`` bytes of content."""
+        body = encoded(UploadRequest(size=size))
+        return UploadClient(self._http, self._send(Upload, "POST", "/v1/uploads", body))
+
+    def upload(self, upload_id: str) -> UploadClient:
+        """An upload that was opened earlier.
+
+        Raises:
+            NotFound: there is none, or it was given up.
+        """
+        found = self._http.get(Upload, f"/v1/uploads/{_part(upload_id)}")
+        return UploadClient(self._http, found)
+
+    # -- looking after them
+
+    def verify(self, digest: str, segments: Sequence[bytes]) -> VerifyReport:
+        """Have some of an image's segments read and checked where they are stored."""
+        path = f"/v1/images/{_part(digest)}/verify"
+        body = b"".join(segments)
+        answer = self._http.call("POST", path, body=body, headers=BYTES_HEADERS, repeatable=True)
+        return parse(VerifyReport, answer)
+
+    def prefetch(self, digest: str, request: PrefetchRequest) -> PrefetchState:
+        """Have nodes fetch an image; asking again tells how far they are."""
+        path = f"/v1/images/{_part(digest)}/prefetch"
+        return self._send(PrefetchState, "POST", path, encoded(request))
+
+    def collect(self, *, dry_run: bool = False) -> GcReport:
+        """Have removed what nothing needs any more."""
+        wish = {"dry_run": str(dry_run).lower()}
+        answer = self._http.call("POST", "/v1/gc", params=wish, body=b"", repeatable=True)
+        return parse(GcReport, answer)
+
+
+class UploadClient:
+    """An open upload (an ``images.push.Receiver``). Safe to share between threads."""
+
+    def __init__(self, http: Transport, about: Upload) -> None:
+        self._http = http
+        self._path = f"/v1/uploads/{_part(about.id)}"
+        self.about = about
+
+    @property
+    def id(self) -> str:
+        """The upload's identifier."""
+        return self.about.id
+
+    def drop(self) -> None:
+        """Give the upload up."""
+        self._http.call("DELETE", self._path)
+
+    def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
+        """Which of these segments have to be sent."""
+        return self._missing("segments", digests)
+
+    def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
+        """Which of these blocks have to be sent."""
+        return self._missing("blocks", digests)
+
+    def _missing(self, what: str, digests: Sequence[bytes]) -> list[bool]:
+        flags = b""
+        for at in range(0, len(digests), MAX_DIGESTS):
+            body = b"".join(digests[at : at + MAX_DIGESTS])
+            path = f"{self._path}/missing-{what}"
+            answer = self._http.call("POST", path, body=body, headers=BYTES_HEADERS, repeatable=True)
+            flags += answer.content
+        if len(flags) != len(digests):
+            raise Unavailable("api", "the API answers another question than the one it was asked")
+        return [flag != 0 for flag in flags]
+
+    def put_segment(self, digest: bytes, body: bytearray) -> bool:
+        """Send a segment; whether it was new.
+
+        Raises:
+            MissingBlocks: a block that was left out is not there; send all of them.
+        """
+        path = f"{self._path}/segments/{digest.hex()}"
+        answer = self._http.call("PUT", path, body=Packet(body), headers=BYTES_HEADERS)
+        return answer.status_code == 201
+
+    def put_content(self, digest: str, layout: bytes) -> None:
+        """Say of which segments a content consists.
+
+        Raises:
+            MissingBlocks: not all of them are there.
+        """
+        path = f"{self._path}/contents/{_part(digest)}"
+        self._http.call("PUT", path, body=Packet(layout), headers=BYTES_HEADERS)
+
+
+def _tag(namespace: str, name: str, tag: str) -> str:
+    return f"/v1/tags/{_part(namespace)}/{_part(name)}/{_part(tag)}"
+
+
+def _part(text: str, safe: str = ":") -> str:
+    """Text as a part of a path. Dots alone would be resolved before anybody could refuse them."""
+    if not text.strip() or any(part in {"", ".", ".."} for part in text.split("/")):
+        raise NotFound(f"there is nothing called {text!r}")
+    return quote(text, safe=safe)
