@@ -46,6 +46,7 @@ hello) ;;
 count) n=0; while :; do n=$((n + 1)); echo "count=$n"; usleep 50000; done ;;
 spin) echo "spinning"; while :; do :; done ;;
 panic) exec false ;;
+reset) reboot -f ;;
 flood) dmesg -n 1; seq 1 $lines | sed 's/$/ 0123456789012345678901234567890123456789/' ;;
 disks)
     echo "root=$(head -c 9 /dev/${disk}a)"

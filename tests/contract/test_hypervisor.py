@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import signal
 import socket
@@ -18,7 +19,16 @@ from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
 from hypervisor_host import Endpoint, endpoint, said, wait_until
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import BootImage, DataDisk, Hypervisor, Machine, MachineState, Network
+from vmjobs.hypervisor import procs
+from vmjobs.hypervisor.base import (
+    BootImage,
+    DataDisk,
+    Ending,
+    Hypervisor,
+    Machine,
+    MachineState,
+    Network,
+)
 from vmjobs.hypervisor.libvirt import Connection, Libvirt
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind, NetworkMode
@@ -179,6 +189,37 @@ def test_panic_ends_the_machine_and_is_on_the_console(bench: Bench) -> None:
     text = bench.run("panic")
     assert "Kernel panic - not syncing: Attempted to kill init" in text
     assert text.count("guest: up") == 1, "it booted again"
+
+
+@pytest.mark.parametrize(
+    ("do", "expected"),
+    [
+        ("hello", {Ending.POWEROFF}),
+        ("reset", {Ending.RESET}),
+        # Told to restart after a panic, as ours are, QEMU's kernels do; UML's die of it.
+        ("panic", {Ending.RESET, Ending.PANICKED}),
+    ],
+)
+def test_how_a_machine_ended_is_known(bench: Bench, do: str, expected: set[Ending]) -> None:
+    machine = bench.machine(do)
+    bench.driver.start(machine)
+    assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
+    assert bench.driver.ending(machine.name) in expected, said(machine.console)
+    assert bench.driver.ending(machine.name) in expected, "it is remembered"
+    bench.driver.destroy(machine.name)
+    assert bench.driver.ending(machine.name) is Ending.UNKNOWN, "it is forgotten"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_machine_that_is_killed_did_not_power_off(bench: Bench, number: signal.Signals) -> None:
+    machine = bench.machine("spin")
+    bench.driver.start(machine)
+    wait_until(lambda: "spinning" in said(machine.console), BOOT, "the guest spins")
+    for process in procs.scan():
+        if any(machine.name in word for word in process.argv) and "usernet" not in process.argv:
+            os.kill(process.pid, number)
+    assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE
+    assert bench.driver.ending(machine.name) in {Ending.KILLED, Ending.CRASHED}
 
 
 def test_console_is_complete(bench: Bench) -> None:

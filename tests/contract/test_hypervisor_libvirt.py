@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import BootImage, Machine, MachineState
+from vmjobs.hypervisor.base import BootImage, Ending, Machine, MachineState
 from vmjobs.hypervisor.libvirt import Connection, Libvirt
 from vmjobs.model import HypervisorKind
 
@@ -82,7 +82,10 @@ def test_stop_powers_off(driver: Libvirt, machine: Machine) -> None:
     driver.start(machine)
     driver.stop(NAME)
     assert driver.wait(NAME, 30) is MachineState.GONE
+    assert driver.ending(NAME) is Ending.POWEROFF
     driver.stop(NAME)
+    driver.destroy(NAME)
+    assert driver.ending(NAME) is Ending.UNKNOWN
 
 
 def test_verbs_for_a_machine_that_is_not_there(driver: Libvirt) -> None:

@@ -11,6 +11,8 @@ import pytest
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import BootImage, DataDisk, Machine
 from vmjobs.hypervisor.domain_xml import QEMU_NAMESPACE, board, domain_xml
+from vmjobs.hypervisor.firmware import Firmware
+from vmjobs.model import BootMethod
 
 IMAGE = BootImage(
     digest="",
@@ -31,8 +33,13 @@ MACHINE = Machine(
 )
 
 
-def parsed(machine: Machine = MACHINE, kind: str = "qemu", cable: Path | None = None) -> ET.Element:
-    text = domain_xml(machine, kind, Path("/run/overlay"), cable, board("x86_64"))
+def parsed(
+    machine: Machine = MACHINE,
+    kind: str = "qemu",
+    cable: Path | None = None,
+    uefi: Firmware | None = None,
+) -> ET.Element:
+    text = domain_xml(machine, kind, Path("/run/overlay"), cable, board("x86_64"), uefi)
     return ET.fromstring(text)  # noqa: S314
 
 
@@ -55,12 +62,31 @@ def test_our_kernel_parameters_come_last_and_so_win() -> None:
     assert words[3:] == ["root=/dev/vda", "rw", "console=ttyS0", "panic=-1", "vmjobs=1"]
 
 
-def test_without_a_kernel_the_disk_is_booted() -> None:
-    domain = parsed(replace(MACHINE, image=replace(IMAGE, kernel=None)))
+@pytest.mark.parametrize("method", [BootMethod.BIOS, BootMethod.UEFI])
+def test_firmware_boots_the_disk(method: BootMethod) -> None:
+    image = replace(IMAGE, boot=method, kernel=None, initrd=None)
+    uefi = Firmware(Path("/fw/code"), Path("/run/work/variables"))
+    given = uefi if method is BootMethod.UEFI else None
+    domain = parsed(replace(MACHINE, image=image), uefi=given)
     assert domain.find("os/kernel") is None
     boot = domain.find("os/boot")
     assert boot is not None
     assert boot.get("dev") == "hd"
+    assert domain.find("devices/video") is not None
+    assert domain.findtext("os/loader") == (str(uefi.code) if given else None)
+    assert domain.findtext("os/nvram") == (str(uefi.variables) if given else None)
+
+
+def test_a_kernel_that_is_not_there_is_not_replaced_by_the_disk() -> None:
+    with pytest.raises(HypervisorError, match="brings no kernel"):
+        parsed(replace(MACHINE, image=replace(IMAGE, kernel=None)))
+
+
+def test_the_root_file_system_may_be_in_a_partition() -> None:
+    words = (
+        parsed(replace(MACHINE, image=replace(IMAGE, partition=2))).findtext("os/cmdline") or ""
+    ).split()
+    assert "root=/dev/vda2" in words
 
 
 def test_every_format_is_pinned() -> None:

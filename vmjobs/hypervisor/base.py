@@ -95,6 +95,22 @@ class MachineState(StrEnum):
     GONE = "gone"
 
 
+class Ending(StrEnum):
+    """How a machine came to its end.
+
+    POWEROFF: its guest switched it off. RESET: its guest restarted it, which ends a machine.
+    PANICKED: its guest's kernel gave up, and the hypervisor knows. CRASHED: the hypervisor failed.
+    KILLED: somebody outside of it ended it.
+    """
+
+    POWEROFF = "poweroff"
+    RESET = "reset"
+    PANICKED = "panicked"
+    CRASHED = "crashed"
+    KILLED = "killed"
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True)
 class ProbeResult:
     """What a probe found. ``works`` is true only if a kernel really booted."""
@@ -139,6 +155,11 @@ class Hypervisor(Protocol):
 
     def wait(self, name: str, timeout: float) -> MachineState:
         """Block until the machine is gone or ``timeout`` seconds passed; no polling."""
+
+    def ending(self, name: str) -> Ending:
+        """How a machine ended that this process started; to be asked between its end and
+        :meth:`destroy`, which forgets it. ``UNKNOWN`` for any other. Never ``POWEROFF`` by a guess.
+        """
 
     def list(self) -> list[str]:
         """Names of this user's machines that run or are paused, whoever started them."""

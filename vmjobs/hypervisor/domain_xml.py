@@ -13,6 +13,8 @@ from pathlib import Path
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import Machine
+from vmjobs.hypervisor.firmware import Firmware
+from vmjobs.model import BootMethod
 
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 VMJOBS_NAMESPACE = "urn:vmjobs:machine:1"
@@ -49,7 +51,14 @@ def board(architecture: str = "") -> Board:
     return _BOARDS[wanted]
 
 
-def domain_xml(machine: Machine, domain_type: str, overlay: Path, cable: Path | None, on: Board) -> str:
+def domain_xml(
+    machine: Machine,
+    domain_type: str,
+    overlay: Path,
+    cable: Path | None,
+    on: Board,
+    uefi: Firmware | None = None,
+) -> str:
     """The domain for a machine.
 
     Args:
@@ -57,6 +66,10 @@ def domain_xml(machine: Machine, domain_type: str, overlay: Path, cable: Path | 
         overlay: qcow2 file over the machine's root disk.
         cable: Unix socket where the network process listens.
         on: the board.
+        uefi: firmware of the machine's own, where it boots by UEFI.
+
+    Raises:
+        HypervisorError: the image has no kernel, and is not to be booted without one.
     """
     domain = ET.Element("domain", {"type": domain_type, "xmlns:qemu": QEMU_NAMESPACE})
     _text(domain, "name", machine.name)
@@ -64,7 +77,7 @@ def domain_xml(machine: Machine, domain_type: str, overlay: Path, cable: Path | 
     ET.SubElement(metadata, "vmjobs:machine", {"xmlns:vmjobs": VMJOBS_NAMESPACE, "name": machine.name})
     ET.SubElement(domain, "memory", {"unit": "MiB"}).text = str(machine.memory)
     _text(domain, "vcpu", str(machine.cpus))
-    domain.append(_os(machine, on))
+    domain.append(_os(machine, on, uefi))
     ET.SubElement(ET.SubElement(domain, "features"), "acpi")
     ET.SubElement(domain, "cpu", {"mode": "host-passthrough" if domain_type == "kvm" else "maximum"})
     ET.SubElement(domain, "clock", {"offset": "utc"})
@@ -81,7 +94,7 @@ def kernel_parameters(machine: Machine, on: Board) -> list[str]:
     return [
         *machine.image.cmdline,
         *machine.cmdline,
-        "root=/dev/vda",
+        f"root=/dev/vda{machine.image.partition or ''}",
         "rw",
         f"console={on.console}",
         "panic=-1",
@@ -89,12 +102,18 @@ def kernel_parameters(machine: Machine, on: Board) -> list[str]:
     ]
 
 
-def _os(machine: Machine, on: Board) -> ET.Element:
+def _os(machine: Machine, on: Board, uefi: Firmware | None) -> ET.Element:
     element = ET.Element("os")
     ET.SubElement(element, "type", {"arch": on.architecture, "machine": on.machine}).text = "hvm"
-    if machine.image.kernel is None:
+    if machine.image.boot is not BootMethod.KERNEL:
+        if uefi is not None:
+            loader = ET.SubElement(element, "loader", {"readonly": "yes", "type": "pflash"})
+            loader.text = str(uefi.code.absolute())
+            _text(element, "nvram", str(uefi.variables.absolute()))
         ET.SubElement(element, "boot", {"dev": "hd"})
         return element
+    if machine.image.kernel is None:
+        raise HypervisorError("the image brings no kernel that kvm or qemu could boot")
     _text(element, "kernel", str(machine.image.kernel.absolute()))
     if machine.image.initrd is not None:
         _text(element, "initrd", str(machine.image.initrd.absolute()))
@@ -114,6 +133,9 @@ def _devices(machine: Machine, overlay: Path) -> ET.Element:
         devices.append(_disk(disk.path.absolute(), "raw", f"vd{letter}", read_only=disk.read_only))
     ET.SubElement(devices, "controller", {"type": "usb", "model": "none"})
     ET.SubElement(devices, "memballoon", {"model": "none"})
+    if machine.image.boot is not BootMethod.KERNEL:
+        # Nobody looks at it, but boot loaders and installers expect one.
+        ET.SubElement(ET.SubElement(devices, "video"), "model", {"type": "vga"})
     rng = ET.SubElement(devices, "rng", {"model": "virtio"})
     ET.SubElement(rng, "backend", {"model": "random"}).text = "/dev/urandom"
     ET.SubElement(devices, "panic", {"model": "isa"})
@@ -136,6 +158,9 @@ def _disk(path: Path, kind: str, target: str, *, read_only: bool) -> ET.Element:
 def _qemu_arguments(machine: Machine, cable: Path | None, on: Board) -> ET.Element:
     console = f"file,id=console0,path={_escaped(machine.console.absolute())},append=on"
     arguments = ["-chardev", console, "-device", f"{on.serial},chardev=console0"]
+    if machine.image.boot is BootMethod.BIOS:
+        # The BIOS shows on the serial console what it shows on the screen: boot loaders use it.
+        arguments += ["-machine", "graphics=off"]
     if cable is not None:
         netdev = f"stream,id=net0,server=off,addr.type=unix,addr.path={_escaped(cable)}"
         device = f"virtio-net-pci,netdev=net0,mac={MAC},romfile=,bus=pcie.0,addr={_NETWORK_SLOT}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import json
 import os
 import subprocess
 import threading
@@ -20,11 +21,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import netproc, procs
-from vmjobs.hypervisor.base import NAME_PREFIX, Machine, MachineState, ProbeResult
+from vmjobs.hypervisor import firmware, netproc, procs
+from vmjobs.hypervisor.base import NAME_PREFIX, Ending, Machine, MachineState, ProbeResult
 from vmjobs.hypervisor.domain_xml import board, domain_xml
+from vmjobs.hypervisor.endings import Endings, of_cause
 from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
-from vmjobs.model import HypervisorKind
+from vmjobs.model import BootMethod, HypervisorKind
 from vmjobs.subprocess import run
 
 # Errors are raised here; an embedded driver would print them on the terminal as well, and a warning
@@ -32,6 +34,7 @@ from vmjobs.subprocess import run
 os.environ.setdefault("LIBVIRT_LOG_OUTPUTS", f"4:file:{os.devnull}")
 try:
     import libvirt
+    import libvirt_qemu
 except ImportError:  # a node without libvirt: probes say so
     libvirt = None
 
@@ -46,6 +49,8 @@ MAX_EMBEDDED = 16
 RECONNECT_SECONDS = 15.0
 #: Seconds that a killed QEMU may take to end.
 KILL_SECONDS = 30.0
+#: Seconds that libvirt may take to say how a machine ended, once it is gone.
+ENDING_SECONDS = 5.0
 #: Bytes in an IP packet between the guest and its network process.
 MTU = 1500
 
@@ -93,6 +98,9 @@ class Connection:
         self._changes = 0
         self._open: Any = None
         self._held: int | None = None
+        self._says_causes = False
+        #: How this connection's machines ended.
+        self.endings = Endings()
 
     def call(self, what: str, action: Callable[[Any], T]) -> T:
         """Do something with the open connection; once more if it was found broken.
@@ -131,7 +139,10 @@ class Connection:
                 uri = self._embedded_uri() if self.uri == "qemu:///embed" else self.uri
                 fresh = libvirt.open(uri)
                 kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
-                fresh.domainEventRegisterAny(None, kind, self._on_event, None)
+                fresh.domainEventRegisterAny(None, kind, self._on_lifecycle, None)
+                with suppress(libvirt.libvirtError):  # libvirt alone takes a reset for a power-off
+                    libvirt_qemu.qemuMonitorEventRegister(fresh, None, None, self._on_monitor, None, 0)
+                    self._says_causes = True
                 with suppress(libvirt.libvirtError):  # drivers without a daemon have neither
                     fresh.setKeepAlive(5, 3)
                 with suppress(libvirt.libvirtError):
@@ -161,6 +172,23 @@ class Connection:
             self._changes += 1
             self._changed.notify_all()
 
+    def _on_lifecycle(
+        self, connection: Any, domain: Any, event: int, detail: int, _opaque: object
+    ) -> None:
+        if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+            # Without causes from QEMU nobody knows whether a guest ended or restarted its machine.
+            told = self._says_causes or connection.getType().lower() == "test"
+            self.endings.over(domain.name(), _stopped(detail) if told else Ending.UNKNOWN)
+        self._on_event()
+
+    def _on_monitor(
+        self, _connection: Any, domain: Any, event: str, _s: int, _us: int, details: str, _o: object
+    ) -> None:
+        if event == "GUEST_PANICKED":
+            self.endings.heard(domain.name(), Ending.PANICKED)
+        elif event == "SHUTDOWN":
+            self.endings.heard(domain.name(), of_cause(json.loads(details or "{}").get("reason", "")))
+
     def _embedded_uri(self) -> str:
         """An embedded driver's directory that no other process uses now."""
         try:
@@ -175,6 +203,16 @@ class Connection:
         except OSError as error:
             raise HypervisorError(f"cannot set up libvirt in {self._embedded}: {error}") from error
         raise HypervisorError(f"{MAX_EMBEDDED} processes use libvirt in {self._embedded} already")
+
+
+def _stopped(detail: int) -> Ending:
+    """What libvirt means by the detail of a machine's last event."""
+    return {
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: Ending.POWEROFF,
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED: Ending.KILLED,
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: Ending.PANICKED,
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: Ending.CRASHED,
+    }.get(detail, Ending.UNKNOWN)
 
 
 def _lock_file(path: Path) -> int | None:
@@ -238,10 +276,13 @@ class Libvirt:
         base = machine.image.root.absolute()
         with ExitStack() as undo:
             undo.callback(self.destroy, machine.name)
+            boots_by_uefi = machine.image.boot is BootMethod.UEFI
+            uefi = firmware.lay_out(machine.workdir, firmware.find()) if boots_by_uefi else None
             make: _Argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, overlay]
             run(make, timeout=60, error=HypervisorError)
             cable = self._lay_cable(machine)
-            text = domain_xml(machine, self._type, overlay, cable, on)
+            text = domain_xml(machine, self._type, overlay, cable, on, uefi)
+            self._connection.endings.expect(machine.name)
             self._connection.call(f"start {machine.name}", lambda libvirt: libvirt.createXML(text))
             undo.pop_all()
 
@@ -258,6 +299,7 @@ class Libvirt:
             procs.kill_all(lambda: self._processes(name) + netproc.find(name), KILL_SECONDS, name)
             if helper := self._helpers.pop(name, None):
                 helper.wait()
+            self._connection.endings.forget(name)
 
     def pause(self, name: str) -> None:
         """See :meth:`Hypervisor.pause`."""
@@ -293,6 +335,10 @@ class Libvirt:
                 self._connection.wait_change(seen, left)
             elif processes := self._processes(name):
                 procs.wait_gone(processes[0].pid, lambda: bool(self._processes(name)), left)
+
+    def ending(self, name: str) -> Ending:
+        """See :meth:`Hypervisor.ending`."""
+        return self._connection.endings.of(name, ENDING_SECONDS)
 
     def list(self) -> _Names:
         """See :meth:`Hypervisor.list`."""
@@ -356,7 +402,8 @@ class Libvirt:
     def _version(self) -> str:
         def ask(connection: Any) -> str:
             kind, library = connection.getVersion(), connection.getLibVersion()
-            return f"QEMU {_dotted(kind)}, libvirt {_dotted(library)}"
+            uefi = "UEFI" if firmware.find() else "no UEFI firmware"
+            return f"QEMU {_dotted(kind)}, libvirt {_dotted(library)}, {uefi}"
 
         return self._connection.call("ask libvirt's version", ask)
 

@@ -27,13 +27,14 @@ from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import mconsole, netproc, procs
 from vmjobs.hypervisor.base import (
     NAME_PREFIX,
+    Ending,
     Machine,
     MachineState,
     Network,
     ProbeResult,
 )
 from vmjobs.hypervisor.probe import boot_probe
-from vmjobs.model import MIB, HypervisorKind
+from vmjobs.model import MIB, BootMethod, HypervisorKind
 from vmjobs.subprocess import run
 
 log = getLogger(__name__)
@@ -41,6 +42,7 @@ log = getLogger(__name__)
 _Words = list[str]
 _Processes = list[procs.Process]
 _Children = dict[str, list[subprocess.Popen[bytes]]]
+_Kernels = dict[str, tuple[subprocess.Popen[bytes], Path]]
 
 #: A COW file names its base by an absolute path of at most 255 bytes (arch/um/drivers/cow_user.c).
 MAX_WORKDIR = 240
@@ -81,6 +83,7 @@ class UserModeLinux:
         self._kill_seconds = kill_seconds
         self._children: _Children = {}
         self._mains: dict[str, int] = {}
+        self._kernels: _Kernels = {}
         self._lock = threading.Lock()
 
     # ----------------------------------------------------------------- life and death
@@ -119,6 +122,8 @@ class UserModeLinux:
         # The kernel's processes live on, and spin, when only their leader is killed.
         procs.kill_all(lambda: self._find(name) + netproc.find(name), self._kill_seconds, name)
         self._reap(name)
+        with self._lock:
+            self._kernels.pop(name, None)
 
     def pause(self, name: str) -> None:
         """See :meth:`Hypervisor.pause`."""
@@ -159,6 +164,15 @@ class UserModeLinux:
             procs.wait_gone(main.pid, lambda: self._main(name) is not None, timeout)
         return self.state(name)
 
+    def ending(self, name: str) -> Ending:
+        """See :meth:`Hypervisor.ending`."""
+        with self._lock:
+            kernel = self._kernels.get(name)
+        if kernel is None:
+            return Ending.UNKNOWN
+        process, console = kernel
+        return _ending(process.poll(), console)
+
     def list(self) -> list[str]:
         """See :meth:`Hypervisor.list`; also machines of which only remains are left."""
         return sorted({name for process in procs.scan() if (name := self._name_of(process))})
@@ -179,7 +193,7 @@ class UserModeLinux:
             "noreboot",
             *allowed_parameters(machine.image.cmdline),
             *machine.cmdline,
-            "root=/dev/ubda",
+            f"root=/dev/ubda{machine.image.partition or ''}",
             "rw",
             "panic=1",
             "vmjobs=1",
@@ -205,6 +219,8 @@ class UserModeLinux:
             except OSError as error:
                 raise HypervisorError(f"cannot run {self._program}: {error.strerror}") from error
             self._adopt(machine.name, process)
+            with self._lock:
+                self._kernels[machine.name] = (process, machine.console)
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
             _wait_up(process, ready, machine.console, began)
@@ -273,6 +289,8 @@ def _check(machine: Machine) -> None:
         raise HypervisorError(f"{machine.name!r} is not a machine's name")
     if len(machine.name) > MAX_NAME:
         raise HypervisorError(f"the name {machine.name} has more than {MAX_NAME} characters")
+    if machine.image.boot is not BootMethod.KERNEL:
+        raise HypervisorError(f"UML brings its own kernel and cannot boot by {machine.image.boot}")
     if len(machine.disks) > MAX_DATA_DISKS:
         raise HypervisorError(f"UML has {MAX_DATA_DISKS} data disks, not {len(machine.disks)}")
     where = machine.workdir.resolve()
@@ -364,10 +382,36 @@ def _wait_up(process: subprocess.Popen[bytes], ready: socket.socket, console: Pa
     raise HypervisorError(f"UML {why}: {_last_words(console, began)}")
 
 
+def _ending(status: int | None, console: Path) -> Ending:
+    """How a kernel ended, from its exit status and from what it said last.
+
+    A panic ends it by SIGABRT; power-off and restart both by 0, but not without saying which.
+    """
+    if status is None:
+        return Ending.UNKNOWN
+    if status == -signal.SIGABRT:
+        return Ending.PANICKED
+    if status in {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}:
+        return Ending.KILLED
+    if status:
+        return Ending.CRASHED
+    last = _tail(console).rpartition(b"reboot: ")[2]
+    if last.startswith((b"Power down", b"System halted")):
+        return Ending.POWEROFF
+    return Ending.RESET if last.startswith(b"Restarting system") else Ending.UNKNOWN
+
+
+def _tail(console: Path, began: int = 0) -> bytes:
+    try:
+        with console.open("rb") as file:
+            file.seek(max(began, file.seek(0, os.SEEK_END) - 2000))
+            return file.read()
+    except OSError:
+        return b""
+
+
 def _last_words(console: Path, began: int) -> str:
-    with console.open("rb") as file:
-        file.seek(max(began, file.seek(0, os.SEEK_END) - 2000))
-        lines = file.read().decode("utf-8", "replace").split("\n")
+    lines = _tail(console, began).decode("utf-8", "replace").split("\n")
     return "; ".join(line.strip() for line in lines if line.strip())[-500:] or "it said nothing"
 
 
