@@ -36,7 +36,7 @@ StepProgress = Callable[[str, float], None]
 BootTest = Callable[[str, Recipe], None]
 
 #: Raised whenever the builder makes other bytes of the same inputs.
-_BUILDER_VERSION: Final = 3
+_BUILDER_VERSION: Final = 4
 _GUEST_FOLDER: Final = "usr/lib/vmjobs"
 _INIT: Final = "sbin/vmjobs-init"
 #: What the guest program adds to a fresh /dev; links, and ``None`` for directories.

@@ -6,79 +6,42 @@ writer takes everything from the tree: the same tree gives the same bytes on eve
 rights at all. The result is what ``mke2fs -O none,extent,filetype,sparse_super,...`` would make:
 no journal and no checksums, since a root disk is only ever booted through a copy-on-write overlay.
 
-Layout: groups of 128 MiB, each with its own bitmaps and inode table; contents lie in the order of
-the tree's walk, contiguous but for the groups' own blocks.
+Images are stored and sent as blocks of 64 KiB, each kept once (:mod:`images.content`), so the layout
+is made to repeat: group sizes never depend on what is inside; files of 64 KiB and more begin at such
+a boundary, so that they are the same blocks wherever they lie; and the layers of a tree lie one behind
+the other, each as if the later ones were not there. Room of what a later layer replaced stays free.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from images.build.tree import Node, Tree
+from images.build import ext4_bytes as layout
+from images.build.ext4_bytes import BLOCK, FIRST_INODE, INODES_PER_GROUP, PER_GROUP, ROOT_INODE, Inode
+from images.build.tree import Tree
 from vmjobs.errors import BuildError
 
-BLOCK: Final = 4096
-PER_GROUP: Final = 8 * BLOCK
-INODE_SIZE: Final = 256
-FIRST_INODE: Final = 11
-ROOT_INODE: Final = 2
-_DESCRIPTOR: Final = 32
-_MAX_EXTENT: Final = 32768
-_COMPAT: Final = 0x8 | 0x20  # ext_attr, dir_index
-_INCOMPAT: Final = 0x2 | 0x40  # filetype, extents
-_RO_COMPAT: Final = 0x1 | 0x2 | 0x20 | 0x40  # sparse_super, large_file, dir_nlink, extra_isize
-_EXTENTS_FLAG: Final = 0x80000
-_FAST_LINK: Final = 60
-_INLINE_EXTENTS: Final = 4
-_LEAF_EXTENTS: Final = (BLOCK - 12) // 12
-
-
-@dataclass
-class _Inode:
-    number: int
-    node: Node
-    links: int = 0
-    entries: list[tuple[bytes, _Inode]] = field(default_factory=list)
-    parent: _Inode | None = None
-    data: bytes | None = None
-    size: int = 0
-    runs: list[tuple[int, int]] = field(default_factory=list)
-    leaf: int = 0
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.size // BLOCK) if not self.fast_link else 0
-
-    @property
-    def fast_link(self) -> bool:
-        return self.node.is_link and self.size < _FAST_LINK
+#: Blocks of the file system in one block of an image.
+_ALIGNMENT: Final = 64 * 1024 // BLOCK
+_TABLE: Final = INODES_PER_GROUP * layout.INODE_SIZE // BLOCK
+#: A last group that cannot hold its own tables would be no group at all.
+_LEAST: Final = 64
 
 
 class _Geometry:
-    """Where the groups' own blocks are, for ``blocks`` blocks and ``inodes`` inodes at least."""
+    """Where the groups' own blocks are. tables: blocks for the group descriptors."""
 
-    def __init__(self, inodes: int, content: int) -> None:
-        groups = 1
-        while True:
-            per_group = min(-(-inodes // groups // 16) * 16 + 16, PER_GROUP)
-            self.inodes_per_group = per_group
-            self.table = per_group * INODE_SIZE // BLOCK
-            self.descriptors = -(-groups * _DESCRIPTOR // BLOCK)
-            self.groups = groups
-            overhead = sum(self.overhead(g) for g in range(groups))
-            blocks = content + overhead
-            # A last group that cannot hold its own tables would be no group at all.
-            least = (groups - 1) * PER_GROUP + self.overhead(groups - 1) + 64
-            if blocks <= groups * PER_GROUP and per_group * groups >= inodes:
-                self.blocks = max(blocks, least)
-                return
-            groups += 1
+    def __init__(self, tables: int) -> None:
+        self.tables = tables
+
+    @property
+    def most_groups(self) -> int:
+        """As many groups as there is room to describe."""
+        return self.tables * BLOCK // layout.DESCRIPTOR
 
     def has_super(self, group: int) -> bool:
         """Sparse superblock copies: groups 0 and 1 and the powers of 3, 5 and 7."""
@@ -92,294 +55,280 @@ class _Geometry:
                 return True
         return False
 
-    def heading(self, group: int) -> int:
-        """Blocks for the superblock's copy and the group descriptors."""
-        return 1 + self.descriptors if self.has_super(group) else 0
-
-    def overhead(self, group: int) -> int:
-        """Blocks of the group that are not for contents."""
-        return self.heading(group) + 2 + self.table
-
     def bitmap(self, group: int) -> int:
         """First of the two bitmap blocks; the inode table follows them."""
-        return group * PER_GROUP + self.heading(group)
+        return group * PER_GROUP + (1 + self.tables if self.has_super(group) else 0)
 
-    def end(self, group: int) -> int:
-        """First block behind the group."""
-        return min((group + 1) * PER_GROUP, self.blocks)
+    def own(self, group: int) -> int:
+        """First block behind the group's own."""
+        return self.bitmap(group) + 2 + _TABLE
+
+    def inode(self, number: int) -> int:
+        """Where an inode lies, in bytes."""
+        group, index = divmod(number - 1, INODES_PER_GROUP)
+        return (self.bitmap(group) + 2) * BLOCK + index * layout.INODE_SIZE
 
 
 class _Allocator:
-    """Hands out content blocks from the front."""
+    """Hands out blocks from the front."""
 
     def __init__(self, geometry: _Geometry) -> None:
         self.geometry = geometry
         self.group = 0
-        self.next = geometry.overhead(0)
+        self.next = _rounded(geometry.own(0))
+
+    def align(self) -> None:
+        """Go on at the next boundary."""
+        self.next = _rounded(self.next)
 
     def take(self, count: int) -> list[tuple[int, int]]:
+        """Runs of ``count`` blocks: first block and length."""
         runs: list[tuple[int, int]] = []
         while count:
-            if self.next >= self.geometry.end(self.group):
+            end = (self.group + 1) * PER_GROUP
+            if self.next >= end:
                 self.group += 1
-                if self.group >= self.geometry.groups:
-                    raise BuildError("the root disk is too small for its contents")
-                self.next = self.group * PER_GROUP + self.geometry.overhead(self.group)
+                self.next = _rounded(self.geometry.own(self.group))
                 continue
-            length = min(count, self.geometry.end(self.group) - self.next, _MAX_EXTENT)
+            length = min(count, end - self.next, layout.MAX_EXTENT)
             runs.append((self.next, length))
             self.next += length
             count -= length
         return runs
 
 
-def write(tree: Tree, file: Path, *, slack: int, epoch: int, seed: bytes, label: str = "") -> None:
+def _rounded(block: int) -> int:
+    return -(-block // _ALIGNMENT) * _ALIGNMENT
+
+
+@dataclass
+class _Plan:
+    """Every inode with its place. blocks, groups: of the whole disk."""
+
+    geometry: _Geometry
+    inodes: list[Inode]
+    groups: int
+    blocks: int
+
+
+def write(
+    tree: Tree,
+    file: Path,
+    *,
+    slack: int,
+    epoch: int,
+    seed: bytes,
+    label: str = "",
+    lost_and_found: bool = True,
+) -> None:
     """Write ``tree`` to ``file`` (sparse).
 
-    slack: free bytes to leave. epoch: every time stamp, seconds since 1970. seed: the UUID is
-    derived from it.
+    slack: free bytes to leave. epoch: time stamps of what has none of its own, seconds since 1970.
+    seed: the UUID is derived from it. lost_and_found: have the directory that e2fsck looks for.
 
     Raises:
-        BuildError: a file is too large or its source cannot be read.
+        BuildError: a file is too large, a name is too long, or a source cannot be read.
     """
-    inodes = _number(tree)
-    content = sum(i.blocks + (1 if i.blocks > PER_GROUP else 0) for i in inodes)
-    spare = 1024 + slack // (64 * 1024)
-    geometry = _Geometry(FIRST_INODE + len(inodes) + spare, content + -(-slack // BLOCK))
-    allocator = _Allocator(geometry)
+    if lost_and_found:
+        tree.add_dir("lost+found", 0o700)
+    layers = _number(tree)
+    tables = 1
+    while (plan := _plan(layers, slack, tables)).groups > plan.geometry.most_groups:
+        tables = -(-plan.groups * layout.DESCRIPTOR // BLOCK)
     with ExitStack() as stack:
         target = stack.enter_context(file.open("wb"))
-        target.truncate(geometry.blocks * BLOCK)
+        target.truncate(plan.blocks * BLOCK)
         opened: dict[Path, BinaryIO] = {}
         stack.callback(lambda: [source.close() for source in opened.values()])
-        for inode in inodes:
-            _place(inode, allocator)
+        for inode in plan.inodes:
             _write_content(inode, target, opened)
-            _write_inode(inode, geometry, target, epoch)
-        _write_groups(geometry, allocator, inodes, target, epoch, seed, label)
+            target.seek(plan.geometry.inode(inode.number))
+            target.write(layout.encode(inode, epoch))
+        _write_groups(plan, target, epoch, seed, label)
 
 
-def _number(tree: Tree) -> list[_Inode]:
-    """Give every node a number, link directories, and build the directories' bytes."""
-    numbered: dict[int, _Inode] = {}
-    by_path: dict[str, _Inode] = {}
+# --------------------------------------------------------------------------- numbers
+
+
+def _number(tree: Tree) -> list[list[Inode]]:
+    """Give every node a number, layer by layer, link directories, and build their bytes.
+
+    What a later layer replaced keeps its number and is in the list, with no links.
+    """
+    special = {id(tree.nodes[""]): ROOT_INODE}
+    if "lost+found" in tree.nodes:
+        special[id(tree.nodes["lost+found"])] = FIRST_INODE
+    numbered: dict[int, Inode] = {}
     following = FIRST_INODE
-    tree.add_dir("lost+found", 0o700)
-    for path, node in tree.walk():
-        inode = numbered.get(id(node))
-        if inode is None:
-            number = ROOT_INODE if path == "" else FIRST_INODE if path == "lost+found" else 0
-            if number == 0:
+    layers: list[list[Inode]] = []
+    for nodes in (*tree.layers, [node for _, node in tree.walk()]):
+        layers.append([])
+        for node in nodes:
+            if id(node) in numbered:
+                continue
+            number = special.get(id(node), 0)
+            if not number:
                 following += 1
                 number = following
-            inode = numbered[id(node)] = _Inode(number, node)
-        by_path[path] = inode
-        if path:
-            folder, _, name = path.rpartition("/")
-            parent = by_path[folder]
-            parent.entries.append((name.encode("utf-8", "surrogateescape"), inode))
-            inode.links += 1
-            inode.parent = parent
+            inode = numbered[id(node)] = Inode(number, node)
+            layers[-1].append(inode)
+    _link(tree, numbered)
     for inode in numbered.values():
+        _measure(inode)
+    return layers
+
+
+def _link(tree: Tree, numbered: dict[int, Inode]) -> None:
+    by_path: dict[str, Inode] = {}
+    for path, node in tree.walk():
+        inode = by_path[path] = numbered[id(node)]
+        if not path:
+            continue
+        folder, _, name = path.rpartition("/")
+        encoded = name.encode("utf-8", "surrogateescape")
+        if len(encoded) > 255:
+            raise BuildError(f"the name of {path} is longer than 255 bytes")
+        parent = by_path[folder]
+        parent.entries.append((encoded, inode))
+        inode.links += 1
+        inode.parent = parent
+        if not node.is_dir and inode.links > layout.MAX_LINKS:
+            raise BuildError(f"{path} has more than {layout.MAX_LINKS} hard links")
+    root = by_path[""]
+    root.links += 1
+
+
+def _measure(inode: Inode) -> None:
+    node = inode.node
+    if node.is_dir:
+        if inode.links:
+            inode.links = 2 + sum(child.node.is_dir for _, child in inode.entries)
+            inode.data = layout.directory(inode)
+    elif node.is_link:
+        inode.data = node.target.encode("utf-8", "surrogateescape")
+        if not 0 < len(inode.data) < BLOCK:
+            raise BuildError(f"a symbolic link has a target of {len(inode.data)} bytes")
+    inode.size = node.content.size if inode.data is None else len(inode.data)
+
+
+# --------------------------------------------------------------------------- places
+
+
+def _plan(layers: list[list[Inode]], slack: int, tables: int) -> _Plan:
+    geometry = _Geometry(tables)
+    allocator = _Allocator(geometry)
+    last = FIRST_INODE
+    for inodes in layers:
+        files = [inode for inode in inodes if not inode.node.is_dir]
+        for inode in files:
+            if inode.blocks >= _ALIGNMENT:
+                allocator.align()
+                inode.runs = allocator.take(inode.blocks)
+        allocator.align()
+        for inode in files:
+            if inode.blocks < _ALIGNMENT:
+                inode.runs = allocator.take(inode.blocks)
+        last = max([last, *(inode.number for inode in inodes)])
+    present = [inode for inodes in layers for inode in inodes if inode.links]
+    allocator.align()
+    for inode in present:
         if inode.node.is_dir:
-            below = sum(child.node.is_dir for _, child in inode.entries)
-            inode.links = 2 + below
-            inode.data = _directory(inode)
-            inode.size = len(inode.data)
-        elif inode.node.is_link:
-            inode.data = inode.node.target.encode("utf-8", "surrogateescape")
-            inode.size = len(inode.data)
-        else:
-            inode.size = inode.node.content.size
-    return sorted(numbered.values(), key=lambda inode: inode.number)
+            inode.runs = allocator.take(inode.blocks)
+    for inode in present:
+        _place_extras(inode, allocator)
+    allocator.take(-(-slack // BLOCK))
+    groups = max(allocator.group + 1, -(-last // INODES_PER_GROUP))
+    blocks = max(allocator.next, geometry.own(groups - 1) + _LEAST)
+    return _Plan(geometry, sorted(present, key=lambda inode: inode.number), groups, blocks)
 
 
-def _directory(inode: _Inode) -> bytes:
-    """A linear directory: entries do not cross blocks, the last one fills its block."""
-    entries = [(b".", inode), (b"..", inode.parent or inode), *inode.entries]
-    blocks: list[list[tuple[bytes, _Inode]]] = [[]]
-    used = 0
-    for name, child in entries:
-        need = 8 + -(-len(name) // 4) * 4
-        if used + need > BLOCK:
-            blocks.append([])
-            used = 0
-        blocks[-1].append((name, child))
-        used += need
-    return b"".join(_directory_block(block) for block in blocks)
-
-
-def _directory_block(entries: list[tuple[bytes, _Inode]]) -> bytes:
-    out = bytearray()
-    for place, (name, child) in enumerate(entries):
-        length = 8 + -(-len(name) // 4) * 4
-        if place == len(entries) - 1:
-            length = BLOCK - len(out)
-        kind = 2 if child.node.is_dir else 7 if child.node.is_link else 1
-        head = struct.pack("<IHBB", child.number, length, len(name), kind)
-        out += (head + name).ljust(length, b"\0")
-    return bytes(out)
-
-
-def _place(inode: _Inode, allocator: _Allocator) -> None:
-    inode.runs = allocator.take(inode.blocks)
-    if len(inode.runs) > _INLINE_EXTENTS:
-        if len(inode.runs) > _LEAF_EXTENTS:
+def _place_extras(inode: Inode, allocator: _Allocator) -> None:
+    inode.leaf = inode.attributes = 0
+    if inode.needs_leaf:
+        if len(inode.runs) > layout.LEAF_EXTENTS:
             raise BuildError(f"a file of {inode.size} bytes is too large for a root disk")
         inode.leaf = allocator.take(1)[0][0]
+    if inode.node.xattrs and layout.attributes_beside(inode.node.xattrs) is None:
+        inode.attributes = allocator.take(1)[0][0]
 
 
-def _write_content(inode: _Inode, target: BinaryIO, opened: dict[Path, BinaryIO]) -> None:
-    if not inode.runs:
-        return
+# --------------------------------------------------------------------------- bytes
+
+
+def _write_content(inode: Inode, target: BinaryIO, opened: dict[Path, BinaryIO]) -> None:
     pieces = iter([inode.data]) if inode.data is not None else inode.node.content.chunks(opened)
-    left = b""
+    left = memoryview(b"")
     for start, length in inode.runs:
         target.seek(start * BLOCK)
         room = length * BLOCK
         while room:
             if not left:
-                left = next(pieces, b"")
+                left = memoryview(next(pieces, b""))
                 if not left:
                     break
-            target.write(left[:room])
-            left, room = left[room:], max(room - len(left), 0)
+            part = left[:room]
+            _put(target, part)
+            left, room = left[len(part) :], room - len(part)
     if inode.leaf:
         target.seek(inode.leaf * BLOCK)
-        target.write(_extents(inode.runs, _LEAF_EXTENTS))
+        target.write(layout.extents(inode.runs, layout.LEAF_EXTENTS))
+    if inode.attributes:
+        target.seek(inode.attributes * BLOCK)
+        target.write(layout.attributes_block(inode.node.xattrs))
 
 
-def _extents(runs: list[tuple[int, int]], most: int) -> bytes:
-    out = struct.pack("<HHHHI", 0xF30A, len(runs), most, 0, 0)
-    logical = 0
-    for start, length in runs:
-        out += struct.pack("<IHHI", logical, length, start >> 32, start & 0xFFFFFFFF)
-        logical += length
-    return out
+def _put(target: BinaryIO, part: memoryview) -> None:
+    """Write, but leave a hole for zeros."""
+    if part[0] or part[-1] or part.tobytes().count(0) < len(part):
+        target.write(part)
+    else:
+        target.seek(len(part), 1)
 
 
-def _block_map(inode: _Inode) -> bytes:
-    if inode.fast_link:
-        return inode.data or b""
-    if inode.leaf:
-        head = struct.pack("<HHHHI", 0xF30A, 1, _INLINE_EXTENTS, 1, 0)
-        return head + struct.pack("<IIHH", 0, inode.leaf & 0xFFFFFFFF, inode.leaf >> 32, 0)
-    return _extents(inode.runs, _INLINE_EXTENTS)
-
-
-def _write_inode(inode: _Inode, geometry: _Geometry, target: BinaryIO, epoch: int) -> None:
-    node = inode.node
-    sectors = (inode.blocks + bool(inode.leaf)) * (BLOCK // 512)
-    flags = 0 if inode.fast_link else _EXTENTS_FLAG
-    raw = struct.pack(
-        "<HHIIIIIHHIII60sIIII",
-        node.mode,
-        node.uid & 0xFFFF,
-        inode.size & 0xFFFFFFFF,
-        *(epoch, epoch, epoch, 0),
-        node.gid & 0xFFFF,
-        inode.links,
-        sectors,
-        flags,
-        0,
-        _block_map(inode),
-        *(0, 0, inode.size >> 32, 0),
-    )
-    raw += struct.pack("<HHHHHH", 0, 0, node.uid >> 16, node.gid >> 16, 0, 0)
-    raw += struct.pack("<HHIIIII", 32, 0, 0, 0, 0, epoch, 0)
-    group, index = divmod(inode.number - 1, geometry.inodes_per_group)
-    target.seek((geometry.bitmap(group) + 2) * BLOCK + index * INODE_SIZE)
-    target.write(raw)
-
-
-def _bits(used: int, size: int) -> bytes:
-    """A bitmap block: the first ``used`` bits set, and those from ``size`` on (they are not there)."""
-    value = (1 << used) - 1
-    value |= ((1 << (8 * BLOCK - size)) - 1) << size
-    return value.to_bytes(BLOCK, "little")
-
-
-def _group_numbers(
-    geometry: _Geometry, allocator: _Allocator, inodes: list[_Inode]
-) -> Iterator[tuple[int, int, int, int]]:
-    """For each group: blocks used (from its front), blocks, inodes used, directories."""
-    last = max(inode.number for inode in inodes)
-    directories = [0] * geometry.groups
-    for inode in inodes:
-        if inode.node.is_dir:
-            directories[(inode.number - 1) // geometry.inodes_per_group] += 1
-    for group in range(geometry.groups):
-        size = geometry.end(group) - group * PER_GROUP
-        if group < allocator.group:
-            used = size
-        elif group == allocator.group:
-            used = allocator.next - group * PER_GROUP
-        else:
-            used = geometry.overhead(group)
-        first = group * geometry.inodes_per_group
-        taken = min(max(last - first, 0), geometry.inodes_per_group)
-        yield used, size, taken, directories[group]
-
-
-def _write_groups(
-    geometry: _Geometry,
-    allocator: _Allocator,
-    inodes: list[_Inode],
-    target: BinaryIO,
-    epoch: int,
-    seed: bytes,
-    label: str,
-) -> None:
-    table = b""
-    free_blocks = free_inodes = 0
-    numbers = _group_numbers(geometry, allocator, inodes)
-    for group, (used, size, taken, directories) in enumerate(numbers):
+def _write_groups(plan: _Plan, target: BinaryIO, epoch: int, seed: bytes, label: str) -> None:
+    geometry = plan.geometry
+    rows = []
+    for group, (blocks, inodes, folders) in enumerate(_bitmaps(plan)):
         bitmap = geometry.bitmap(group)
         target.seek(bitmap * BLOCK)
-        target.write(_bits(used, size))
-        target.write(_bits(taken, geometry.inodes_per_group))
-        spare = geometry.inodes_per_group - taken
-        table += struct.pack(
-            "<IIIHHHHIHHHH", bitmap, bitmap + 1, bitmap + 2, size - used, spare, directories, *[0] * 6
-        )
-        free_blocks += size - used
-        free_inodes += spare
-    for group in range(geometry.groups):
+        target.write(blocks.to_bytes(BLOCK, "little") + inodes.to_bytes(BLOCK, "little"))
+        free = PER_GROUP - blocks.bit_count(), PER_GROUP - inodes.bit_count()
+        rows.append((bitmap, *free, folders))
+    table = layout.descriptors(rows)
+    totals = layout.Totals(
+        plan.groups, plan.blocks, sum(row[1] for row in rows), sum(row[2] for row in rows)
+    )
+    for group in range(plan.groups):
         if geometry.has_super(group):
-            block = _superblock(geometry, free_blocks, free_inodes, group, epoch, seed, label)
             target.seek(group * PER_GROUP * BLOCK + (1024 if group == 0 else 0))
-            target.write(block)
+            target.write(layout.superblock(totals, group, epoch, seed, label))
             target.seek((group * PER_GROUP + 1) * BLOCK)
             target.write(table)
 
 
-def _superblock(
-    geometry: _Geometry,
-    free_blocks: int,
-    free_inodes: int,
-    group: int,
-    epoch: int,
-    seed: bytes,
-    label: str,
-) -> bytes:
-    digest = hashlib.sha256(seed).digest()
-    uuid = bytearray(digest[:16])
-    uuid[6] = uuid[6] & 0x0F | 0x80  # RFC 9562: version 8, made from a hash
-    uuid[8] = uuid[8] & 0x3F | 0x80
-    block = bytearray(1024)
+def _bitmaps(plan: _Plan) -> Iterator[tuple[int, int, int]]:
+    """For each group: used blocks and inodes as bits, those that are not there too; directories."""
+    blocks = [0] * plan.groups
+    inodes = [(1 << PER_GROUP) - (1 << INODES_PER_GROUP)] * plan.groups
+    folders = [0] * plan.groups
+    inodes[0] |= (1 << FIRST_INODE - 1) - 1
 
-    def put(offset: int, layout: str, *values: int | bytes) -> None:
-        struct.pack_into("<" + layout, block, offset, *values)
+    def use(first: int, length: int) -> None:
+        group, place = divmod(first, PER_GROUP)
+        blocks[group] |= ((1 << length) - 1) << place
 
-    put(0, "IIII", geometry.inodes_per_group * geometry.groups, geometry.blocks, 0, free_blocks)
-    put(16, "IIII", free_inodes, 0, 2, 2)
-    put(32, "IIII", PER_GROUP, PER_GROUP, geometry.inodes_per_group, 0)
-    put(48, "IHHHHHH", epoch, 0, 0xFFFF, 0xEF53, 1, 1, 0)
-    put(64, "IIII", epoch, 0, 0, 1)
-    put(84, "IHH", FIRST_INODE, INODE_SIZE, group)
-    put(92, "III", _COMPAT, _INCOMPAT, _RO_COMPAT)
-    put(104, "16s16s", bytes(uuid), label.encode()[:16])
-    put(236, "16sB", digest[16:32], 1)  # half-MD4, for directories that the guest lets grow
-    put(264, "I", epoch)
-    put(348, "HHI", 32, 32, 1)
-    return bytes(block)
+    for group in range(plan.groups):
+        start = group * PER_GROUP
+        use(start, plan.geometry.own(group) - start)
+        size = min(PER_GROUP, plan.blocks - start)
+        blocks[group] |= (1 << PER_GROUP) - (1 << size)
+    for inode in plan.inodes:
+        group, index = divmod(inode.number - 1, INODES_PER_GROUP)
+        inodes[group] |= 1 << index
+        folders[group] += inode.node.is_dir
+        for first, length in inode.runs:
+            use(first, length)
+        for extra in (inode.leaf, inode.attributes):
+            if extra:
+                use(extra, 1)
+    yield from zip(blocks, inodes, folders, strict=True)
