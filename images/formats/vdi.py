@@ -1,0 +1,135 @@
+"""VDI, VirtualBox's own: dynamic and fixed images without a parent.
+
+Header: ``include/VBox/vd-image-common.h`` and ``src/VBox/Storage/VDICore.h`` of VirtualBox
+(``VDIHEADER1PLUS``), as QEMU 7.2 reads it (``block/vdi.c``). All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+from images.formats.base import (
+    MIB,
+    SECTOR,
+    Description,
+    Format,
+    Limits,
+    Reader,
+    check_disk,
+    check_expansion,
+    refusal,
+)
+from images.formats.regions import Regions
+
+_HEADER: Final = struct.Struct("<4sIIII256sIIIIIIIQIIII16s16s16s16s")
+_OFFSET: Final = 0x40
+_MARK: Final = b"\x7f\x10\xda\xbe"
+_VERSION: Final = 0x0001_0001
+_DYNAMIC, _FIXED, _UNDO, _DIFFERENCE = 1, 2, 3, 4
+_NO_UUID: Final = bytes(16)
+#: Map entries from here on say that there is no block: never written, or discarded.
+_NO_BLOCK: Final = 0xFFFF_FFFE
+
+
+@dataclass(frozen=True)
+class _Image:
+    kind: int
+    map_offset: int
+    data_offset: int
+    virtual_size: int
+    block: int
+    blocks: int
+    allocated: int
+
+
+def inspect(reader: Reader, limits: Limits) -> Description:
+    """What a VDI says of itself, its block map walked. Raises ImageRejected."""
+    image = _parse(reader.read(_OFFSET, _HEADER.size, "the VDI header"), limits)
+    _walk(reader, image)
+    allocated = min(image.allocated * image.block, image.virtual_size)
+    check_expansion(allocated, reader.size, limits)
+    return Description(
+        format=Format.VDI,
+        version="1.1",
+        virtual_size=image.virtual_size,
+        file_size=reader.size,
+        allocated=allocated,
+        unit=image.block,
+        features=("fixed",) if image.kind == _FIXED else ("dynamic",),
+    )
+
+
+def _parse(data: bytes, limits: Limits) -> _Image:
+    (
+        mark,
+        version,
+        _size,
+        kind,
+        _flags,
+        _comment,
+        map_offset,
+        data_offset,
+        _cylinders,
+        _heads,
+        _sectors,
+        sector,
+        _unused,
+        virtual_size,
+        block,
+        extra,
+        blocks,
+        allocated,
+        _uuid,
+        _modified,
+        link,
+        parent,
+    ) = _HEADER.unpack(data)
+    if mark != _MARK:
+        raise refusal("not_vdi", "a VDI header was expected and is not there")
+    if version != _VERSION:
+        raise refusal("unknown_version", f"VDI of version {version:#x} is not known, only 1.1")
+    if kind in (_UNDO, _DIFFERENCE) or link != _NO_UUID or parent != _NO_UUID:
+        raise refusal(
+            "backing_file",
+            "the VDI is the difference to a parent image",
+            hint="make one file of it: VBoxManage clonemedium IMAGE NEW",
+        )
+    if kind not in (_DYNAMIC, _FIXED):
+        raise refusal("vdi_type", f"a VDI of type {kind} is not known, only dynamic and fixed ones")
+    if sector != SECTOR:
+        raise refusal("sector_size", f"sectors of {sector} bytes: all have 512")
+    if block != MIB or extra:
+        raise refusal("block_size", f"blocks of {block}+{extra} bytes: all have 1 MiB")
+    check_disk(virtual_size, limits)
+    if blocks != -(-virtual_size // block) or allocated > blocks:
+        raise refusal(
+            "block_count",
+            f"{blocks} blocks, {allocated} of them allocated, for a disk of {virtual_size} bytes",
+        )
+    if map_offset % SECTOR or data_offset % SECTOR:
+        raise refusal("misaligned", "the VDI's map or data does not begin with a sector")
+    return _Image(kind, map_offset, data_offset, virtual_size, block, blocks, allocated)
+
+
+def _walk(reader: Reader, image: _Image) -> None:
+    """The block map: every entry names a block of its own."""
+    regions = Regions(reader.size)
+    regions.add(0, _OFFSET + _HEADER.size, "the header")
+    regions.add(image.map_offset, image.blocks * 4, "the block map")
+    # The last block may be cut short where the disk ends in it.
+    shortest = max(0, image.allocated - 1) * image.block + bool(image.allocated)
+    regions.add(image.data_offset, shortest, "the data")
+    numbers = array("I", reader.read(image.map_offset, image.blocks * 4, "the block map"))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    used = [number for number in numbers if number < _NO_BLOCK]
+    if any(number >= image.allocated for number in used):
+        raise refusal("outside_file", "the block map names a block that is not in the file")
+    if len(set(used)) != len(used):
+        raise refusal("overlap", "the block map names a block twice")
+    if image.kind == _FIXED and len(used) != image.blocks:
+        raise refusal("block_count", "a fixed VDI without all of its blocks")

@@ -1,0 +1,138 @@
+"""VHDX, Hyper-V's: dynamic and fixed disks, closed properly, without a parent.
+
+Microsoft's open specification [MS-VHDX], sections 2.2 (header), 2.2.3 (region table), 2.3 (log),
+2.5 (block allocation table), 2.6 (metadata). All numbers are little-endian. A log that is not
+empty holds writes which a reader has to replay into the tables first: refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from images.formats.base import (
+    MIB,
+    Description,
+    Format,
+    Limits,
+    Reader,
+    check_disk,
+    check_expansion,
+    refusal,
+)
+from images.formats.crc32c import crc32c
+from images.formats.regions import Regions
+from images.formats.vhdx_tables import Disk, metadata, walk
+
+_KIB64: Final = 64 * 1024
+_HEADERS: Final = (_KIB64, 2 * _KIB64)
+_HEADER_BYTES: Final = 4096
+_REGION_TABLES: Final = (3 * _KIB64, 4 * _KIB64)
+_HEADER: Final = struct.Struct("<4sIQ16s16s16sHHIQ")
+_REGION: Final = struct.Struct("<16sQII")
+_BAT: Final = UUID("2DC27766-F623-4200-9D64-115E9BFD4A08").bytes_le
+_METADATA: Final = UUID("8B7CA206-4790-4B9A-B8FE-575F050F886E").bytes_le
+_MAX_REGIONS: Final = 2047
+
+
+@dataclass(frozen=True)
+class _Header:
+    sequence: int
+    log: bytes
+    log_version: int
+    version: int
+    log_length: int
+    log_offset: int
+
+
+def inspect(reader: Reader, limits: Limits) -> Description:
+    """What a VHDX says of itself, its tables walked. Raises ImageRejected."""
+    header = _header(reader)
+    regions = Regions(reader.size)
+    regions.add(0, MIB, "the header")
+    regions.add(header.log_offset, header.log_length, "the log")
+    places = _regions(reader, regions)
+    disk = metadata(reader, *places[_METADATA])
+    check_disk(disk.virtual_size, limits)
+    blocks = walk(reader, disk, *places[_BAT], regions)
+    allocated = min(blocks * disk.block, disk.virtual_size)
+    check_expansion(allocated, reader.size, limits)
+    return Description(
+        format=Format.VHDX,
+        version="1",
+        virtual_size=disk.virtual_size,
+        file_size=reader.size,
+        allocated=allocated,
+        unit=disk.block,
+        features=_features(disk),
+    )
+
+
+def _features(disk: Disk) -> tuple[str, ...]:
+    kind = "fixed" if disk.fixed else "dynamic"
+    return (kind,) if disk.sector == 512 else (kind, f"sectors of {disk.sector} bytes")
+
+
+def _header(reader: Reader) -> _Header:
+    """The header in force: of the two, the valid one with the larger number."""
+    found: list[_Header] = []
+    for offset in _HEADERS:
+        data = reader.read(offset, _HEADER_BYTES, "a VHDX header")
+        fields = _HEADER.unpack_from(data)
+        if fields[0] == b"head" and _checksum_holds(data, fields[1]):
+            _, _, sequence, _, _, log, log_version, version, log_length, log_offset = fields
+            found.append(_Header(sequence, log, log_version, version, log_length, log_offset))
+    if not found:
+        raise refusal("checksum", "neither of the VHDX's headers is valid")
+    if len(found) == 2 and found[0].sequence == found[1].sequence and found[0] != found[1]:
+        raise refusal("ambiguous", "the VHDX has two headers in force that differ")
+    header = max(found, key=lambda each: each.sequence)
+    if header.version != 1 or header.log_version != 0:
+        raise refusal("unknown_version", f"VHDX of version {header.version} is not known, only 1")
+    if header.log != bytes(16):
+        raise refusal(
+            "not_closed",
+            "the VHDX was not closed properly: its log holds writes that are to be replayed",
+            hint="attach it to Hyper-V once, or run qemu-img check -r all IMAGE",
+        )
+    if header.log_length % MIB or header.log_offset % MIB:
+        raise refusal("misaligned", "the VHDX's log is not where a log can be")
+    return header
+
+
+def _checksum_holds(data: bytes, checksum: int) -> bool:
+    return crc32c(data[:4] + bytes(4) + data[8:]) == checksum
+
+
+def _regions(reader: Reader, regions: Regions) -> dict[bytes, tuple[int, int]]:
+    """Offset and length of the table of blocks and of the metadata, by GUID."""
+    tables = []
+    for offset in _REGION_TABLES:
+        data = reader.read(offset, _KIB64, "a VHDX region table")
+        (checksum,) = struct.unpack_from("<I", data, 4)
+        if data[:4] == b"regi" and _checksum_holds(data, checksum):
+            tables.append(data)
+    if not tables:
+        raise refusal("checksum", "neither of the VHDX's region tables is valid")
+    if len(tables) == 2 and tables[0][8:] != tables[1][8:]:
+        raise refusal("ambiguous", "the VHDX has two region tables that differ")
+    (count,) = struct.unpack_from("<I", tables[0], 8)
+    if count > _MAX_REGIONS:
+        raise refusal("regions", f"a VHDX region table of {count} entries")
+    found: dict[bytes, tuple[int, int]] = {}
+    for number in range(count):
+        guid, begin, length, required = _REGION.unpack_from(tables[0], 16 + number * _REGION.size)
+        if begin % MIB or length % MIB or length == 0 or begin < MIB:
+            raise refusal("misaligned", "a VHDX region is not where a region can be")
+        if guid in found:
+            raise refusal("ambiguous", "the VHDX has a region twice")
+        if guid in (_BAT, _METADATA):
+            regions.add(begin, length, "a region")
+        elif required & 1:
+            raise refusal("unknown_features", "the VHDX needs a region that is not known")
+        found[guid] = (begin, length)
+    if not {_BAT, _METADATA} <= set(found):
+        raise refusal("regions", "the VHDX has no table of blocks, or no metadata")
+    return found

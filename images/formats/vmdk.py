@@ -1,0 +1,236 @@
+"""VMDK: one hosted sparse extent with its descriptor inside, plain or stream-optimized.
+
+Header, markers and grain tables: VMware's "Virtual Disk Format 5.0" (technical note of 2011),
+"Hosted Sparse Extents" and "Stream-Optimized Compressed Sparse Extents". What is asked of the
+descriptor goes by what QEMU 7.2 reads (``block/vmdk.c``): it looks for a parent's name in 20
+sectors from byte 512 on, whatever the header says, and takes a header without a capacity for a
+list of other files. Everything else that is called VMDK is several files, or someone else's:
+a descriptor by itself, flat and split extents, ESX's own kinds.
+
+All numbers are little-endian; places and sizes are in sectors of 512 bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+from images.formats.base import (
+    SECTOR,
+    Description,
+    Format,
+    Limits,
+    Reader,
+    check_disk,
+    check_expansion,
+    refusal,
+)
+from images.formats.regions import Regions
+
+_HEADER: Final = struct.Struct("<4sIIQQQQIQQQB4sH")
+_NEWLINES: Final = b"\n \r\n"
+_GD_AT_END: Final = (1 << 64) - 1
+_ZERO_GRAINS, _COMPRESSED, _MARKERS = 1 << 2, 1 << 16, 1 << 17
+_KNOWN_FLAGS: Final = 1 | 1 << 1 | _ZERO_GRAINS | _COMPRESSED | _MARKERS
+#: What QEMU reads for a descriptor, in sectors, from sector 1 on.
+_DESCRIPTOR_SECTORS: Final = 20
+_MAX_DESCRIPTOR: Final = 2048
+_NO_PARENT: Final = "ffffffff"
+_SINGLE: Final = (
+    "write it as one file: qemu-img convert -O vmdk -o subformat=monolithicSparse IMAGE NEW"
+)
+_EXTENT: Final = re.compile(r'(RW|RDONLY|NOACCESS)\s+(\d+)\s+([A-Z]+)(?:\s+"([^"]*)")?(.*)', re.ASCII)
+
+
+@dataclass(frozen=True)
+class _Extent:
+    version: int
+    flags: int
+    capacity: int
+    grain: int
+    descriptor_sectors: int
+    entries: int
+    directory: int
+    spare_directory: int
+    compressed: bool
+
+
+def inspect(reader: Reader, limits: Limits) -> Description:
+    """What a VMDK says of itself, its tables walked. Raises ImageRejected."""
+    extent = _parse(reader.read(0, SECTOR, "the VMDK header"), limits)
+    descriptor = _descriptor(reader, extent)
+    _check_descriptor(descriptor, extent)
+    if extent.directory == _GD_AT_END:
+        extent = _footer(reader, extent, limits)
+    grains = _walk(reader, extent)
+    virtual_size = extent.capacity * SECTOR
+    allocated = min(grains * extent.grain * SECTOR, virtual_size)
+    check_expansion(allocated, reader.size, limits)
+    return Description(
+        format=Format.VMDK,
+        version=str(extent.version),
+        virtual_size=virtual_size,
+        file_size=reader.size,
+        allocated=allocated,
+        unit=extent.grain * SECTOR,
+        features=("streamOptimized, compressed",) if extent.compressed else ("monolithicSparse",),
+    )
+
+
+def _parse(data: bytes, limits: Limits) -> _Extent:
+    (
+        magic,
+        version,
+        flags,
+        capacity,
+        grain,
+        descriptor,
+        descriptor_sectors,
+        entries,
+        spare,
+        directory,
+        _overhead,
+        unclean,
+        newlines,
+        compression,
+    ) = _HEADER.unpack_from(data)
+    if magic != b"KDMV":
+        raise refusal("not_vmdk", "a VMDK header was expected and is not there")
+    if version not in (1, 2, 3):
+        raise refusal("unknown_version", f"VMDK of version {version} is not known, only 1 to 3")
+    if newlines != _NEWLINES:
+        raise refusal("mangled", "the VMDK was mangled by a transfer as text: its newlines are others")
+    if unclean:
+        raise refusal("not_closed", "the VMDK was not closed properly")
+    if flags & ~_KNOWN_FLAGS:
+        raise refusal("unknown_features", f"the VMDK has flags that are not known: {flags:#x}")
+    compressed = bool(flags & _COMPRESSED)
+    if compressed != bool(flags & _MARKERS) or compression != int(compressed):
+        raise refusal("compression", f"the VMDK names compression {compression}, flags {flags:#x}")
+    if capacity == 0:
+        raise refusal(
+            "extents_elsewhere",
+            "the VMDK's header has no capacity: its descriptor would name other files",
+        )
+    if descriptor != 1 or not 0 < descriptor_sectors <= _MAX_DESCRIPTOR:
+        raise refusal("descriptor", "the VMDK has no descriptor behind its header, where it must be")
+    if grain & grain - 1 or not 8 <= grain <= 32768:
+        raise refusal("grain_size", f"grains of {grain} sectors: a power of two from 8 on is allowed")
+    if entries != 512:
+        raise refusal("grain_tables", f"grain tables of {entries} entries: all have 512")
+    check_disk(capacity * SECTOR, limits)
+    return _Extent(
+        version, flags, capacity, grain, descriptor_sectors, entries, directory, spare, compressed
+    )
+
+
+def _descriptor(reader: Reader, extent: _Extent) -> str:
+    """The descriptor's text; everything that anybody could read as one is looked at."""
+    sectors = max(extent.descriptor_sectors, _DESCRIPTOR_SECTORS)
+    length = min(sectors * SECTOR, max(0, reader.size - SECTOR))
+    data = reader.read(SECTOR, max(length, 1), "the VMDK's descriptor")
+    if b"parentfilenamehint" in data.lower():
+        raise refusal(
+            "backing_file",
+            "the VMDK has a parent: part of its disk is another file, named in it",
+            hint=_SINGLE,
+        )
+    text, _, rest = data[: extent.descriptor_sectors * SECTOR].partition(b"\0")
+    if rest.strip(b"\0"):
+        raise refusal("descriptor", "there is something behind the end of the VMDK's descriptor")
+    return text.decode("latin-1")
+
+
+def _check_descriptor(text: str, extent: _Extent) -> None:
+    keys: dict[str, str] = {}
+    extents = []
+    for line in text.replace("\r", "\n").split("\n"):
+        line = line.strip()  # noqa: PLW2901 - white space around it means nothing
+        if found := _EXTENT.fullmatch(line):
+            extents.append(found)
+        elif line and not line.startswith("#"):
+            key, _, value = (part.strip() for part in line.partition("="))
+            if key.lower() in keys:
+                raise refusal("descriptor", f"the VMDK's descriptor says {key[:40]!r} twice")
+            keys[key.lower()] = value.strip('"')
+    if keys.get("parentcid", _NO_PARENT).lower() != _NO_PARENT:
+        raise refusal("backing_file", "the VMDK is the difference to a parent", hint=_SINGLE)
+    kind = keys.get("createtype", "")
+    if kind != ("streamOptimized" if extent.compressed else "monolithicSparse"):
+        raise refusal(
+            "vmdk_type",
+            f"a VMDK of type {kind[:40]!r} is not taken, only monolithicSparse and streamOptimized",
+            hint=_SINGLE,
+        )
+    if len(extents) != 1:
+        raise refusal(
+            "extents_elsewhere", f"the VMDK has {len(extents)} extents; one is taken", hint=_SINGLE
+        )
+    _check_extent(extents[0], extent)
+
+
+def _check_extent(line: re.Match[str], extent: _Extent) -> None:
+    access, sectors, kind, name, rest = line.groups()
+    if kind != "SPARSE" or access == "NOACCESS" or rest.strip():
+        raise refusal(
+            "extents_elsewhere", f"the VMDK's extent is {access} {kind}, in another file", hint=_SINGLE
+        )
+    if not name or "/" in name or "\\" in name or ":" in name:
+        raise refusal(
+            "extents_elsewhere",
+            "the VMDK's extent is named by a path: it is another file",
+            hint=_SINGLE,
+        )
+    if int(sectors[:20]) != extent.capacity:
+        raise refusal(
+            "capacity",
+            f"the VMDK has {extent.capacity} sectors, and its descriptor says {sectors[:20]}",
+        )
+
+
+def _footer(reader: Reader, head: _Extent, limits: Limits) -> _Extent:
+    """The copy of the header at the end of a stream, which knows where the tables are."""
+    if not head.compressed or reader.size < 4 * SECTOR:
+        raise refusal("truncated", "the VMDK's end, where its tables are named, is not there")
+    data = reader.tail(3 * SECTOR)
+    marker, footer, end = data[:SECTOR], data[SECTOR : 2 * SECTOR], data[2 * SECTOR :]
+    if struct.unpack_from("<QII", marker) != (1, 0, 3) or end.strip(b"\0"):
+        raise refusal("truncated", "the VMDK does not end as a stream does: it is truncated")
+    extent = _parse(footer, limits)
+    same = ("flags", "capacity", "grain", "descriptor_sectors")
+    if any(getattr(head, name) != getattr(extent, name) for name in same):
+        raise refusal("footer", "the VMDK's head and foot are not of the same disk")
+    if extent.directory == _GD_AT_END:
+        raise refusal("footer", "the VMDK's foot does not say where its tables are")
+    return extent
+
+
+def _numbers(data: bytes) -> array[int]:
+    numbers = array("I", data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def _walk(reader: Reader, extent: _Extent) -> int:
+    """How many grains have data. Each table and grain is inside of the file, and used once."""
+    tables = -(-extent.capacity // (extent.grain * extent.entries))
+    regions = Regions(reader.size)
+    regions.add(0, (1 + extent.descriptor_sectors) * SECTOR, "the header")
+    regions.add(extent.directory * SECTOR, tables * 4, "the grain directory")
+    grains = array("Q")
+    directory = _numbers(reader.read(extent.directory * SECTOR, tables * 4, "the grain directory"))
+    first = 2 if extent.flags & _ZERO_GRAINS else 1
+    for table in directory:
+        if table:
+            data = reader.read(table * SECTOR, extent.entries * 4, "a grain table")
+            regions.add(table * SECTOR, len(data), "a grain table")
+            grains.extend(grain * SECTOR for grain in _numbers(data) if grain >= first)
+    # A compressed grain is at least the sector that its marker is in, a plain one all of it.
+    length = SECTOR if extent.compressed else extent.grain * SECTOR
+    regions.check(grains, length, "a grain")
+    return len(grains)
