@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from vmjobs.errors import ConfigError, Fault
 from vmjobs.model import HypervisorKind, faults_of
+from vmjobs.storage import parse_storage_url
 
 PREFIX = "VMJOBS_"
 DEFAULT_FILE = Path("/etc/vmjobs/config.toml")
@@ -135,6 +136,12 @@ class Config(BaseModel):
         host, colon, port = value.rpartition(":")
         if not (host and colon and port.isdigit() and int(port) < 65536):
             raise ValueError("must be HOST:PORT")
+        return value
+
+    @field_validator("storage_url")
+    @classmethod
+    def _usable_storage(cls, value: str) -> str:
+        parse_storage_url(value)
         return value
 
     @field_validator("routes", mode="before")

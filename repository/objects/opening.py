@@ -5,8 +5,23 @@ from __future__ import annotations
 from repository.objects.base import ObjectStore
 from repository.objects.local import LocalObjects
 from vmjobs.config import Config
+from vmjobs.errors import ConfigError, Fault
+from vmjobs.storage import S3Location, parse_storage_url
 
 
 def open_objects(config: Config) -> ObjectStore:
-    """The object store that ``config`` names; nothing is opened or asked yet."""
-    return LocalObjects(config.data_dir / "objects")
+    """The object store that ``config`` names; nothing is asked yet, see ``check``.
+
+    Raises ConfigError.
+    """
+    try:
+        location = parse_storage_url(config.storage_url)
+    except ValueError as error:
+        faults = [Fault("storage_url", "value_error", str(error))]
+        raise ConfigError(f"storage_url {error}", faults=faults) from error
+    if isinstance(location, S3Location):
+        # Only who keeps things in S3 has to have boto3, which takes its time to load.
+        from repository.objects.s3 import S3Objects  # noqa: PLC0415
+
+        return S3Objects(location)
+    return LocalObjects(location or config.data_dir / "objects")

@@ -1,0 +1,259 @@
+"""Objects in a bucket, by boto3: Amazon S3, Ceph, MinIO and whatever else speaks their language.
+
+S3 makes an object visible whole or not at all, by itself; what is left to do here is to bound
+memory, to have the service check what arrived (Content-MD5), and to give up what was begun.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, BinaryIO, Final
+
+import boto3
+from botocore.config import Config as ClientConfig
+from botocore.exceptions import BotoCoreError, ClientError
+
+from repository.objects.base import (
+    ObjectInfo,
+    ObjectReader,
+    ObjectStore,
+    checked_key,
+    checked_prefix,
+    exactly,
+)
+from repository.objects.s3_errors import is_missing, translated
+from vmjobs.errors import ConfigError, Fault, InvalidRequest, Unavailable
+from vmjobs.storage import S3Location
+
+log = logging.getLogger(__name__)
+
+#: An object up to this size is one request, a larger one is sent in parts of it: bytes in memory.
+PART: Final = 16 * 1024 * 1024
+MAX_PARTS: Final = 10_000
+#: An upload in parts that was begun so long ago was left by a killed writer.
+STALE: Final = timedelta(days=1)
+CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 5, 30, 3
+CHECK_SECONDS: Final = 3
+#: How often one read goes on after a broken connection.
+RESUMES: Final = 3
+CONNECTIONS: Final = 32
+_DEFAULT_REGION: Final = "us-east-1"
+
+
+class S3Objects(ObjectStore):
+    """Objects in a bucket, below a prefix."""
+
+    def __init__(self, location: S3Location) -> None:
+        """Nothing is asked yet.  Raises ConfigError where boto3's own settings are broken."""
+        self._bucket = location.bucket
+        self._prefix = f"{location.prefix}/" if location.prefix else ""
+        try:
+            session = boto3.session.Session()
+            self._client = _client(session, location, READ_SECONDS, CONNECT_SECONDS, ATTEMPTS)
+            self._quick = _client(session, location, CHECK_SECONDS, CHECK_SECONDS, 1)
+        except (BotoCoreError, ValueError) as error:
+            message = f"boto3 cannot be set up: {error}"
+            raise ConfigError(message, faults=[Fault("storage_url", "boto3", message)]) from error
+
+    def put(self, key: str, source: BinaryIO, size: int) -> None:
+        """See :meth:`ObjectStore.put`."""
+        named = self._named(key)
+        parts = _parts(exactly(source, size), max(PART, -(-size // MAX_PARTS)))
+        if size > PART:
+            self._put_parts(named, parts)
+            return
+        data = b"".join(parts)
+        with translated(self._bucket):
+            self._client.put_object(**named, Body=data, ContentMD5=_md5(data))
+
+    def open(self, key: str) -> S3Reader:
+        """See :meth:`ObjectStore.open`."""
+        named = self._named(key)
+        with translated(self._bucket, key):
+            return S3Reader(self._client, named, self._client.get_object(**named))
+
+    def size(self, key: str) -> int | None:
+        """See :meth:`ObjectStore.size`."""
+        named = self._named(key)
+        with translated(self._bucket):
+            try:
+                return int(self._client.head_object(**named)["ContentLength"])
+            except ClientError as error:
+                if not is_missing(error):
+                    raise
+            # It may as well be the bucket that is missing: that must not look like a lost object.
+            self._client.head_bucket(Bucket=self._bucket)
+        return None
+
+    def delete(self, key: str) -> bool:
+        """See :meth:`ObjectStore.delete`."""
+        there = self.size(key) is not None
+        with translated(self._bucket):
+            self._client.delete_object(**self._named(key))
+        return there
+
+    def keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """See :meth:`ObjectStore.keys`; names in the bucket that are no keys are passed over."""
+        folder = checked_prefix(prefix)
+        start = self._prefix + (f"{folder}/" if folder else "")
+        with translated(self._bucket):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=start):
+                for item in page.get("Contents", ()):
+                    key = item["Key"].removeprefix(self._prefix)
+                    if _is_key(key):
+                        yield ObjectInfo(key, int(item["Size"]), item["LastModified"])
+
+    def clean(self) -> int:
+        """See :meth:`ObjectStore.clean`: uploads in parts that nobody can be at work on."""
+        removed, before = 0, datetime.now(UTC) - STALE
+        with translated(self._bucket):
+            pages = self._client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                for upload in page.get("Uploads", ()):
+                    if upload["Initiated"] < before:
+                        named = {"Bucket": self._bucket, "Key": upload["Key"]}
+                        self._abort({**named, "UploadId": upload["UploadId"]})
+                        removed += 1
+        return removed
+
+    def check(self) -> None:
+        """See :meth:`ObjectStore.check`: whether the bucket can be listed, tried once, quickly."""
+        with translated(self._bucket):
+            # Not HEAD: its answer does not say what is wrong.
+            self._quick.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
+
+    def _named(self, key: str) -> dict[str, Any]:
+        return {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
+
+    def _put_parts(self, named: dict[str, Any], parts: Iterator[bytes]) -> None:
+        with translated(self._bucket):
+            upload = {**named, "UploadId": self._client.create_multipart_upload(**named)["UploadId"]}
+        try:
+            done = [self._put_part(upload, n, data) for n, data in enumerate(parts, 1)]
+            with translated(self._bucket):
+                self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": done})
+        except BaseException:
+            self._abort(upload)
+            raise
+
+    def _put_part(self, upload: dict[str, Any], number: int, data: bytes) -> dict[str, Any]:
+        with translated(self._bucket):
+            answer = self._client.upload_part(
+                **upload, PartNumber=number, Body=data, ContentMD5=_md5(data)
+            )
+        return {"PartNumber": number, "ETag": answer["ETag"]}
+
+    def _abort(self, upload: dict[str, Any]) -> None:
+        """Give up an upload; where even that fails, :meth:`clean` will find it."""
+        try:
+            self._quick.abort_multipart_upload(**upload)
+        except (BotoCoreError, ClientError) as error:
+            log.warning("an upload of %s could not be given up: %s", upload["Key"], error)
+
+
+class S3Reader(ObjectReader):
+    """An object's bytes as they come; a broken connection is made again where it broke."""
+
+    def __init__(self, client: Any, named: dict[str, Any], answer: Any) -> None:
+        super().__init__(int(answer["ContentLength"]))
+        self._client = client
+        # Never a piece of one object and a piece of the one that replaced it.
+        self._named = {**named, "IfMatch": answer["ETag"]}
+        self._body: Any = answer["Body"]
+        self._at = 0
+
+    def read(self, n: int = -1) -> bytes:
+        """See :meth:`ObjectReader.read`."""
+        left = max(0, self.size - self._at)
+        wanted = left if n < 0 else min(n, left)
+        got: list[bytes] = []
+        while wanted:
+            chunk = self._some(wanted)
+            self._at += len(chunk)
+            wanted -= len(chunk)
+            got.append(chunk)
+        return b"".join(got)
+
+    def seek(self, offset: int) -> None:
+        """See :meth:`ObjectReader.seek`."""
+        if offset != self._at:
+            self.close()
+            self._at = offset
+
+    def close(self) -> None:
+        """See :meth:`ObjectReader.close`."""
+        body, self._body = self._body, None
+        if body is not None:
+            body.close()
+
+    def _some(self, wanted: int) -> bytes:
+        """At least one byte."""
+        with translated(self._named["Bucket"]):
+            for _ in range(RESUMES):
+                if self._body is None:
+                    rest = f"bytes={self._at}-"
+                    self._body = self._client.get_object(**self._named, Range=rest)["Body"]
+                try:
+                    chunk = self._body.read(wanted)
+                except (BotoCoreError, OSError) as error:
+                    log.info("reading %s breaks off: %s", self._named["Key"], error)
+                    chunk = b""
+                if chunk:
+                    return bytes(chunk)
+                self.close()
+        raise Unavailable("storage", "the storage broke off in the middle of an object")
+
+
+def _client(
+    session: Any, location: S3Location, read_seconds: int, connect_seconds: int, attempts: int
+) -> Any:
+    settings: dict[str, Any] = {
+        "connect_timeout": connect_seconds,
+        "read_timeout": read_seconds,
+        "retries": {"mode": "standard", "total_max_attempts": attempts},
+        "max_pool_connections": CONNECTIONS,
+    }
+    if location.endpoint:
+        settings["s3"] = {"addressing_style": "path"}
+    for name in ("request_checksum_calculation", "response_checksum_validation"):
+        # Newer releases add checksums that not every service understands; ours everyone does.
+        if name in ClientConfig.OPTION_DEFAULTS:
+            settings[name] = "when_required"
+    return session.client(
+        "s3",
+        region_name=location.region or session.region_name or _DEFAULT_REGION,
+        endpoint_url=location.endpoint or None,
+        config=ClientConfig(**settings),
+    )
+
+
+def _parts(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """The same bytes in pieces of ``size`` bytes and a rest."""
+    held: list[bytes] = []
+    length = 0
+    for chunk in chunks:
+        held.append(chunk)
+        length += len(chunk)
+        if length >= size:
+            data = b"".join(held)
+            yield data[:size]
+            held = [data[size:]]
+            length -= size
+    if length:
+        yield b"".join(held)
+
+
+def _md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return checked_key(text) == text
+    except InvalidRequest:
+        return False

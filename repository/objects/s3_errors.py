@@ -1,0 +1,74 @@
+"""What boto3 raises, said in our own words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+from vmjobs.errors import NotFound, StorageFull, Unavailable, VMJobsError
+
+#: HEAD has no body that could name a code, so that the status stands in for it.
+_MISSING: Final = {"NoSuchKey", "NotFound", "404"}
+#: Amazon S3 is never full; others have words of their own for it, or the status 507.
+_FULL: Final = {
+    "InsufficientStorage",
+    "NoSpaceLeftOnDevice",
+    "QuotaExceeded",
+    "XMinioAdminBucketQuotaExceeded",
+    "XMinioStorageFull",
+}
+_REFUSED: Final = {
+    "403",
+    "AccessDenied",
+    "ExpiredToken",
+    "Forbidden",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "RequestTimeTooSkewed",
+    "SignatureDoesNotMatch",
+}
+_KEYS_HINT: Final = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else boto3 reads"
+
+
+@contextmanager
+def translated(bucket: str, key: str = "") -> Iterator[None]:
+    """Raises NotFound (only for a ``key``), StorageFull, Unavailable("storage")."""
+    try:
+        yield
+    except ClientError as error:
+        raise _answered(error.response, bucket, key) from error
+    except NoCredentialsError as error:
+        message = "there are no keys for the storage"
+        raise Unavailable("storage", message, hint=_KEYS_HINT) from error
+    except (BotoCoreError, OSError) as error:
+        raise Unavailable("storage", f"the storage does not answer: {error}") from error
+
+
+def is_missing(error: ClientError) -> bool:
+    """Whether the answer means that there is no such object (or, to HEAD, no such bucket)."""
+    return _code(error.response) in _MISSING
+
+
+def _answered(response: Any, bucket: str, key: str) -> VMJobsError:
+    code = _code(response)
+    if key and code in _MISSING:
+        return NotFound(f"there is no object {key}")
+    if code in _FULL or _status(response) == 507:
+        return StorageFull("no room is left where blobs and images are kept")
+    if code in {"NoSuchBucket", "NotFound", "404"}:
+        return Unavailable("storage", f"there is no bucket {bucket} in the storage")
+    if code in _REFUSED:
+        message = f"the storage refuses us bucket {bucket} ({code})"
+        return Unavailable("storage", message, hint=_KEYS_HINT)
+    return Unavailable("storage", f"the storage answers {code or _status(response)}")
+
+
+def _code(response: Any) -> str:
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def _status(response: Any) -> int:
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
