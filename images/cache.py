@@ -1,46 +1,40 @@
-"""A node's image cache: images fetched once, verified, kept sparse."""
+"""A node's image cache: images fetched once, verified, kept sparse, within bounds."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final
 
-from images.content import SEGMENT, Layout
-from images.files import exclusive, temporary, write_all
+from images.fetch import ContentFetch, ImageFetcher
+from images.files import exclusive
 from images.manifest import ImageManifest, Part
-from images.segment import unpack
-from images.store import ImageStore, checked_digest
-from vmjobs.errors import DigestMismatch, NotFound
+from images.room import Room, is_full
+from images.store import ImageStore, checked_digest, shifted
+from vmjobs.errors import DigestMismatch, NotFound, StorageFull
 from vmjobs.hypervisor.base import BootImage
+from vmjobs.model import MIB
 from vmjobs.ports import Progress
 
-
-class ImageFetcher(Protocol):
-    """Where images come from; the client library has one that speaks to the repository."""
-
-    def manifest(self, digest: str) -> bytes:
-        """The manifest's exact bytes. Raises NotFound or Unavailable."""
-
-    def layout(self, image: str, content: str) -> bytes:
-        """The layout of one of an image's contents. Raises NotFound or Unavailable."""
-
-    def segment(self, image: str, segment: bytes) -> bytes:
-        """A stored segment, by its digest's 32 bytes. Raises NotFound or Unavailable."""
+#: How often an image is fetched before it is given up: others may evict or damage it meanwhile.
+_TRIES: Final = 3
 
 
 class ImageCache:
     """An :class:`vmjobs.ports.ImageSource` that fetches what it does not have.
 
-    Several threads and processes may share ``root``: each image is fetched by one of them, the
-    others wait for it. A damaged file is fetched again, a fetch that was cut off leaves nothing.
+    Several threads and processes may share ``root``: each content is fetched by one of them, the
+    others wait for it. What is damaged is mended, a fetch that was cut off goes on where it was.
+
+    limit: bytes of images at most; 0: no limit. keep_free: bytes of the disk to be left alone.
     """
 
-    def __init__(self, root: Path, fetch: ImageFetcher) -> None:
+    def __init__(self, root: Path, fetch: ImageFetcher, *, limit: int = 0, keep_free: int = 0) -> None:
         self._store = ImageStore(root)
         self._fetch = fetch
+        self._room = Room(self._store, limit, keep_free)
 
     def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
         """Have the image here, verified, and say where.
@@ -48,31 +42,62 @@ class ImageCache:
         Raises:
             NotFound: there is no such image. DigestMismatch: what came is not what the digest names.
             Unavailable: it had to be fetched and its repository is out of reach.
+            StorageFull: it does not fit, even without the images that are not in use.
         """
         checked_digest(digest)
-        try:
-            return self._store.prepare(digest, progress)
-        except (NotFound, DigestMismatch):
-            pass  # missing, incomplete or damaged: all mended by fetching
-        with exclusive(self._store.root / "locks" / digest.removeprefix("sha256:")):
-            manifest = self._manifest(digest)
-            done = 0
-            for part in manifest.parts():
-                self._have(digest, part)
-                done += part.size
-                if progress is not None:
-                    progress(done, manifest.size)
-            self._store.put_manifest(manifest)
-        return self._store.prepare(digest, progress)
+        with self._room.leased(digest):
+            return self._prepare(digest, progress)
 
     @contextmanager
     def lease(self, digest: str, progress: Progress | None = None) -> Iterator[BootImage]:
-        """As :meth:`prepare`."""
-        yield self.prepare(digest, progress)
+        """As :meth:`prepare`, and the image is not evicted while the context lasts."""
+        checked_digest(digest)
+        with self._room.leased(digest) as lease:
+            image = self._prepare(digest, progress)
+            self._room.touch(lease)
+            yield image
 
     def cached(self) -> list[str]:
         """Digests of the images that are here, complete."""
         return self._store.cached()
+
+    def _prepare(self, digest: str, progress: Progress | None) -> BootImage:
+        with suppress(NotFound, DigestMismatch):  # missing or damaged: all mended by fetching
+            return self._store.prepare(digest, progress)
+        for _ in range(_TRIES - 1):
+            self._fetch_image(digest, progress)
+            with suppress(NotFound, DigestMismatch):
+                return self._store.prepare(digest)
+        self._fetch_image(digest, progress)
+        return self._store.prepare(digest)
+
+    def _fetch_image(self, digest: str, progress: Progress | None) -> None:
+        manifest = self._manifest(digest)
+        try:
+            self._fetch_parts(digest, manifest, progress)
+        except StorageFull:
+            self._room.drop_incomplete(digest)
+            raise
+
+    def _fetch_parts(self, digest: str, manifest: ImageManifest, progress: Progress | None) -> None:
+        with _full_disk():
+            self._room.claim(MIB)
+            self._room.expect(manifest)
+        done = 0
+        for part in manifest.parts():
+            step = shifted(progress, done, manifest.size)
+            lock = self._store.folder.lock(part.digest)
+            with _full_disk(), exclusive(lock, waiting=partial(step, 0)):
+                self._have(digest, part, step)
+            done += part.size
+            step(part.size)
+
+    def _have(self, image: str, part: Part, step: Callable[[int], None]) -> None:
+        folder = self._store.folder
+        try:
+            folder.verified(part.digest, part.size, step)
+        except (NotFound, DigestMismatch):
+            ContentFetch(folder, self._room, self._fetch, image, part, step).run()
 
     def _manifest(self, digest: str) -> ImageManifest:
         try:
@@ -80,19 +105,12 @@ class ImageCache:
         except (NotFound, DigestMismatch):
             return ImageManifest.parse(self._fetch.manifest(digest), digest)
 
-    def _have(self, image: str, part: Part) -> None:
-        folder = self._store.folder
-        with exclusive(self._store.root / "locks" / part.digest.removeprefix("tree:")):
-            try:
-                folder.verified(part.digest, part.size)
-            except (NotFound, DigestMismatch):
-                pass
-            else:
-                return
-            layout = Layout.parse(self._fetch.layout(image, part.digest), part.digest)
-            with temporary(folder.temporary) as (file, path):
-                os.ftruncate(file.fileno(), layout.size)
-                for number, digest in layout.stored():
-                    data = unpack(self._fetch.segment(image, digest), digest)
-                    write_all(file.fileno(), data, number * SEGMENT)
-                folder.adopt(file, path, layout)
+
+@contextmanager
+def _full_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise StorageFull(f"the image does not fit onto this node: {error.strerror}") from error

@@ -9,12 +9,16 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Final, cast
 
 from vmjobs.durable import sync_directory
+
+#: Between two looks at a lock that somebody else holds.
+WAIT_SECONDS: Final = 0.2
 
 
 @contextmanager
@@ -82,9 +86,57 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Hold a lock, against threads and processes alike."""
+def exclusive(path: Path, waiting: Callable[[], object] | None = None) -> Iterator[None]:
+    """Hold a lock, against threads and processes alike.
+
+    waiting: called every now and then while somebody else has it; what it raises ends the wait.
+    """
+    while True:
+        with opened_lock(path) as descriptor:
+            if waiting is None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while not try_lock(descriptor, fcntl.LOCK_EX):
+                if waiting is not None:
+                    waiting()
+                time.sleep(WAIT_SECONDS)  # whoever lets go of a file's lock calls nobody
+            if is_at(descriptor, path):
+                yield
+                return
+
+
+@contextmanager
+def shared(path: Path) -> Iterator[int]:
+    """Hold a lock that others may hold as well, but nobody alone; yields its descriptor."""
+    while True:
+        with opened_lock(path) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if is_at(descriptor, path):
+                yield descriptor
+                return
+
+
+@contextmanager
+def free(path: Path) -> Iterator[bool]:
+    """Hold a lock alone, if nobody else holds it; whether that is so."""
+    with opened_lock(path) as descriptor:
+        yield try_lock(descriptor, fcntl.LOCK_EX) and is_at(descriptor, path)
+
+
+@contextmanager
+def opened_lock(path: Path) -> Iterator[int]:
+    """A lock's file. It may be removed by who holds the lock alone; :func:`is_at` tells."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int, how: int) -> bool:
+    """Take a lock unless somebody else has it; whether it was taken."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

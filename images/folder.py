@@ -154,6 +154,14 @@ class ContentFolder:
         name = _hex(digest)
         return self.root / "contents" / name[:2] / name
 
+    def lock(self, digest: str) -> Path:
+        """The lock of who fetches the content."""
+        return self.root / "locks" / _hex(digest)
+
+    def partial(self, digest: str) -> Path:
+        """Where the content is while it is fetched."""
+        return self.root / "partial" / _hex(digest)
+
     @property
     def temporary(self) -> Path:
         """Where files are that nobody may read yet."""
@@ -215,13 +223,17 @@ class ContentFolder:
         target = self.path(layout.digest)
         write_atomically(_layout_path(target), layout.to_bytes(), self.temporary)
         keep(file, path, target)
-        self._note(target, _mark(target.stat()))
+        self._note(target, mark_of(target.stat()))
 
-    def verified(self, digest: str, size: int | None = None) -> Path:
+    def verified(
+        self, digest: str, size: int | None = None, done: Callable[[int], None] | None = None
+    ) -> Path:
         """The content's file, once its bytes are known to be right.
 
         A file that was found right is not read again while its inode, size and change time stay:
         starting from a cached image must not take longer the larger it is.
+
+        done: called with the bytes that were read, where they are.
 
         Raises:
             NotFound: it is not here. DigestMismatch: its bytes are others than they were.
@@ -229,14 +241,14 @@ class ContentFolder:
         path = self.path(digest)
         try:
             with path.open("rb", buffering=0) as file:
-                mark = _mark(os.fstat(file.fileno()))
+                mark = mark_of(os.fstat(file.fileno()))
                 if size is not None and mark["size"] != size:
                     raise DigestMismatch(
                         f"{digest} ({path}) has {mark['size']} bytes instead of {size}"
                     )
                 if self._seen(path) == mark:
                     return path
-                layout = layout_of(cast(BinaryIO, file), mark["size"])
+                layout = layout_of(cast(BinaryIO, file), mark["size"], done)
         except FileNotFoundError:
             raise NotFound(f"there is no content {digest}") from None
         if layout.digest != digest:
@@ -284,6 +296,12 @@ class ContentFolder:
         for name in (path, _layout_path(path), self._note_path(path)):
             name.unlink(missing_ok=True)
 
+    def drop_partial(self, digest: str) -> None:
+        """Remove what was fetched so far of a content. The caller holds its lock."""
+        path = self.partial(digest)
+        for name in (path, path.with_suffix(".note")):
+            name.unlink(missing_ok=True)
+
     def _seen(self, path: Path) -> dict[str, int] | None:
         try:
             return cast(dict[str, int], json.loads(self._note_path(path).read_bytes()))
@@ -310,7 +328,8 @@ def _layout_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.layout")
 
 
-def _mark(status: os.stat_result) -> dict[str, int]:
+def mark_of(status: os.stat_result) -> dict[str, int]:
+    """What changes with a file's bytes."""
     return {
         "inode": status.st_ino,
         "size": status.st_size,

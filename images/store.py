@@ -99,8 +99,20 @@ class ImageStore:
         for part in manifest.parts():
             if not self.folder.has(part.digest):
                 raise NotFound(f"the image names the content {part.digest}, which is not here")
-        self._write(self._manifest_path(manifest.digest), manifest.canonical())
+        self.write_manifest(manifest)
         return manifest.digest
+
+    def write_manifest(self, manifest: ImageManifest) -> None:
+        """Store a manifest whose contents are still to come."""
+        self._write(self._manifest_path(manifest.digest), manifest.canonical())
+
+    def has_manifest(self, digest: str) -> bool:
+        """Whether the manifest is here (it is not looked at)."""
+        return self._manifest_path(checked_digest(digest)).exists()
+
+    def remove_manifest(self, digest: str) -> None:
+        """Remove a manifest; its contents stay."""
+        self._manifest_path(checked_digest(digest)).unlink(missing_ok=True)
 
     def manifest_bytes(self, digest: str) -> bytes:
         """The manifest as it is stored.
@@ -177,12 +189,12 @@ class ImageStore:
         """The image's files, checked (:class:`vmjobs.ports.ImageSource`)."""
         manifest = self.manifest(digest)
         files: dict[str, Path] = {}
-        done = 0
+        before = 0
         for part in manifest.parts():
-            files[part.digest] = self.folder.verified(part.digest, part.size)
-            done += part.size
-            if progress is not None:
-                progress(done, manifest.size)
+            step = shifted(progress, before, manifest.size)
+            files[part.digest] = self.folder.verified(part.digest, part.size, step)
+            before += part.size
+            step(part.size)
         return BootImage(
             digest=digest,
             root=files[manifest.root.digest],
@@ -250,6 +262,13 @@ class ImageStore:
 
     def _write(self, path: Path, data: bytes) -> None:
         write_atomically(path, data, self.root / "tmp")
+
+
+def shifted(progress: Progress | None, before: int, total: int) -> Callable[[int], None]:
+    """The progress of one part as that of the whole, of which ``before`` bytes were done before."""
+    if progress is None:
+        return lambda _done: None
+    return lambda done: progress(before + done, total)
 
 
 def checked_digest(value: str) -> str:

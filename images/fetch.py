@@ -1,0 +1,253 @@
+"""One content onto this node: what is here already is copied, the rest is fetched, all is checked.
+
+The content grows in a file of its own, each segment at its place, so that a fetch that was broken
+off goes on where it was: after an orderly end a note says what is in the file, after any other
+it is read again. Blocks of zeros are left as holes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol, cast
+
+from images.content import (
+    BLOCK,
+    SEGMENT,
+    Layout,
+    block_digests,
+    is_zero,
+    read_segment,
+    scan,
+    segment_digest,
+    zero_segment,
+)
+from images.files import write_all, write_atomically
+from images.folder import ContentFolder, mark_of
+from images.manifest import Part
+from images.room import Room, is_full
+from images.segment import unpack
+from vmjobs.errors import DigestMismatch, NotFound, StorageFull
+
+#: Segments that are fetched at once.
+WORKERS: Final = 4
+#: Fetched segments that may wait to be written; with those under way they bound the memory.
+_AHEAD: Final = 2
+#: Between two looks at whether the fetch is still wanted, in seconds.
+_LOOK_SECONDS: Final = 1.0
+
+
+class ImageFetcher(Protocol):
+    """Where images come from; the client library has one that speaks to the repository.
+
+    Every method raises NotFound or Unavailable, and may be called by several threads at once.
+    """
+
+    def manifest(self, digest: str) -> bytes:
+        """The manifest's exact bytes."""
+
+    def layout(self, image: str, content: str) -> bytes:
+        """The layout of one of an image's contents."""
+
+    def segment(self, image: str, segment: bytes) -> bytes:
+        """A stored segment, by its digest's 32 bytes."""
+
+
+@dataclass
+class ContentFetch:
+    """Fetches one content of an image into a folder. Whoever calls :meth:`run` holds its lock.
+
+    step: called with the bytes of content that are done; what it raises ends the fetch.
+    """
+
+    folder: ContentFolder
+    room: Room
+    fetch: ImageFetcher
+    image: str
+    part: Part
+    step: Callable[[int], None]
+    layout: Layout = field(init=False)
+    #: Segments that are in the file.
+    _have: set[int] = field(default_factory=set)
+    #: Segments where the file has something else than it should: zeros must be written there, too.
+    _dirty: set[int] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Have the content in the folder.
+
+        Raises:
+            NotFound, Unavailable: as the fetcher does; what came so far is kept.
+            DigestMismatch: what came is not what it should be.
+            StorageFull: there is no room; nothing is kept.
+        """
+        digest = self.part.digest
+        self.layout = Layout.parse(self.fetch.layout(self.image, digest), digest)
+        if self.layout.size != self.part.size:
+            raise DigestMismatch(f"{digest} has {self.layout.size} bytes instead of {self.part.size}")
+        path = self.folder.partial(digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "r+b", buffering=0) as raw:
+            file = cast(BinaryIO, raw)
+            os.ftruncate(descriptor, self.layout.size)
+            self._recall(file)
+            with self._noting(file):
+                self._copy_local(file)
+                self._fetch_rest(file)
+                self.folder.adopt(file, path, self.layout)
+        self._note_path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ what is there
+
+    def _recall(self, file: BinaryIO) -> None:
+        """Find out which segments an earlier fetch left in the file."""
+        try:
+            note = json.loads(self._note_path.read_bytes())
+            if note["mark"] == mark_of(os.fstat(file.fileno())):
+                self._have.update(note["segments"])
+                return
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        finally:
+            self._note_path.unlink(missing_ok=True)
+        done = 0
+        for number, blocks in scan(file, self.layout.size):
+            length = self.layout.length(number)
+            found = zero_segment(length) if blocks is None else segment_digest(blocks)
+            if found == self.layout.segments[number]:
+                self._have.add(number)
+            elif blocks is not None:
+                self._dirty.add(number)
+            done += length if number in self._have else 0
+            self.step(done)
+
+    @contextmanager
+    def _noting(self, file: BinaryIO) -> Iterator[None]:
+        """Note what is in the file if it is not finished; remove it where it cannot be."""
+        try:
+            yield
+        except StorageFull:
+            self.folder.drop_partial(self.part.digest)
+            raise
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.folder.drop_partial(self.part.digest)
+            raise StorageFull(f"the image does not fit onto this node: {error.strerror}") from error
+        except BaseException:
+            note = {"mark": mark_of(os.fstat(file.fileno())), "segments": sorted(self._have)}
+            with suppress(OSError):  # without it the file is read again
+                data = json.dumps(note).encode()
+                write_atomically(self._note_path, data, self.folder.temporary)
+            raise
+
+    @property
+    def _note_path(self) -> Path:
+        return self.folder.partial(self.part.digest).with_suffix(".note")
+
+    def _missing(self) -> dict[bytes, list[int]]:
+        """The segments that are not in the file yet: where each is to go."""
+        found: dict[bytes, list[int]] = {}
+        for number, digest in enumerate(self.layout.segments):
+            if number not in self._have:
+                found.setdefault(digest, []).append(number)
+        return found
+
+    # ------------------------------------------------------------------ here already
+
+    def _copy_local(self, file: BinaryIO) -> None:
+        """Take what other contents of this node have: and a damaged one's good segments."""
+        missing = self._missing()
+        for length in {self.layout.length(number) for number in range(len(self.layout.segments))}:
+            for number in missing.pop(zero_segment(length), ()):
+                if number in self._dirty:
+                    self._write(file, number, bytes(length))
+                self._have.add(number)
+        for content in list(self.folder.list()) if missing else ():
+            for digest, data in self._found_in(content, missing):
+                self._place(file, missing.pop(digest, ()), data)
+
+    def _found_in(
+        self, content: str, missing: Mapping[bytes, object]
+    ) -> Iterator[tuple[bytes, memoryview]]:
+        """The segments of another content that are missing here, checked."""
+        buffer = bytearray(SEGMENT)
+        with suppress(NotFound, DigestMismatch, FileNotFoundError):  # damaged, or evicted meanwhile
+            layout = self.folder.layout(content)
+            wanted = [(n, digest) for n, digest in enumerate(layout.segments) if digest in missing]
+            with self.folder.path(content).open("rb", buffering=0) as raw:
+                for number, digest in wanted:
+                    try:
+                        data = read_segment(cast(BinaryIO, raw), number, layout.size, buffer)
+                    except OSError:
+                        continue  # the disk fails there, or the file is shorter than it was
+                    if data is not None and segment_digest(block_digests(data)) == digest:
+                        yield digest, data
+
+    # ------------------------------------------------------------------ from elsewhere
+
+    def _fetch_rest(self, file: BinaryIO) -> None:
+        missing = self._missing()
+        queue = iter(list(missing))
+        pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="fetch")
+        pending: dict[Future[bytes], bytes] = {}
+        try:
+            while True:
+                while len(pending) < WORKERS + _AHEAD and (digest := next(queue, None)) is not None:
+                    pending[pool.submit(self._segment, digest)] = digest
+                if not pending:
+                    return
+                ready, _ = wait(pending, _LOOK_SECONDS, FIRST_COMPLETED)
+                # What came is written before it is looked at what did not.
+                for future in sorted(ready, key=lambda done: done.exception() is not None):
+                    self._place(file, missing[pending.pop(future)], future.result())
+                self._tell()
+        finally:
+            # Those under way end by themselves: they write nothing, and nobody waits for them.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _segment(self, digest: bytes) -> bytes:
+        return unpack(self.fetch.segment(self.image, digest), digest)
+
+    # ------------------------------------------------------------------ writing
+
+    def _place(self, file: BinaryIO, numbers: list[int] | tuple[()], data: bytes | memoryview) -> None:
+        """Write a segment, which was checked, wherever it belongs."""
+        for number in numbers:
+            self._write(file, number, data)
+            self._have.add(number)
+            self._tell()
+
+    def _write(self, file: BinaryIO, number: int, data: bytes | memoryview) -> None:
+        runs = list(_runs(data, zeros=number in self._dirty))
+        self.room.claim(sum(end - begin for begin, end in runs))
+        view = memoryview(data)
+        for begin, end in runs:
+            while True:
+                try:
+                    write_all(file.fileno(), view[begin:end], number * SEGMENT + begin)
+                    break
+                except OSError as error:
+                    if not is_full(error) or not self.room.make():
+                        raise
+        self._dirty.discard(number)
+
+    def _tell(self) -> None:
+        self.step(min(len(self._have) * SEGMENT, self.layout.size))
+
+
+def _runs(data: bytes | memoryview, *, zeros: bool) -> Iterator[tuple[int, int]]:
+    """The stretches of a segment that are to be written, in bytes: blocks that are not all zeros."""
+    view, start = memoryview(data), 0
+    for begin in range(0, len(view), BLOCK):
+        if not zeros and is_zero(view[begin : begin + BLOCK]):
+            if start < begin:
+                yield start, begin
+            start = begin + BLOCK
+    if start < len(view):
+        yield start, len(view)

@@ -1,0 +1,132 @@
+"""A repository for tests of the node's cache: a store that counts, and can fail."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from images.cache import ImageCache
+from images.content import BLOCK, SEGMENT
+from images.manifest import ImageManifest
+from images.segment import pack
+from images.store import ImageStore
+from vmjobs.errors import NotFound, Unavailable
+
+
+def noise(size: int, seed: object = 0) -> bytes:
+    """Bytes that cannot be compressed, the same ones for the same seed."""
+    return random.Random(repr(seed)).randbytes(size)
+
+
+#: Four segments: of data, of zeros, of a little data, and a short one.
+DISK = (
+    noise(SEGMENT)
+    + bytes(SEGMENT)
+    + bytes(BLOCK)
+    + b"x"
+    + bytes(SEGMENT - BLOCK - 1)
+    + noise(70_000, 1)
+)
+
+
+def put(store: ImageStore, disk: bytes = DISK, kernel: bytes = b"kernel") -> tuple[str, ImageManifest]:
+    """Put an image with a kernel into ``store``; its digest and manifest."""
+    manifest = ImageManifest(
+        root=store.put_content(io.BytesIO(disk)), kernel=store.put_content(io.BytesIO(kernel))
+    )
+    return store.put_manifest(manifest), manifest
+
+
+def damage(path: Path, offset: int = 50_000) -> None:
+    """Change one byte, as a bad disk or a bad copy would."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+class Remote:
+    """A fetcher that reads from a store. segments, layouts: what was asked for, in order.
+
+    before: called before each segment is handed out, with how many were asked for before.
+    """
+
+    def __init__(self, store: ImageStore) -> None:
+        self.store = store
+        self.segments: list[bytes] = []
+        self.layouts: list[str] = []
+        self.before: Callable[[int], None] = lambda _count: None
+        self.change: Callable[[bytes], bytes] = lambda data: data
+        self._lock = threading.Lock()
+
+    def manifest(self, digest: str) -> bytes:
+        """See ``images.fetch.ImageFetcher``."""
+        return self.store.manifest_bytes(digest)
+
+    def layout(self, image: str, content: str) -> bytes:
+        """See ``images.fetch.ImageFetcher``."""
+        self._check(image, content)
+        self.layouts.append(content)
+        return self.store.layout(content).to_bytes()
+
+    def segment(self, image: str, segment: bytes) -> bytes:
+        """See ``images.fetch.ImageFetcher``."""
+        with self._lock:
+            count = len(self.segments)
+            self.segments.append(segment)
+        self.before(count)
+        return self.change(pack(self._bytes(image, segment)))
+
+    def _bytes(self, image: str, segment: bytes) -> bytes:
+        for part in self.store.manifest(image).parts():
+            layout = self.store.layout(part.digest)
+            if segment in layout.segments:
+                number = layout.segments.index(segment)
+                with self.store.content_path(part.digest).open("rb") as file:
+                    return os.pread(file.fileno(), layout.length(number), number * SEGMENT)
+        raise NotFound(f"the image {image} has no segment {segment.hex()}")
+
+    def _check(self, image: str, content: str) -> None:
+        if content not in {part.digest for part in self.store.manifest(image).parts()}:
+            raise NotFound(f"the image {image} has no content {content}")
+
+
+def cut_off(remote: Remote, cache: ImageCache, digest: str, after: int) -> None:
+    """Fetch an image of incompressible segments and lose the connection after some of them."""
+    first, arrived = len(remote.segments), threading.Event()
+
+    def before(count: int) -> None:
+        if count >= first + after:
+            assert arrived.wait(30)
+            raise Unavailable("api", "connection lost")
+
+    def progress(done: int, _total: int) -> None:
+        if done >= after * SEGMENT:
+            arrived.set()
+
+    remote.before = before
+    with pytest.raises(Unavailable):
+        cache.prepare(digest, progress)
+    remote.before = lambda _count: None
+    remote.segments.clear()
+
+
+def used(root: Path) -> int:
+    """Bytes of disk below a directory."""
+    return sum(path.stat().st_blocks * 512 for path in root.rglob("*") if path.is_file())
+
+
+def files(root: Path) -> list[str]:
+    """What is below a cache's root, apart from the empty files that locks are."""
+    return sorted(
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.is_file() and path.relative_to(root).parts[0] != "locks"
+    )

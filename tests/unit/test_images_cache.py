@@ -1,0 +1,326 @@
+"""The node's image cache: fetched once, checked, resumed, within bounds, nothing that is in use."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from images_cache_kit import DISK, Remote, cut_off, damage, files, noise, put, used
+
+from images.cache import ImageCache
+from images.content import BLOCK, SEGMENT
+from images.store import ImageStore
+from vmjobs.errors import DigestMismatch, NotFound, StorageFull
+from vmjobs.model import MIB
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Remote:
+    return Remote(ImageStore(tmp_path / "remote"))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    return tmp_path / "node"
+
+
+# ------------------------------------------------------------------ fetching
+
+
+def test_an_image_is_fetched_once_and_kept_sparse(node: Path, remote: Remote) -> None:
+    digest, manifest = put(remote.store)
+    cache = ImageCache(node, remote)
+    seen: list[tuple[int, int]] = []
+    image = cache.prepare(digest, lambda done, total: seen.append((done, total)))
+    assert image.root.read_bytes() == DISK
+    assert image.kernel is not None
+    assert image.kernel.read_bytes() == b"kernel"
+    assert image.root.stat().st_blocks * 512 < SEGMENT + 4 * BLOCK
+    done = [done for done, _ in seen]
+    assert done == sorted(done)
+    assert seen[-1] == (manifest.size, manifest.size)
+    assert done[0] < manifest.size
+    assert ImageCache(node, remote).prepare(digest) == image
+    assert len(remote.segments) == 4  # and not the one that is all zeros
+    assert cache.cached() == [digest]
+    assert list((node / "partial").iterdir()) == list((node / "tmp").iterdir()) == []
+
+
+def test_many_at_once_fetch_once(node: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store)
+    start = threading.Barrier(8)
+    found = []
+
+    def job() -> None:
+        cache = ImageCache(node, remote)
+        start.wait(10)
+        found.append(cache.prepare(digest).root.read_bytes() == DISK)
+
+    threads = [threading.Thread(target=job) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [True] * 8
+    assert len(remote.segments) == 4
+
+
+def test_who_waits_for_another_ones_fetch_can_still_be_stopped(node: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store)
+    under_way, go_on = threading.Event(), threading.Event()
+
+    def before(_count: int) -> None:
+        under_way.set()
+        assert go_on.wait(30)
+
+    remote.before = before
+    thread = threading.Thread(target=ImageCache(node, remote).prepare, args=(digest,))
+    thread.start()
+    assert under_way.wait(10)
+
+    def stop(_done: int, _total: int) -> None:
+        raise InterruptedError("not wanted any more")
+
+    with pytest.raises(InterruptedError):
+        ImageCache(node, remote).prepare(digest, stop)
+    go_on.set()
+    thread.join(30)
+    assert ImageCache(node, remote).prepare(digest).root.read_bytes() == DISK
+
+
+def test_a_fetch_can_be_stopped_while_nothing_comes(node: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store)
+    go_on = threading.Event()
+    remote.before = lambda _count: go_on.wait(30) and None
+    calls = 0
+
+    def stop_soon(_done: int, _total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise InterruptedError("not wanted any more")
+
+    began = time.monotonic()
+    with pytest.raises(InterruptedError):
+        ImageCache(node, remote).prepare(digest, stop_soon)
+    assert time.monotonic() - began < 15
+    go_on.set()
+
+
+def test_images_share_what_they_have_in_common(node: Path, remote: Remote) -> None:
+    """Segments that any other image of this node has are not fetched; order does not matter."""
+    pieces = [noise(SEGMENT, n) for n in range(6)]
+    first, _ = put(remote.store, b"".join(pieces[:4]))
+    second, manifest = put(remote.store, b"".join([pieces[3], pieces[5], pieces[0], pieces[0]]))
+    cache = ImageCache(node, remote)
+    cache.prepare(first)
+    remote.segments.clear()
+    image = cache.prepare(second)
+    assert image.root.read_bytes() == pieces[3] + pieces[5] + pieces[0] + pieces[0]
+    assert remote.segments == [remote.store.layout(manifest.root.digest).segments[1]]
+
+
+def test_a_segment_that_occurs_twice_is_fetched_once(node: Path, remote: Remote) -> None:
+    piece = noise(SEGMENT)
+    digest, _ = put(remote.store, piece * 3)
+    assert ImageCache(node, remote).prepare(digest).root.read_bytes() == piece * 3
+    assert len(remote.segments) == 2
+
+
+def test_what_another_image_has_damaged_is_fetched(node: Path, remote: Remote) -> None:
+    disk = noise(2 * SEGMENT)
+    first, _ = put(remote.store, disk)
+    second, _ = put(remote.store, disk + b"more")
+    cache = ImageCache(node, remote)
+    damage(cache.prepare(first).root)
+    remote.segments.clear()
+    assert cache.prepare(second).root.read_bytes() == disk + b"more"
+    assert len(remote.segments) == 2  # the damaged one, and the new one
+    assert cache.prepare(first).root.read_bytes() == disk
+    assert len(remote.segments) == 2
+
+
+# ------------------------------------------------------------------ what goes wrong
+
+
+def test_a_fetch_that_is_cut_off_goes_on_where_it_was(node: Path, remote: Remote) -> None:
+    disk = noise(12 * SEGMENT)
+    digest, _ = put(remote.store, disk)
+    cache = ImageCache(node, remote)
+    cut_off(remote, cache, digest, after=7)
+    assert cache.cached() == []
+    assert used(node / "partial") // SEGMENT == 7
+    assert cache.prepare(digest).root.read_bytes() == disk
+    assert len(remote.segments) == 12 - 7 + 1  # and the kernel
+    assert list((node / "partial").iterdir()) == []
+
+
+def test_what_was_fetched_before_a_crash_is_checked(node: Path, remote: Remote) -> None:
+    """Without the note of an orderly end the file is read, and what is wrong in it is replaced."""
+    data = [noise(SEGMENT, n) for n in range(3)]
+    disk = b"".join([*data, bytes(SEGMENT), bytes(BLOCK), noise(BLOCK, 9)])
+    digest, manifest = put(remote.store, disk)
+    partial = node / "partial" / manifest.root.digest.removeprefix("tree:")
+    partial.parent.mkdir(parents=True)
+    # One good segment, one half written, one not begun; garbage where zeros should be.
+    garbage = noise(SEGMENT, 7)
+    partial.write_bytes(data[0] + data[1][: 3 * BLOCK] + bytes(SEGMENT - 3 * BLOCK) + bytes(SEGMENT))
+    with partial.open("r+b") as file:
+        file.seek(3 * SEGMENT)
+        file.write(garbage)
+        file.write(b"\1" * BLOCK)
+    assert ImageCache(node, remote).prepare(digest).root.read_bytes() == disk
+    assert len(remote.segments) == 4  # two of data, the last one, the kernel
+
+
+def test_a_note_that_does_not_fit_its_file_is_not_believed(node: Path, remote: Remote) -> None:
+    disk = noise(4 * SEGMENT)
+    digest, manifest = put(remote.store, disk)
+    cache = ImageCache(node, remote)
+
+    cut_off(remote, cache, digest, after=3)
+    damage(node / "partial" / manifest.root.digest.removeprefix("tree:"))
+    assert cache.prepare(digest).root.read_bytes() == disk
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data[:-1],
+        lambda data: data + b"!",
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda _data: b"",
+        lambda _data: b"<html>captive portal</html>",
+    ],
+)
+def test_other_bytes_than_asked_for_are_never_kept(node: Path, remote: Remote, change: object) -> None:
+    digest, _ = put(remote.store)
+    remote.change = change  # type: ignore[assignment]
+    cache = ImageCache(node, remote)
+    with pytest.raises(DigestMismatch):
+        cache.prepare(digest)
+    assert cache.cached() == []
+    remote.change = lambda data: data
+    assert cache.prepare(digest).root.read_bytes() == DISK
+
+
+def test_another_segment_than_asked_for_is_never_kept(node: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store)
+    other: list[bytes] = []
+
+    def first_one(data: bytes) -> bytes:
+        other.append(data)
+        return other[0]
+
+    remote.change = first_one
+    with pytest.raises(DigestMismatch, match="and not"):
+        ImageCache(node, remote).prepare(digest)
+
+
+def test_a_layout_that_does_not_fit_the_manifest_is_refused(node: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store)
+    whole = remote.layout
+    remote.layout = lambda image, content: whole(image, content)[:-32]  # type: ignore[method-assign]
+    with pytest.raises(DigestMismatch, match="layout"):
+        ImageCache(node, remote).prepare(digest)
+
+
+def test_a_cached_image_that_is_damaged_is_mended(node: Path, remote: Remote) -> None:
+    disk = noise(3 * SEGMENT)
+    digest, _ = put(remote.store, disk)
+    cache = ImageCache(node, remote)
+    damage(cache.prepare(digest).root)
+    remote.segments.clear()
+    assert cache.prepare(digest).root.read_bytes() == disk
+    assert len(remote.segments) == 1  # only what is damaged
+    os.truncate(cache.prepare(digest).root, SEGMENT + 5)
+    remote.segments.clear()
+    assert cache.prepare(digest).root.read_bytes() == disk
+    assert len(remote.segments) == 2
+
+
+def test_an_image_that_nobody_has_is_not_found_and_leaves_nothing(node: Path, remote: Remote) -> None:
+    for digest in ("sha256:" + "0" * 64, "sha256:../../x", "", "tree:" + "0" * 64):
+        with pytest.raises(NotFound):
+            ImageCache(node, remote).prepare(digest)
+    assert files(node) == []
+
+
+# ------------------------------------------------------------------ bounds
+
+
+def test_what_was_used_longest_ago_goes_first(node: Path, remote: Remote) -> None:
+    images = [put(remote.store, noise(2 * SEGMENT, n), b"kernel %d" % n)[0] for n in range(4)]
+    cache = ImageCache(node, remote, limit=3 * 2 * SEGMENT + MIB)
+    for digest in images[:3]:
+        with cache.lease(digest):
+            pass
+    with cache.lease(images[0]):  # used again: now the second one is the oldest
+        pass
+    with cache.lease(images[3]):
+        assert cache.cached() == sorted([images[0], images[2], images[3]])
+    assert used(node) <= 3 * 2 * SEGMENT + MIB
+    assert not any("partial" in name for name in files(node))
+
+
+def test_the_order_outlives_the_process(node: Path, remote: Remote) -> None:
+    images = [put(remote.store, noise(2 * SEGMENT, n), b"%d" % n)[0] for n in range(3)]
+    for digest in (images[1], images[0]):
+        with ImageCache(node, remote).lease(digest):
+            pass
+    ImageCache(node, remote, limit=4 * SEGMENT + MIB).prepare(images[2])
+    assert ImageCache(node, remote).cached() == sorted([images[0], images[2]])
+
+
+def test_what_is_in_use_stays_and_what_does_not_fit_says_so(node: Path, remote: Remote) -> None:
+    images = [put(remote.store, noise(2 * SEGMENT, n), b"%d" % n)[0] for n in range(3)]
+    cache = ImageCache(node, remote, limit=3 * SEGMENT)
+    with cache.lease(images[0]) as image:
+        other = ImageCache(node, remote, limit=3 * SEGMENT)  # as another process would
+        with pytest.raises(StorageFull, match="images may take 24 MiB here"):
+            other.prepare(images[1])
+        assert image.root.read_bytes() == noise(2 * SEGMENT, 0)
+        assert cache.cached() == [images[0]]
+        assert not any(name.startswith("partial") for name in files(node))
+        assert len(list((node / "manifests").iterdir())) == 1
+        assert len(list(node.glob("contents/*/*"))) == 4  # root, kernel, and their layouts
+    cache.prepare(images[1])
+    assert cache.cached() == [images[1]]
+
+
+def test_parts_that_an_image_in_use_needs_stay(node: Path, remote: Remote) -> None:
+    """Two images with the same kernel: evicting the one does not take the other's."""
+    first, second = (put(remote.store, noise(2 * SEGMENT, n))[0] for n in range(2))
+    third, _ = put(remote.store, noise(2 * SEGMENT, 3), b"another kernel")
+    cache = ImageCache(node, remote, limit=4 * SEGMENT + MIB)
+    cache.prepare(first)
+    with cache.lease(second) as image:
+        cache.prepare(third)
+        assert cache.cached() == sorted([second, third])
+        assert image.kernel is not None
+        assert image.kernel.read_bytes() == b"kernel"
+
+
+def test_leftovers_go_before_images(node: Path, remote: Remote) -> None:
+    first, _ = put(remote.store, noise(2 * SEGMENT, 0), b"0")
+    given_up, _ = put(remote.store, noise(3 * SEGMENT, 1), b"1")
+    second, _ = put(remote.store, noise(2 * SEGMENT, 2), b"2")
+    cache = ImageCache(node, remote, limit=6 * SEGMENT + MIB)
+    cache.prepare(first)
+    cut_off(remote, cache, given_up, after=2)
+    ImageCache(node, remote, limit=4 * SEGMENT + MIB).prepare(second)
+    assert cache.cached() == sorted([first, second])
+    assert not any(name.startswith("partial") for name in files(node))
+
+
+def test_what_the_disk_must_keep_free_stays_free(node: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store)
+    node.mkdir()
+    disk = os.statvfs(node)
+    free = disk.f_bavail * disk.f_frsize
+    with pytest.raises(StorageFull, match="MiB are for jobs"):
+        ImageCache(node, remote, keep_free=free + MIB).prepare(digest)
+    assert files(node) == []
