@@ -1,0 +1,246 @@
+"""From any format to raw and back: qemu-img in a sandbox, told the format, never left to guess.
+
+The canonical form of a disk is raw: the same disk in whatever format gives the same bytes, and so
+the same content digest. qemu-img gets its file as ``json:`` with every driver named and no backing
+file allowed; all that it sees of the world is that file and an empty directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from images import sandbox
+from images.formats import Description, Format, Limits, inspect
+from images.formats.base import MIB, refusal
+from images.sandbox import SandboxLimits
+from vmjobs.durable import sync_directory
+from vmjobs.errors import StorageFull, VMJobsError
+
+#: Called with the fraction that is done, from 0 to 1.
+Progress = Callable[[float], None]
+
+_PERCENT: Final = re.compile(rb"\(\s*(\d+(?:\.\d+)?)/100%\)")
+_SLACK: Final = 64 * MIB
+_NAME: Final = "disk"
+_HAS_BACKING: Final = frozenset({Format.QCOW2, Format.VMDK})
+
+
+def to_raw(
+    source: Path,
+    description: Description,
+    sink: Path,
+    limits: SandboxLimits | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write the disk in ``source`` to ``sink`` as a raw, sparse file; it replaces what is there.
+
+    Args:
+        description: what :func:`images.admission.admit` found; the file is looked at again, and
+            has to be that still.
+        limits: of the conversion; how much it may write is set here, from the description.
+        progress: called now and then.
+
+    Raises:
+        ImageRejected: the file is another one meanwhile, damaged, or a limit was reached.
+        Unavailable: there is no sandbox here.
+        StorageFull: no room for the result.
+    """
+    with _opened(source) as file, _result(sink) as directory:
+        _check_same(file, description)
+        bounded = _bounded(limits, description.virtual_size, description.allocated)
+        _check_room(directory, description.allocated)
+        _convert(file, description.format, directory, ("-O", "raw"), bounded, progress)
+        with _written(directory) as result:
+            # Some versions leave out what is zeros at the end.
+            result.truncate(description.virtual_size)
+
+
+def from_raw(
+    source: Path,
+    format: Format,
+    sink: Path,
+    limits: SandboxLimits | None = None,
+    progress: Progress | None = None,
+    *,
+    compressed: bool = False,
+) -> None:
+    """Write the raw disk ``source`` to ``sink`` in a format; it replaces what is there.
+
+    compressed: for qcow2 (zlib) and vmdk (streamOptimized). Raises as :func:`to_raw` does.
+    """
+    with _opened(source) as file, _result(sink) as directory:
+        description = inspect(file, Format.RAW)
+        size = description.virtual_size
+        # Tables come on top; the blocks of the coarsest format are 32 MiB.
+        bounded = _bounded(limits, size + size // 8 + 64 * MIB, size + size // 8)
+        options = _target(format, compressed=compressed)
+        _convert(file, Format.RAW, directory, options, bounded, progress)
+
+
+def head_of(
+    source: Path, description: Description, length: int, limits: SandboxLimits | None = None
+) -> bytes:
+    """The first bytes of the disk in ``source``, at most 64 MiB; raises as :func:`to_raw` does."""
+    length = min(length, description.virtual_size, 64 * MIB)
+    if description.format is Format.RAW:
+        with _opened(source) as file:
+            return file.read(length)
+    with tempfile.TemporaryDirectory(prefix="vmjobs-") as scratch, _opened(source) as file:
+        _check_same(file, description)
+        words = (f"if={_source(description.format)}", f"of={sandbox.OUTPUT}/{_NAME}")
+        sandbox.run(
+            ("qemu-img", "dd", "-O", "raw", f"bs={MIB}", f"count={-(-length // MIB)}", *words),
+            source=file,
+            output=Path(scratch),
+            limits=_bounded(limits, length, length),
+        )
+        with _written(Path(scratch)) as result:
+            return result.read(length)
+
+
+def _convert(
+    file: BinaryIO,
+    format: Format,
+    directory: Path,
+    options: tuple[str, ...],
+    limits: SandboxLimits,
+    progress: Progress | None,
+) -> None:
+    show = progress or (lambda _: None)
+    seen = bytearray()
+
+    def said(data: bytes) -> None:
+        seen.extend(data)
+        if found := _PERCENT.findall(seen):
+            show(min(1.0, float(found[-1]) / 100))
+            del seen[: seen.rfind(b")") + 1]
+        del seen[:-256]
+
+    sandbox.run(
+        ("qemu-img", "convert", "-p", *options, _source(format), f"{sandbox.OUTPUT}/{_NAME}"),
+        source=file,
+        output=directory,
+        limits=limits,
+        said=said,
+    )
+    show(1.0)
+
+
+def _source(format: Format) -> str:
+    """The source as QEMU is told it: each driver by name, and nothing besides this file."""
+    node: dict[str, object] = {
+        "driver": str(format),
+        "file": {"driver": "file", "filename": sandbox.SOURCE, "locking": "off"},
+    }
+    if format in _HAS_BACKING:
+        node["backing"] = None
+    return f"json:{json.dumps(node)}"
+
+
+def _target(format: Format, *, compressed: bool) -> tuple[str, ...]:
+    if compressed and format not in (Format.QCOW2, Format.VMDK):
+        raise refusal("not_compressible", f"{format} has no compressed form; qcow2 and vmdk have")
+    if format is Format.VMDK:
+        kind = "streamOptimized" if compressed else "monolithicSparse"
+        return ("-O", "vmdk", "-o", f"subformat={kind}")
+    return ("-O", str(format), *(("-c",) if compressed else ()))
+
+
+def _bounded(limits: SandboxLimits | None, file_size: int, written: int) -> SandboxLimits:
+    """The caller's limits, or the defaults, with room for a result of this size and no more."""
+    bounded = replace(
+        SandboxLimits(), file_size=file_size + MIB, written=min(file_size, written) + _SLACK
+    )
+    if limits is None:
+        return bounded
+    return replace(
+        limits,
+        file_size=min(bounded.file_size, limits.file_size),
+        written=min(bounded.written, limits.written),
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        # O_NONBLOCK: a pipe in the place of the file must not make us wait.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise refusal("unreadable", f"cannot open {path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        yield file
+
+
+def _check_same(file: BinaryIO, description: Description) -> None:
+    limits = Limits(virtual_size=description.virtual_size)
+    found = inspect(file, description.format, limits)
+    if description.format is Format.RAW:
+        # How much of a file is holes may change without anybody writing to it.
+        found = replace(found, allocated=description.allocated)
+    if found != description:
+        raise refusal("changed", "the image was changed after it had been looked at")
+
+
+@contextmanager
+def _result(sink: Path) -> Iterator[Path]:
+    """A directory beside ``sink`` for what is written; on success its file becomes ``sink``."""
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=f".{sink.name[:64]}.", dir=sink.parent))
+    except OSError as error:
+        raise _failed(error, sink) from error
+    try:
+        yield directory
+        with _written(directory) as file:
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.fsync(file.fileno())
+        (directory / _NAME).replace(sink)
+        sync_directory(sink.parent)
+    except OSError as error:
+        raise _failed(error, sink) from error
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _written(directory: Path) -> Iterator[BinaryIO]:
+    """The file that was written in the sandbox: nothing but a file, and no link to another."""
+    descriptor = os.open(directory / _NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise refusal("conversion_failed", "what the conversion left is not a file of its own")
+        yield file
+
+
+def _umask() -> int:
+    """The process's mask for new files, read without changing it for other threads."""
+    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o077
+
+
+def _check_room(directory: Path, needed: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise StorageFull(
+            f"the disk needs up to {needed // MIB} MiB, and {free // MIB} MiB are free "
+            f"in {directory.parent}"
+        )
+
+
+def _failed(error: OSError, sink: Path) -> VMJobsError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFull(f"no room is left for {sink}")
+    return refusal("unwritable", f"cannot write {sink}: {error.strerror}")

@@ -1,0 +1,75 @@
+"""Which file system begins at some place of a disk, by its superblock alone.
+
+Places: ext2-4: Linux ``fs/ext4/ext4.h``; XFS: ``fs/xfs/libxfs/xfs_format.h``; btrfs:
+``include/uapi/linux/btrfs_tree.h``; FAT: Microsoft's "FAT: General Overview of On-Disk Format" 1.03;
+the others: util-linux' ``libblkid/src/superblocks``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+#: Reads at most so many bytes at an offset; fewer where the disk ends or is not to be seen.
+Read = Callable[[int, int], bytes]
+
+#: File systems that Linux has its root on.
+ROOTS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "squashfs", "erofs"})
+
+_HAS_JOURNAL: Final = 0x4
+_EXTENTS: Final = 0x40
+
+#: Place of the mark, mark, name, place and length of the label.
+_MARKS: Final = (
+    (0, b"hsqs", "squashfs", 0, 0),
+    (0, b"LUKS\xba\xbe", "luks", 0, 0),
+    (0, b"XFSB", "xfs", 108, 12),
+    (3, b"NTFS    ", "ntfs", 0, 0),
+    (536, b"LVM2 001", "lvm", 0, 0),
+    (1024, b"\xe2\xe1\xf5\xe0", "erofs", 0, 0),
+    (1024, b"\x10\x20\xf5\xf2", "f2fs", 0, 0),
+    (1080, b"\x53\xef", "ext", 1144, 16),
+    (82, b"FAT32   ", "vfat", 71, 11),
+    (54, b"FAT16   ", "vfat", 43, 11),
+    (54, b"FAT12   ", "vfat", 43, 11),
+    (4086, b"SWAPSPACE2", "swap", 1052, 16),
+    (0x8001, b"CD001", "iso9660", 0x8028, 32),
+    (0x10040, b"_BHRfS_M", "btrfs", 0x1012B, 256),
+)
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """A file system: its name, ``""`` if none is known, and its label."""
+
+    name: str = ""
+    label: str = ""
+
+
+def look(read: Read, offset: int = 0) -> FileSystem:
+    """The file system that begins at ``offset``. Reads some kilobytes."""
+    data = read(offset, 4096)
+    for place, mark, name, label, length in _MARKS:
+        end = place + len(mark)
+        found = data[place:end] if end <= len(data) else read(offset + place, len(mark))
+        if found == mark:
+            text = _text(read(offset + label, length)) if length else ""
+            return FileSystem(_ext(data[1024:]) if name == "ext" else name, text)
+    return FileSystem()
+
+
+def _ext(superblock: bytes) -> str:
+    if len(superblock) < 0x64:
+        return "ext2"
+    compatible, incompatible = struct.unpack_from("<II", superblock, 0x5C)
+    if incompatible & _EXTENTS:
+        return "ext4"
+    return "ext3" if compatible & _HAS_JOURNAL else "ext2"
+
+
+def _text(data: bytes) -> str:
+    """A label as a terminal may show it: no control characters, whatever the disk says."""
+    text = data.split(b"\0")[0].decode("utf-8", "replace").strip()
+    return "".join(letter for letter in text if letter.isprintable())[:64]

@@ -1,0 +1,279 @@
+"""Where a program reads a hostile file: no network, no other files, no rights, and hard limits.
+
+bubblewrap gives it namespaces of its own with a read-only ``/usr``, the files that it is handed and
+one directory to write to, takes all capabilities away and loads a seccomp filter
+(:mod:`images.seccomp`); ``prlimit`` bounds memory, processor time, file size, descriptors and
+processes; we bound its time and its output, and end it with everything that it started. There is
+no way to run without: where the sandbox does not work, nothing is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from images import seccomp
+from images.formats.base import refusal
+from vmjobs.errors import Unavailable
+from vmjobs.subprocess import environment
+
+#: Where the sandboxed program finds the file to read and the directory to write to.
+SOURCE: Final = "/in/disk"
+OUTPUT: Final = "/out"
+
+_MIB: Final = 1024 * 1024
+_TICK: Final = 0.25
+_QUOTED: Final = 1000
+_PROBE_SECONDS: Final = 20.0
+_BIND: Final = ("usr/lib", "usr/lib64", "usr/lib32", "usr/bin", "usr/sbin")
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """How much a sandboxed program may use.
+
+    seconds: of wall-clock time. cpu_seconds: of processor time. memory: bytes of address space.
+    file_size: bytes of the largest file it may write, holes included. written: bytes that its
+    output directory may take on the disk. files: open at once. threads: at once (not bounded
+    for root, whom the kernel does not count).
+    """
+
+    seconds: float = 4 * 3600.0
+    cpu_seconds: int = 4 * 3600
+    memory: int = 4096 * _MIB
+    file_size: int = 64 * _MIB
+    written: int = 64 * _MIB
+    files: int = 64
+    threads: int = 1024
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    source: BinaryIO | None = None,
+    output: Path | None = None,
+    limits: SandboxLimits,
+    said: Callable[[bytes], None] = lambda _: None,
+) -> None:
+    """Run a program of ``/usr/bin`` in the sandbox to its end.
+
+    Args:
+        argv: program and arguments. It sees ``source`` as :data:`SOURCE`, read-only, and
+            ``output`` as :data:`OUTPUT`; its environment is empty but for the locale.
+        source: the file to read, by its open descriptor: a path could be changed meanwhile.
+        output: an existing directory for what it writes, and for nothing else.
+        said: called with what it prints, as it comes.
+
+    Raises:
+        ImageRejected: it failed, or was stopped at a limit; the code says at which.
+        Unavailable: there is no sandbox on this machine.
+    """
+    require(limits)
+    _run(argv, source, output, limits, said)
+
+
+def require(limits: SandboxLimits | None = None) -> None:
+    """Make sure that the sandbox works here, by running something in it.
+
+    Raises:
+        Unavailable: it does not, with the reason that bubblewrap gives and what to do.
+    """
+    for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux")):
+        if shutil.which(program) is None:
+            raise Unavailable(
+                "sandbox",
+                f"no image is opened here: {program}, which its sandbox needs, is not installed",
+                hint=f"apt-get install {package}; raw images need no conversion",
+            )
+    with contextlib.ExitStack() as stack:
+        words = _command(("true",), None, None, limits or SandboxLimits(), stack)
+        try:
+            done = subprocess.run(
+                words.argv,
+                pass_fds=words.descriptors,
+                capture_output=True,
+                timeout=_PROBE_SECONDS,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
+            why = done.stderr.decode("utf-8", "replace").strip() if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            why = f"no end after {_PROBE_SECONDS:g} s"
+    if why:
+        raise Unavailable(
+            "sandbox",
+            f"no image is opened here: the sandbox for it does not work: {why}",
+            hint="bubblewrap needs user namespaces: in a container, `--security-opt seccomp=…` with "
+            "unshare and mount allowed; on a host, kernel.unprivileged_userns_clone=1. "
+            "Or convert elsewhere: raw images need no conversion",
+        )
+
+
+@dataclass(frozen=True)
+class _Command:
+    argv: tuple[str, ...]
+    descriptors: tuple[int, ...]
+
+
+def _command(
+    argv: Sequence[str],
+    source: BinaryIO | None,
+    output: Path | None,
+    limits: SandboxLimits,
+    stack: contextlib.ExitStack,
+) -> _Command:
+    """The whole command line, and the descriptors that it needs."""
+    syscalls = os.memfd_create("seccomp")
+    stack.callback(os.close, syscalls)
+    os.write(syscalls, seccomp.program())
+    os.lseek(syscalls, 0, os.SEEK_SET)
+    descriptors = [syscalls]
+    words = ["bwrap", "--unshare-all", "--unshare-user", "--unshare-cgroup-try", "--die-with-parent"]
+    words += ["--new-session", "--cap-drop", "ALL", "--clearenv", "--hostname", "sandbox"]
+    words += ["--setenv", "PATH", "/usr/bin", "--setenv", "LC_ALL", "C.UTF-8"]
+    # Arenas of malloc and stacks of threads would count as memory that is never used.
+    words += ["--setenv", "MALLOC_ARENA_MAX", "2"]
+    words += ["--ro-bind", "/usr", "/usr"]
+    for target in _BIND:
+        if (Path("/") / target).is_dir():
+            words += ["--symlink", target, f"/{target.removeprefix('usr/')}"]
+    words += ["--dir", "/tmp", "--chdir", "/"]  # noqa: S108 - the sandbox's own, which is empty
+    if source is not None:
+        descriptors.append(source.fileno())
+        words += ["--ro-bind", f"/proc/self/fd/{source.fileno()}", SOURCE]
+    if output is not None:
+        words += ["--bind", str(output.absolute()), OUTPUT]
+    words += ["--remount-ro", "/", "--seccomp", str(syscalls), "--"]
+    words += ["prlimit", *_rlimits(limits), "--", *argv]
+    return _Command(tuple(words), tuple(descriptors))
+
+
+def _rlimits(limits: SandboxLimits) -> list[str]:
+    wanted = {
+        "as": (resource.RLIMIT_AS, limits.memory),
+        "cpu": (resource.RLIMIT_CPU, limits.cpu_seconds),
+        "fsize": (resource.RLIMIT_FSIZE, limits.file_size),
+        "nofile": (resource.RLIMIT_NOFILE, limits.files),
+        "nproc": (resource.RLIMIT_NPROC, limits.threads),
+        "core": (resource.RLIMIT_CORE, 0),
+    }
+    words = []
+    for name, (number, value) in wanted.items():
+        most = resource.getrlimit(number)[1]
+        soft = value if most == resource.RLIM_INFINITY else min(value, most)
+        # A second between the limits of time: the signal at the first one says what it was.
+        hard = soft + 1 if name == "cpu" and most == resource.RLIM_INFINITY else soft
+        words.append(f"--{name}={soft}:{hard}")
+    return words
+
+
+def _run(
+    argv: Sequence[str],
+    source: BinaryIO | None,
+    output: Path | None,
+    limits: SandboxLimits,
+    said: Callable[[bytes], None],
+) -> None:
+    deadline = time.monotonic() + limits.seconds
+    with contextlib.ExitStack() as stack:
+        command = _command(argv, source, output, limits, stack)
+        process = stack.enter_context(
+            subprocess.Popen(
+                command.argv,
+                pass_fds=command.descriptors,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment(),
+                start_new_session=True,
+            )
+        )
+        stack.callback(_end, process)
+        errors = _attend(process, output, limits, deadline, said)
+        code = process.wait()
+    if code:
+        _explain(argv[0], code, errors, limits)
+
+
+def _attend(
+    process: subprocess.Popen[bytes],
+    output: Path | None,
+    limits: SandboxLimits,
+    deadline: float,
+    said: Callable[[bytes], None],
+) -> bytes:
+    """Listen to the program until it closes its output; stop it at the limits that are ours."""
+    errors = bytearray()
+    with selectors.DefaultSelector() as selector:
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select(_TICK):
+                data = os.read(key.fd, 65536)
+                if not data:
+                    selector.unregister(key.fileobj)
+                elif key.fileobj is process.stdout:
+                    said(data)
+                else:
+                    errors += data[: max(0, 64 * 1024 - len(errors))]
+            if time.monotonic() > deadline:
+                raise refusal(
+                    "too_long", f"the conversion was stopped: no end after {limits.seconds:g} s"
+                )
+            if output is not None and _used(output) > limits.written:
+                raise refusal(
+                    "too_much_output",
+                    f"the conversion was stopped: it wrote more than {limits.written // _MIB} MiB",
+                )
+    return bytes(errors)
+
+
+def _used(directory: Path) -> int:
+    """Bytes that the files in a directory take on the disk; there are no directories in it."""
+    used = 0
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            raise refusal("conversion_failed", "the conversion made directories, which it must not")
+        with contextlib.suppress(FileNotFoundError):
+            used += entry.stat(follow_symlinks=False).st_blocks * 512
+    return used
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the sandbox. Its first process is the init of its namespace: the others go with it."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _explain(program: str, code: int, errors: bytes, limits: SandboxLimits) -> None:
+    # bubblewrap and prlimit pass a death by signal on as 128 + its number.
+    number = code - 128 if code > 128 else -code
+    if number == signal.SIGKILL:
+        raise refusal("killed", f"{program} was killed: the machine may have run out of memory")
+    if number == signal.SIGXCPU:
+        raise refusal(
+            "too_much_cpu", f"{program} was stopped after {limits.cpu_seconds} s of processor time"
+        )
+    if number == signal.SIGXFSZ or b"File too large" in errors:
+        raise refusal(
+            "too_much_output",
+            f"{program} was stopped: it wrote more than {limits.file_size // _MIB} MiB",
+        )
+    if number == signal.SIGSYS:
+        raise refusal("forbidden_call", f"{program} was stopped: it tried what it must not")
+    words = errors.decode("utf-8", "replace").strip()[-_QUOTED:] or f"exit status {code}"
+    raise refusal("conversion_failed", f"{program} could not read the image: {words}")
