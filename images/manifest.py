@@ -17,7 +17,6 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from images.content import MAX_SIZE
 from vmjobs.errors import DigestMismatch
 from vmjobs.model import (
-    Argument,
     BootMethod,
     ContentDigest,
     Digest,
@@ -49,13 +48,19 @@ class GuestSupport(Frozen):
     contract: Literal[1] = 1
 
 
+#: A word of a program's command line: as long as Linux takes one.
+Word = Annotated[str, StringConstraints(max_length=131071, pattern=r"^[^\x00]*$")]
+
+
 class Program(Frozen):
     """What runs in the guest of a job that brings no script: a container's entry point.
 
+    arguments: what runs, always. command: what follows, unless the job has arguments of its own.
     user: ``NAME``, ``UID``, ``NAME:GROUP`` or ``UID:GID``, looked up in the image; empty: root.
     """
 
-    arguments: tuple[Argument, ...] = Field(default=(), max_length=256)
+    arguments: tuple[Word, ...] = Field(default=(), max_length=1024)
+    command: tuple[Word, ...] = Field(default=(), max_length=1024)
     environment: Environment = Field(default_factory=dict)
     directory: str = Field(default="/", pattern=r"^/[^\x00]{0,4095}$")
     user: str = Field(default="", pattern=r"^[A-Za-z0-9_.:-]{0,128}$")
