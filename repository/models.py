@@ -60,7 +60,7 @@ class SubmissionRow(Base):
     body_digest: Mapped[str] = mapped_column(DIGEST)
     created: Mapped[datetime]
     count: Mapped[int]
-    image_digest: Mapped[str] = mapped_column(DIGEST)
+    image_digest: Mapped[str] = mapped_column(DIGEST, index=True)
     spec: Mapped[dict[str, Any]]
     forgotten: Mapped[bool] = mapped_column(default=False, index=True)
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from alembic import context
 
 from repository.database import UtcDateTime
+from repository.images import tables  # noqa: F401 - the models know of them then
 from repository.models import Base
 
 

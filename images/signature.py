@@ -1,0 +1,134 @@
+"""Signatures of images: Ed25519, detached, over what names every byte of an image: its digest.
+
+A signature is base64; several of them stand one after the other with spaces between. A trusted key
+is a file ``NAME.pub``: PEM, a line of OpenSSH's, or the key's 32 bytes in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    load_pem_private_key,
+    load_pem_public_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+from vmjobs.errors import ConfigError, ImageRejected, InvalidRequest
+
+_TAG: Final = b"vmjobs-image-1\0"
+#: A key file is never larger, in bytes.
+MAX_KEY: Final = 16 * 1024
+#: Signatures of one image that are looked at.
+MAX_SIGNATURES: Final = 16
+
+TrustedKeys = Mapping[str, Ed25519PublicKey]
+
+
+def sign(digest: str, key: Ed25519PrivateKey) -> str:
+    """The signature of the image that ``digest`` names."""
+    return base64.b64encode(key.sign(_message(digest))).decode("ascii")
+
+
+def signers(digest: str, signature: str, keys: TrustedKeys) -> tuple[str, ...]:
+    """Names of the trusted keys that signed the image, in order; none where nobody did."""
+    found: set[str] = set()
+    for word in signature.split()[:MAX_SIGNATURES]:
+        try:
+            data = base64.b64decode(word, validate=True)
+        except (binascii.Error, ValueError):
+            continue
+        found.update(name for name, key in keys.items() if _good(key, data, digest))
+    return tuple(sorted(found))
+
+
+def require_signed(digest: str, signature: str, keys: TrustedKeys) -> tuple[str, ...]:
+    """Names of the trusted keys that signed the image.  Raises ImageRejected: none did."""
+    names = signers(digest, signature, keys)
+    if not names:
+        what = "has no signature" if not signature.strip() else "is signed, but by none of them"
+        known = ", ".join(sorted(keys)) or "none"
+        raise ImageRejected(
+            f"only images signed by a trusted key are taken here, and {digest} {what}",
+            hint=f"trusted keys: {known}",
+        )
+    return names
+
+
+def trusted_keys(folder: Path) -> dict[str, Ed25519PublicKey]:
+    """The public keys in a folder, by the names of their files.
+
+    Raises ConfigError where a file is no such key, or cannot be read: a key that silently does
+    not count is a gate that silently stays shut, or open.
+    """
+    try:
+        files = sorted(folder.glob("*.pub"))
+        if not folder.is_dir():
+            raise ConfigError(f"image_trust_dir: there is no folder {folder}")
+        return {file.stem: public_key(_read(file)) for file in files}
+    except OSError as error:
+        raise ConfigError(f"image_trust_dir: {error}") from error
+    except InvalidRequest as error:
+        raise ConfigError(f"image_trust_dir: {error.message}") from error
+
+
+def public_key(data: bytes) -> Ed25519PublicKey:
+    """A public key from the bytes of its file.  Raises InvalidRequest: it is none."""
+    text = data.strip()
+    try:
+        if text.startswith(b"-----BEGIN"):
+            key = load_pem_public_key(text)
+        elif text.startswith(b"ssh-"):
+            key = load_ssh_public_key(text)
+        else:
+            key = Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True))
+    except (ValueError, UnsupportedAlgorithm, binascii.Error) as error:
+        raise InvalidRequest(f"not a public key: {error}") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise InvalidRequest("not an Ed25519 public key")
+    return key
+
+
+def private_key(file: Path) -> Ed25519PrivateKey:
+    """A private key, PEM or OpenSSH's, without a pass phrase.
+
+    Raises InvalidRequest: it is none, or cannot be read.
+    """
+    try:
+        data = _read(file)
+        openssh = b"OPENSSH PRIVATE KEY" in data
+        key = load_ssh_private_key(data, None) if openssh else load_pem_private_key(data, None)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read the key {file}: {error.strerror}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InvalidRequest(f"{file} is not a private key without pass phrase: {error}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InvalidRequest(f"{file} is not an Ed25519 key", hint="ssh-keygen -t ed25519 makes one")
+    return key
+
+
+def _read(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        data = stream.read(MAX_KEY + 1)
+    if len(data) > MAX_KEY:
+        raise InvalidRequest(f"{file} is too large to be a key")
+    return data
+
+
+def _message(digest: str) -> bytes:
+    return _TAG + digest.encode("ascii")
+
+
+def _good(key: Ed25519PublicKey, signature: bytes, digest: str) -> bool:
+    try:
+        key.verify(signature, _message(digest))
+    except InvalidSignature:
+        return False
+    return True

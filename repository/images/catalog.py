@@ -1,0 +1,363 @@
+"""Names and terms of images: what the owner decides, and what a viewer is shown of it."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from images.signature import require_signed, signers, trusted_keys
+from repository.images.access import (
+    alive,
+    expired,
+    holding_of,
+    manifest_of,
+    may_read,
+    may_write,
+    missing,
+    over,
+    parsed,
+)
+from repository.images.reading import Reading
+from repository.images.sql import put
+from repository.images.tables import HoldingRow, ImageRow, ShareRow, TagRow
+from repository.images.usage import needed, refuse_if_needed, unheld
+from repository.images.viewer import LIBRARY, Viewer, require_namespace
+from vmjobs.errors import Forbidden, InvalidRequest, NotFound
+from vmjobs.model import HypervisorKind, ImageName, ImageRef, Namespace, Tag
+from vmjobs.model import now as utc_now
+from vmjobs.wire import ImageChange, ImageDetail, ImageInfo, ImageTag, Origin, Share, Visibility
+
+_REF: TypeAdapter[str] = TypeAdapter(ImageRef)
+_NAME: TypeAdapter[str] = TypeAdapter(ImageName)
+_TAG: TypeAdapter[str] = TypeAdapter(Tag)
+_NAMESPACE: TypeAdapter[str] = TypeAdapter(Namespace)
+
+
+class Catalog(Reading):
+    """The part that knows names. Somebody else's private image is NotFound everywhere."""
+
+    def list(self, viewer: Viewer) -> builtins.list[ImageInfo]:
+        """The images that the viewer may name, by name; one entry for each tag, or for none."""
+        query = (
+            select(HoldingRow, ImageRow.size, ImageRow.architecture, TagRow)
+            .join(ImageRow, ImageRow.digest == HoldingRow.image)
+            .outerjoin(TagRow, TagRow.holding == HoldingRow.id)
+            .where(may_read(viewer), alive(utc_now()))
+            .order_by(HoldingRow.namespace, TagRow.name, TagRow.tag, HoldingRow.id)
+        )
+        with self.database.read() as session:
+            return [
+                ImageInfo(
+                    namespace=holding.namespace,
+                    name=tag.name if tag else "",
+                    tag=tag.tag if tag else "",
+                    digest=holding.image,
+                    size=size,
+                    architecture=architecture,
+                    owner=_owner(holding),
+                    visibility=Visibility(holding.visibility),
+                    created=holding.created,
+                    deprecated=holding.deprecated,
+                )
+                for holding, size, architecture, tag in session.execute(query)
+            ]
+
+    def resolve(self, viewer: Viewer, ref: str) -> str:
+        """The digest that a reference stands for; a bare name is the viewer's own, or the library's.
+
+        Raises InvalidRequest (not a reference), NotFound.
+        """
+        with self.database.read() as session:
+            digest, holding = find(session, viewer, ref)
+            if holding is None:
+                holding_of(session, viewer, digest)
+            return digest
+
+    def detail(self, viewer: Viewer, ref: str) -> ImageDetail:
+        """One image.  Raises InvalidRequest (not a reference), NotFound."""
+        with self.database.read() as session:
+            digest, holding = find(session, viewer, ref)
+            return self._detail(session, viewer, digest, holding)
+
+    def signature(self, viewer: Viewer, digest: str) -> str:
+        """All signatures that were given for an image, with spaces between; empty: none.
+
+        Whoever boots the image checks them against keys of his own.
+        """
+        with self.database.read() as session:
+            holding_of(session, viewer, digest)
+            query = select(HoldingRow.signature).where(HoldingRow.image == digest)
+            return " ".join(word for text in session.scalars(query) for word in text.split())
+
+    def kinds(self, viewer: Viewer, digest: str) -> tuple[HypervisorKind, ...]:
+        """What can boot an image, best first."""
+        return self.parsed_manifest(viewer, digest).hypervisors
+
+    def pin(self, session: Session, viewer: Viewer, digest: str) -> str:
+        """Within the transaction that stores a job: the image stays. Why not to use it, or ``""``.
+
+        Raises NotFound: it went meanwhile.
+        """
+        query = select(ImageRow.digest).where(ImageRow.digest == digest)
+        if session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none() is None:
+            raise missing(digest)
+        holding = holding_of(session, viewer, digest)
+        return holding.deprecated if holding else ""
+
+    # -- what owners decide
+
+    def change(self, viewer: Viewer, digest: str, change: ImageChange) -> ImageDetail:
+        """Change an image's terms.
+
+        Raises NotFound; Forbidden (it is not the viewer's); ImageRejected (signature).
+        """
+        with self.database.write() as session:
+            lock_image(session, digest)
+            holding = self._own(session, viewer, digest)
+            if change.visibility is not None:
+                holding.visibility = change.visibility.value
+            if change.shares is not None:
+                set_shares(session, holding, change.shares)
+            if change.deprecated is not None:
+                holding.deprecated = change.deprecated
+            if change.keep_days is not None:
+                holding.expires = until(change.keep_days, utc_now())
+            if change.signature is not None:
+                self.check_signature(digest, change.signature)
+                holding.signature = change.signature
+            session.flush()
+            return self._detail(session, viewer, digest, holding)
+
+    def tag(self, viewer: Viewer, namespace: str, name: str, tag: str, digest: str) -> None:
+        """Call an image by a name, and nothing else by it any more.
+
+        Raises InvalidRequest (not a name), Forbidden (not the viewer's namespace), NotFound,
+        QuotaExceeded: who names an image of others in his own namespace holds it, too.
+        """
+        check_name(namespace, name, tag)
+        namespace = require_namespace(viewer, namespace)
+        with self.database.write() as session:
+            lock_image(session, digest)
+            found = holding_of(session, viewer, digest)
+            holding = held(session, digest, namespace) or hold(session, viewer, digest, namespace)
+            if found is not None and found.id != holding.id and not holding.signature:
+                holding.signature = found.signature
+            set_tag(session, holding, name, tag)
+            session.flush()
+            if namespace != LIBRARY:
+                self.check_quota(session, viewer.user)
+
+    def untag(self, viewer: Viewer, namespace: str, name: str, tag: str) -> None:
+        """Take a name away; the image stays.  Raises InvalidRequest, Forbidden, NotFound."""
+        check_name(namespace, name, tag)
+        namespace = require_namespace(viewer, namespace)
+        which = (TagRow.namespace == namespace, TagRow.name == name, TagRow.tag == tag)
+        with self.database.write() as session:
+            if not session.execute(delete(TagRow).where(*which).returning(TagRow.name)).all():
+                raise missing(f"{namespace}/{name}:{tag}")
+
+    def remove(self, viewer: Viewer, digest: str) -> None:
+        """Let go of an image, with all its names; its bytes go when nobody else holds them.
+
+        An administrator who does not hold it himself takes it out of the library, or else from all.
+        Raises NotFound; Forbidden (it is not the viewer's); ImageInUse (it names the jobs).
+        """
+        with self.database.write() as session:
+            image = select(ImageRow.digest).where(ImageRow.digest == digest)
+            if session.scalars(image.with_for_update()).one_or_none() is None:
+                raise missing(digest)
+            holdings = self._removable(session, viewer, digest)
+            for holding in holdings:
+                refuse_if_needed(session, holding, viewer)
+                session.execute(delete(HoldingRow).where(HoldingRow.id == holding.id))
+            session.execute(delete(ImageRow).where(ImageRow.digest == digest, unheld(), ~needed()))
+
+    def _removable(self, session: Session, viewer: Viewer, digest: str) -> builtins.list[HoldingRow]:
+        query = select(HoldingRow).where(HoldingRow.image == digest)
+        own = session.scalars(query.where(may_write(viewer)).order_by(HoldingRow.namespace == LIBRARY))
+        found = own.first()
+        if found is not None:
+            return [found]
+        if viewer.admin and viewer.image is None:
+            return builtins.list(session.scalars(query))
+        return [self._own(session, viewer, digest)]
+
+    def check_signature(self, digest: str, signature: str) -> None:
+        """Raises ImageRejected where a trusted signature is asked for and this is none."""
+        if self.config.image_trust_dir is not None:
+            require_signed(digest, signature, trusted_keys(self.config.image_trust_dir))
+
+    def _own(self, session: Session, viewer: Viewer, digest: str) -> HoldingRow:
+        """The viewer's holding, or the library's for an administrator, to be changed."""
+        query = (
+            select(HoldingRow)
+            .where(HoldingRow.image == digest, may_write(viewer))
+            .order_by(HoldingRow.namespace == LIBRARY)
+            .with_for_update(of=HoldingRow)
+        )
+        found = session.scalars(query).first()
+        if found is None:
+            holding_of(session, viewer, digest)
+            raise Forbidden(f"the image {digest} is not yours to change")
+        return found
+
+    def _detail(
+        self, session: Session, viewer: Viewer, digest: str, holding: HoldingRow | None
+    ) -> ImageDetail:
+        holding = holding or holding_of(session, viewer, digest)
+        image = session.get(ImageRow, digest)
+        if image is None:
+            raise missing(digest)
+        data = manifest_of(session, digest)
+        parsed(data, digest)
+        mine = holding is not None and (viewer.sees_all or holding.owner == viewer.user)
+        return ImageDetail(
+            digest=digest,
+            owner=_owner(holding) if holding else "",
+            visibility=Visibility(holding.visibility) if holding else Visibility.PRIVATE,
+            shares=shares_of(session, holding) if holding and mine else (),
+            tags=_tags(session, viewer, digest),
+            created=holding.created if holding else image.created,
+            expires=holding.expires if holding else None,
+            deprecated=holding.deprecated if holding else "",
+            origin=Origin.model_validate(holding.origin) if holding else Origin(),
+            signers=self._signers(digest, holding.signature if holding else ""),
+            size=image.size,
+            stored=image.stored,
+            manifest=json.loads(data),
+        )
+
+    def _signers(self, digest: str, signature: str) -> tuple[str, ...]:
+        folder = self.config.image_trust_dir
+        if folder is None or not signature:
+            return ()
+        return signers(digest, signature, trusted_keys(folder))
+
+
+def find(session: Session, viewer: Viewer, ref: str) -> tuple[str, HoldingRow | None]:
+    """What a reference stands for; the holding only where it is a name.
+
+    Raises InvalidRequest (not a reference), NotFound.
+    """
+    _checked(_REF, ref, "an image reference")
+    if ref.startswith("sha256:"):
+        return ref, None
+    where, _, rest = ref.rpartition("/")
+    name, _, tag = rest.partition(":")
+    for namespace in [where] if where else [viewer.namespace, LIBRARY]:
+        query = (
+            select(HoldingRow)
+            .join(TagRow, TagRow.holding == HoldingRow.id)
+            .where(
+                TagRow.namespace == namespace,
+                TagRow.name == name,
+                TagRow.tag == (tag or "latest"),
+                may_read(viewer),
+            )
+        )
+        holding = session.scalars(query).one_or_none()
+        if holding is None:
+            continue
+        if over(holding, utc_now()):
+            raise expired(holding, ref)
+        return holding.image, holding
+    raise NotFound(
+        f"there is no image {ref[:200]}", hint="`vmjobs image list` shows those that you may name"
+    )
+
+
+def check_name(namespace: str, name: str, tag: str) -> None:
+    """Raises InvalidRequest where one of them cannot be such a name; no namespace is the own one."""
+    if namespace:
+        _checked(_NAMESPACE, namespace, "a namespace")
+    _checked(_NAME, name, "an image name")
+    _checked(_TAG, tag, "a tag")
+
+
+def _checked(kind: TypeAdapter[str], value: str, what: str) -> None:
+    # A pattern's $ would let a line feed pass at the end.
+    try:
+        kind.validate_python(value)
+    except ValidationError as error:
+        raise InvalidRequest(f"{value[:100]!r} is not {what}") from error
+    if "\n" in value:
+        raise InvalidRequest(f"{value[:100]!r} is not {what}")
+
+
+def lock_image(session: Session, digest: str) -> None:
+    """Keep an image's row until the transaction ends.  Raises NotFound."""
+    query = select(ImageRow.digest).where(ImageRow.digest == digest)
+    if session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none() is None:
+        raise missing(digest)
+
+
+def held(session: Session, digest: str, namespace: str) -> HoldingRow | None:
+    """The holding of an image in a namespace, ours until the transaction ends."""
+    query = select(HoldingRow).where(HoldingRow.image == digest, HoldingRow.namespace == namespace)
+    return session.scalars(query.with_for_update(of=HoldingRow)).one_or_none()
+
+
+def hold(session: Session, viewer: Viewer, digest: str, namespace: str) -> HoldingRow:
+    """Begin to hold an image whose row is locked; the quota is the caller's to look at."""
+    row = HoldingRow(
+        image=digest,
+        namespace=namespace,
+        owner=viewer.user,
+        visibility=Visibility.PRIVATE.value,
+        created=utc_now(),
+        expires=None,
+        deprecated="",
+        origin=Origin().model_dump(mode="json"),
+        signature="",
+    )
+    session.add(row)
+    session.flush()
+    return row
+
+
+def set_tag(session: Session, holding: HoldingRow, name: str, tag: str) -> None:
+    """Call a holding by a name of its namespace."""
+    row = {"namespace": holding.namespace, "name": name, "tag": tag, "holding": holding.id}
+    key = ("namespace", "name", "tag")
+    put(session, TagRow, row, key=key, change=("holding",), returning=(TagRow.holding,))
+
+
+def set_shares(session: Session, holding: HoldingRow, shares: Iterable[Share]) -> None:
+    """Share a holding with these and nobody else."""
+    session.execute(delete(ShareRow).where(ShareRow.holding == holding.id))
+    for kind, name in sorted({(share.kind, share.name) for share in shares}):
+        session.add(ShareRow(holding=holding.id, kind=kind, name=name))
+
+
+def shares_of(session: Session, holding: HoldingRow) -> tuple[Share, ...]:
+    """With whom a holding is shared."""
+    query = select(ShareRow).where(ShareRow.holding == holding.id)
+    rows = session.scalars(query.order_by(ShareRow.kind, ShareRow.name))
+    return tuple(Share.model_validate({"kind": row.kind, "name": row.name}) for row in rows)
+
+
+def until(keep_days: int, present: datetime) -> datetime | None:
+    """When the time of an image is over that is kept for so many days; 0: never."""
+    return present + timedelta(days=keep_days) if keep_days else None
+
+
+def _tags(session: Session, viewer: Viewer, digest: str) -> tuple[ImageTag, ...]:
+    query = (
+        select(TagRow)
+        .join(HoldingRow, HoldingRow.id == TagRow.holding)
+        .where(HoldingRow.image == digest, may_read(viewer), alive(utc_now()))
+        .order_by(TagRow.namespace, TagRow.name, TagRow.tag)
+    )
+    return tuple(
+        ImageTag(namespace=row.namespace, name=row.name, tag=row.tag) for row in session.scalars(query)
+    )
+
+
+def _owner(holding: HoldingRow) -> str:
+    return LIBRARY if holding.namespace == LIBRARY else holding.owner

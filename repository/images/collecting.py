@@ -1,0 +1,187 @@
+"""Garbage collection: safe beside everything else that runs.
+
+Rows go in short transactions: candidates are locked (those that somebody is at are left for the
+next time), looked at again under the lock, and deleted. What refers to a row locks it, too, so no
+reference comes between. Objects go after the commit; kill -9 in between leaves objects without a
+row, which are swept by their age.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy.orm import Session
+
+from repository.images.access import alive
+from repository.images.publishing import Publishing
+from repository.images.segments import FOLDER
+from repository.images.sql import batches
+from repository.images.tables import (
+    ContentRow,
+    ContentSegmentRow,
+    HoldingRow,
+    ImageContentRow,
+    ImageRow,
+    SegmentRow,
+    UploadContentRow,
+    UploadRow,
+    UploadSegmentRow,
+)
+from repository.images.usage import needed, unheld
+from repository.objects import ObjectInfo
+from vmjobs.model import now as utc_now
+from vmjobs.wire import GcReport
+
+logger = logging.getLogger(__name__)
+
+#: Rows deleted in one transaction: few enough to let others in.
+AT_ONCE: Final = 200
+_NAME: Final = re.compile(rf"{FOLDER}/[0-9a-f]{{2}}/[0-9a-f]{{2}}/([0-9a-f]{{64}})\.[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What one transaction deleted. objects: keys that no row names any more; size: their bytes.
+
+    more: whether there may be more of the kind.
+    """
+
+    count: int = 0
+    size: int = 0
+    objects: tuple[str, ...] = ()
+    more: bool = False
+
+
+Step = Callable[[Session, datetime], Removed]
+
+
+class Collecting(Publishing):
+    """The part that removes what nobody needs."""
+
+    def collect(self, dry_run: bool = False) -> GcReport:
+        """Remove images whose time is over, uploads that were given up, and what only they needed.
+
+        dry_run: remove nothing, say what would be.
+        """
+        totals = self._rehearsed() if dry_run else {step: self._done(step) for step in STEPS}
+        uploads, images, contents, segments = (totals[step] for step in STEPS)
+        count, size = self._sweep(dry_run)
+        if not dry_run:
+            self.objects.clean()
+        report = GcReport(
+            images=images.count,
+            contents=contents.count,
+            segments=segments.count + count,
+            bytes=segments.size + size,
+            uploads=uploads.count,
+        )
+        logger.info("garbage collection%s: %s", " (dry run)" if dry_run else "", report)
+        return report
+
+    def _done(self, step: Step) -> Removed:
+        """Do a step until nothing is left of it."""
+        parts: list[Removed] = []
+        while not parts or parts[-1].more:
+            with self.database.write() as session:
+                parts.append(step(session, utc_now() - self.patience))
+            for key in parts[-1].objects:
+                self.objects.delete(key)
+        return _sum(parts)
+
+    def _rehearsed(self) -> dict[Step, Removed]:
+        """Do all of it in one transaction, and take it back."""
+        totals = {}
+        with self.database.write() as session:
+            for step in STEPS:
+                parts: list[Removed] = []
+                while not parts or parts[-1].more:
+                    parts.append(step(session, utc_now() - self.patience))
+                totals[step] = _sum(parts)
+            session.rollback()
+        return totals
+
+    def _sweep(self, dry_run: bool) -> tuple[int, int]:
+        """Remove old objects that no row names; their number and bytes."""
+        before = utc_now() - timedelta(seconds=self.orphan_seconds)
+        old = [info for info in self.objects.keys(FOLDER) if info.modified < before]
+        count = size = 0
+        for some in batches(old, 1000):
+            for info in self._nameless(some):
+                if not dry_run:
+                    self.objects.delete(info.key)
+                count, size = count + 1, size + info.size
+        return count, size
+
+    def _nameless(self, found: Sequence[ObjectInfo]) -> Iterable[ObjectInfo]:
+        digests = [bytes.fromhex(m[1]) for info in found if (m := _NAME.fullmatch(info.key))]
+        with self.database.read() as session:
+            query = select(SegmentRow.object).where(SegmentRow.digest.in_(digests))
+            named = set(session.scalars(query))
+        return [info for info in found if info.key not in named]
+
+
+def _uploads(session: Session, before: datetime) -> Removed:
+    """Uploads that were given up."""
+    old = UploadRow.touched < before
+    ids = _locked(session, UploadRow.id, old)
+    session.execute(delete(UploadRow).where(UploadRow.id.in_(ids)))
+    return Removed(len(ids), more=bool(ids))
+
+
+def _images(session: Session, before: datetime) -> Removed:
+    """Images that nobody holds any more, or only until now, and that no job needs."""
+    del before
+    present = utc_now()
+    overdue = select(HoldingRow.id).where(HoldingRow.image == ImageRow.digest, ~alive(present)).exists()
+    digests = _locked(session, ImageRow.digest, overdue | unheld(), ~needed())
+    over = delete(HoldingRow).where(HoldingRow.image.in_(digests), ~alive(present))
+    gone = session.execute(over.returning(HoldingRow.id)).all()
+    dead = delete(ImageRow).where(ImageRow.digest.in_(digests), unheld(), ~needed())
+    images = session.execute(dead.returning(ImageRow.digest)).all()
+    return Removed(len(images), more=bool(images or gone))
+
+
+def _contents(session: Session, before: datetime) -> Removed:
+    """Contents that no image and no upload has."""
+    of_images = select(ImageContentRow.content).where(ImageContentRow.content == ContentRow.id)
+    of_uploads = select(UploadContentRow.content).where(UploadContentRow.content == ContentRow.id)
+    idle = (ContentRow.touched < before, ~of_images.exists(), ~of_uploads.exists())
+    ids = _locked(session, ContentRow.id, *idle)
+    session.execute(delete(ContentRow).where(ContentRow.id.in_(ids)))
+    return Removed(len(ids), more=bool(ids))
+
+
+def _segments(session: Session, before: datetime) -> Removed:
+    """Segments that no content and no upload has, and their objects."""
+    of_contents = select(ContentSegmentRow.segment).where(ContentSegmentRow.segment == SegmentRow.id)
+    of_uploads = select(UploadSegmentRow.segment).where(UploadSegmentRow.segment == SegmentRow.id)
+    idle = (SegmentRow.touched < before, ~of_contents.exists(), ~of_uploads.exists())
+    ids = _locked(session, SegmentRow.id, *idle)
+    dead = delete(SegmentRow).where(SegmentRow.id.in_(ids))
+    rows = session.execute(dead.returning(SegmentRow.object, SegmentRow.stored)).all()
+    size = sum(row.stored for row in rows)
+    return Removed(len(rows), size, tuple(row.object for row in rows), bool(rows))
+
+
+STEPS: Final[tuple[Step, ...]] = (_uploads, _images, _contents, _segments)
+
+
+def _locked(session: Session, key: Any, *idle: ColumnElement[bool]) -> list[Any]:
+    """Keys of rows that are idle and ours until the transaction ends.
+
+    Asked twice: between the first look and the lock somebody may have referred to one of them.
+    """
+    query = select(key).where(*idle).order_by(key).limit(AT_ONCE).with_for_update(skip_locked=True)
+    mine = list(session.scalars(query))
+    return list(session.scalars(select(key).where(key.in_(mine), *idle))) if mine else []
+
+
+def _sum(parts: Sequence[Removed]) -> Removed:
+    objects = tuple(key for part in parts for key in part.objects)
+    return Removed(sum(part.count for part in parts), sum(part.size for part in parts), objects)

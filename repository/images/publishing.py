@@ -1,0 +1,207 @@
+"""Making an image of contents that are here: what is looked at before it gets a name."""
+
+from __future__ import annotations
+
+import json
+
+from pydantic import ValidationError
+from sqlalchemy import delete, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from images.manifest import MAX_BYTES, ImageManifest, Part
+from repository.images.access import may_read
+from repository.images.catalog import (
+    Catalog,
+    check_name,
+    held,
+    hold,
+    set_shares,
+    set_tag,
+    shares_of,
+    until,
+)
+from repository.images.sql import add_missing, put
+from repository.images.tables import (
+    ContentRow,
+    ContentSegmentRow,
+    HoldingRow,
+    ImageContentRow,
+    ImageRow,
+    SegmentRow,
+    UploadContentRow,
+    UploadRow,
+)
+from repository.images.uploads import TRIES
+from repository.images.viewer import LIBRARY, Viewer, require_namespace
+from vmjobs.errors import Fault, Forbidden, ImageRejected, MissingBlocks, Unavailable
+from vmjobs.model import MIB, faults_of
+from vmjobs.model import now as utc_now
+from vmjobs.wire import ImageDetail, Publication, Visibility
+
+#: What our drivers know a machine for.
+ARCHITECTURES = frozenset({"x86_64"})
+
+
+class Publishing(Catalog):
+    """The part that admits images."""
+
+    def publish(self, viewer: Viewer, publication: Publication) -> ImageDetail:
+        """Make an image, and give it a name; the same image again is fine.
+
+        What an image that the viewer holds already is not told anew stays as it is: visibility
+        and shares only ever grow here, and are narrowed by :meth:`change`.
+
+        Raises:
+            ImageRejected: the image is not taken; the message says why.
+            InvalidRequest: not a name. Forbidden: not the viewer's namespace.
+            MissingBlocks: a content of it is not here, or was never brought by the viewer.
+            QuotaExceeded: beyond what the owner may keep.
+        """
+        if publication.name:
+            check_name(publication.namespace, publication.name, publication.tag)
+        namespace = require_namespace(viewer, publication.namespace)
+        manifest = self._admitted(publication)
+        with self.database.read() as session:
+            root = _contents(session, viewer, publication.upload, manifest)[manifest.root.digest]
+        self._look_at(manifest, root)
+        for _ in range(TRIES):
+            try:
+                return self._publish(viewer, publication, namespace, manifest)
+            except IntegrityError:  # the same image, or namespace, at the same moment
+                continue
+        raise Unavailable("database", "the image is published or removed elsewhere: try again")
+
+    def _admitted(self, publication: Publication) -> ImageManifest:
+        """The manifest, if it is one that can be taken."""
+        try:
+            manifest = ImageManifest.model_validate_json(json.dumps(publication.manifest))
+        except (ValidationError, ValueError, RecursionError) as error:
+            faults = faults_of(error, "manifest.") if isinstance(error, ValidationError) else []
+            text = f"{faults[0].field}: {faults[0].message}" if faults else "it is not JSON"
+            raise ImageRejected(f"this is not an image manifest: {text}", faults=faults) from error
+        faults = list(self._faults(manifest))
+        if faults:
+            raise ImageRejected(faults[0].message, faults=faults)
+        self.check_signature(manifest.digest, publication.signature)
+        return manifest
+
+    def _faults(self, manifest: ImageManifest) -> list[Fault]:
+        faults = []
+        if len(manifest.canonical()) > MAX_BYTES:
+            text = f"the manifest has more than {MAX_BYTES} bytes"
+            faults.append(Fault("manifest", "too_large", text))
+        if manifest.architecture not in ARCHITECTURES:
+            known = ", ".join(sorted(ARCHITECTURES))
+            text = f"no machine here is of the architecture {manifest.architecture}; known: {known}"
+            faults.append(Fault("manifest.architecture", "unknown_architecture", text))
+        limit = self.config.max_image_size
+        for part in manifest.parts():
+            if part.size > limit * MIB:
+                text = f"{part.digest} has {part.size} bytes; the limit here is {limit} MiB"
+                faults.append(Fault("manifest", "too_large", text))
+        return faults
+
+    def _look_at(self, manifest: ImageManifest, root: ContentRow) -> None:
+        """Raises ImageRejected where the root disk is more than the raw disk it is said to be."""
+
+    def _publish(
+        self, viewer: Viewer, publication: Publication, namespace: str, manifest: ImageManifest
+    ) -> ImageDetail:
+        with self.database.write() as session:
+            contents = _contents(session, viewer, publication.upload, manifest, lock=True)
+            _put_image(session, manifest, [row.id for row in contents.values()])
+            holding = self._held(session, viewer, publication, namespace, manifest.digest)
+            if publication.name:
+                set_tag(session, holding, publication.name, publication.tag)
+            if publication.upload:
+                mine = (UploadRow.id == publication.upload, UploadRow.owner == viewer.user)
+                session.execute(delete(UploadRow).where(*mine))
+            session.flush()
+            if namespace != LIBRARY:
+                self.check_quota(session, viewer.user)
+            return self._detail(session, viewer, manifest.digest, holding)
+
+    def _held(
+        self, session: Session, viewer: Viewer, publication: Publication, namespace: str, digest: str
+    ) -> HoldingRow:
+        """The holding, as the publication wants it."""
+        holding = held(session, digest, namespace)
+        if holding is None:
+            holding = hold(session, viewer, digest, namespace)
+        elif namespace == viewer.namespace and holding.owner != viewer.user:
+            raise Forbidden(f"the namespace {namespace} is another user's")
+        if publication.visibility is Visibility.PUBLIC:
+            holding.visibility = publication.visibility.value
+        if publication.shares:
+            set_shares(session, holding, {*publication.shares, *shares_of(session, holding)})
+        holding.expires = until(publication.keep_days, utc_now())
+        holding.origin = publication.origin.model_dump(mode="json")
+        holding.signature = publication.signature or holding.signature
+        session.flush()
+        return holding
+
+
+def _contents(
+    session: Session, viewer: Viewer, upload: str, manifest: ImageManifest, *, lock: bool = False
+) -> dict[str, ContentRow]:
+    """The image's contents, each of which the viewer brought, or can read in another image.
+
+    Knowing what a content is called is not enough: it would let one read what others keep private.
+    Raises MissingBlocks, ImageRejected (a size is not what the manifest says).
+    """
+    found = {}
+    for part in manifest.parts():
+        query = select(ContentRow).where(ContentRow.digest == part.digest)
+        if lock:
+            query = query.with_for_update(read=True, key_share=True)
+        row = session.scalars(query).one_or_none()
+        if row is None or not _may_use(session, viewer, upload, row.id):
+            raise MissingBlocks(
+                f"the content {part.digest} is not here: it was not uploaded, or given up meanwhile",
+                hint="upload it, and publish again",
+            )
+        _check_size(part, row)
+        found[part.digest] = row
+    return found
+
+
+def _check_size(part: Part, row: ContentRow) -> None:
+    if row.size != part.size:
+        text = f"the manifest says that {part.digest} has {part.size} bytes; it has {row.size}"
+        raise ImageRejected(text, faults=[Fault("manifest", "wrong_size", text)])
+
+
+def _may_use(session: Session, viewer: Viewer, upload: str, content: int) -> bool:
+    brought = (
+        select(UploadContentRow.content)
+        .join(UploadRow, UploadRow.id == UploadContentRow.upload)
+        .where(
+            UploadContentRow.content == content,
+            UploadRow.id == upload,
+            UploadRow.owner == viewer.user,
+        )
+    )
+    readable = (
+        select(ImageContentRow.content)
+        .join(HoldingRow, HoldingRow.image == ImageContentRow.image)
+        .where(ImageContentRow.content == content, may_read(viewer))
+    )
+    return any(session.scalars(query.limit(1)).one_or_none() for query in (brought, readable))
+
+
+def _put_image(session: Session, manifest: ImageManifest, contents: list[int]) -> None:
+    """The image's row, ours until the transaction ends, and what it needs."""
+    needs = select(ContentSegmentRow.segment).where(ContentSegmentRow.content.in_(contents))
+    stored = select(func.coalesce(func.sum(SegmentRow.stored), 0)).where(SegmentRow.id.in_(needs))
+    row = {
+        "digest": manifest.digest,
+        "manifest": manifest.canonical(),
+        "architecture": manifest.architecture,
+        "size": manifest.size,
+        "stored": int(session.scalar(stored) or 0),
+        "created": utc_now(),
+    }
+    put(session, ImageRow, row, key=("digest",), change=("stored",), returning=(ImageRow.digest,))
+    rows = [{"image": manifest.digest, "content": content} for content in sorted(set(contents))]
+    add_missing(session, ImageContentRow, rows)

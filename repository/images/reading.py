@@ -1,0 +1,219 @@
+"""Images as they are read: manifests, layouts, segments, and plain bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from images.content import BLOCK, SEGMENT, Layout, zero_segment
+from images.manifest import ImageManifest
+from images.segment import Index, read_block
+from repository.images.access import alive, holding_of, manifest_of, missing, parsed
+from repository.images.segments import Segments, read_index
+from repository.images.tables import (
+    ContentRow,
+    ContentSegmentRow,
+    HoldingRow,
+    ImageContentRow,
+    SegmentRow,
+)
+from repository.images.viewer import Viewer
+from repository.objects import ObjectReader
+from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
+from vmjobs.model import now as utc_now
+from vmjobs.wire import DamagedBlock, VerifyReport, Visibility
+
+_ZEROS: Final = bytes(BLOCK)
+#: Times that a segment is looked for while it is being replaced.
+TRIES: Final = 3
+
+
+class Reading(Segments):
+    """The reading part. Every method raises NotFound for an image that is not the viewer's to see."""
+
+    def manifest(self, viewer: Viewer, digest: str) -> bytes:
+        """An image's manifest: the very bytes that its digest is made of."""
+        with self.database.read() as session:
+            holding_of(session, viewer, digest)
+            data = manifest_of(session, digest)
+        if not data:
+            raise missing(digest)
+        parsed(data, digest)
+        return data
+
+    def visibility(self, viewer: Viewer, digest: str) -> Visibility:
+        """Who may see it. PUBLIC as soon as one of those who hold it made it public."""
+        with self.database.read() as session:
+            holding_of(session, viewer, digest)
+            return Visibility.PUBLIC if is_public(session, digest) else Visibility.PRIVATE
+
+    def layout(self, viewer: Viewer, digest: str, content: str) -> bytes:
+        """The layout of one of an image's contents.  Raises DigestMismatch: it is damaged."""
+        with self.database.read() as session:
+            holding_of(session, viewer, digest)
+            query = (
+                select(ContentRow.layout)
+                .join(ImageContentRow, ImageContentRow.content == ContentRow.id)
+                .where(ImageContentRow.image == digest, ContentRow.digest == content)
+            )
+            data = session.scalars(query).one_or_none()
+        if data is None:
+            raise NotFound(f"the image {digest[:80]} has no content {content[:80]}")
+        Layout.parse(data, content)
+        return data
+
+    def open_segment(self, viewer: Viewer, digest: str, segment: bytes) -> ObjectReader:
+        """A segment of one of an image's contents, as it is stored; whoever reads it checks it."""
+        with self.database.read() as session:
+            holding_of(session, viewer, digest)
+            wanted = (
+                select(ContentSegmentRow.segment)
+                .join(ImageContentRow, ImageContentRow.content == ContentSegmentRow.content)
+                .join(SegmentRow, SegmentRow.id == ContentSegmentRow.segment)
+                .where(ImageContentRow.image == digest, SegmentRow.digest == segment)
+            )
+            if session.scalars(wanted.limit(1)).one_or_none() is None:
+                raise NotFound(f"the image {digest[:80]} has no segment {segment.hex()[:80]}")
+        return self._opened(segment)
+
+    def read_content(
+        self, viewer: Viewer, digest: str, content: str, offset: int = 0, length: int | None = None
+    ) -> Iterator[bytes]:
+        """Bytes of one of an image's contents, checked, at most a block at a time.
+
+        Args:
+            offset, length: in bytes; what is beyond the end is not there.
+
+        Raises DigestMismatch in the middle of it, where a stored block is damaged.
+        """
+        parts = Layout.parse(self.layout(viewer, digest, content), content)
+        return self.content_bytes(parts, offset, length)
+
+    def content_bytes(
+        self, parts: Layout, offset: int = 0, length: int | None = None
+    ) -> Iterator[bytes]:
+        """Bytes of a content, by its layout; see :meth:`read_content`."""
+        end = parts.size if length is None else min(parts.size, offset + length)
+        while offset < end:
+            number, begin = divmod(offset, SEGMENT)
+            size = parts.length(number)
+            stop = min(size, begin + end - offset)
+            if parts.segments[number] == zero_segment(size):
+                yield from _zeros(stop - begin)
+            else:
+                yield from self._segment_bytes(parts.segments[number], begin, stop)
+            offset += stop - begin
+
+    def verify(self, viewer: Viewer, digest: str, segments: Sequence[bytes]) -> VerifyReport:
+        """Read some of an image's segments, all of their blocks; what is damaged is asked for again.
+
+        Raises InvalidRequest where one of them is not the image's.
+        """
+        known = self._own_segments(viewer, digest)
+        strange = [segment for segment in segments if segment not in known]
+        if strange:
+            raise InvalidRequest(f"{strange[0].hex()[:80]} is not a segment of {digest}")
+        damaged: list[DamagedBlock] = []
+        lost: list[str] = []
+        for segment in segments:
+            try:
+                with self._opened(segment) as reader:
+                    found = damages(segment, reader)
+                damaged += found
+                why = found[0].why if found else ""
+            except NotFound as error:
+                lost.append(segment.hex())
+                why = error.message
+            if why:
+                self._note(segment, why)
+        return VerifyReport(checked=len(segments), damaged=tuple(damaged), missing=tuple(lost))
+
+    def parsed_manifest(self, viewer: Viewer, digest: str) -> ImageManifest:
+        """An image's manifest."""
+        return parsed(self.manifest(viewer, digest), digest)
+
+    def _own_segments(self, viewer: Viewer, digest: str) -> set[bytes]:
+        known: set[bytes] = set()
+        for part in self.parsed_manifest(viewer, digest).parts():
+            layout = Layout.parse(self.layout(viewer, digest, part.digest), part.digest)
+            known.update(segment for _, segment in layout.stored())
+        return known
+
+    def _segment_bytes(self, segment: bytes, begin: int, end: int) -> Iterator[bytes]:
+        """Bytes ``begin`` to ``end`` of a stored segment, a block at a time."""
+        with self._opened(segment) as reader:
+            index = _checked_index(segment, reader)
+            for number in range(begin // BLOCK, -(-end // BLOCK)):
+                entry = index.entries[number]
+                reader.seek(entry.offset)
+                data = read_block(entry, reader.read(entry.length))
+                yield data[max(0, begin - number * BLOCK) : end - number * BLOCK]
+
+    def _opened(self, segment: bytes) -> ObjectReader:
+        """A stored segment's object; where it is replaced at this moment, the new one.
+
+        Raises NotFound.
+        """
+        query = select(SegmentRow.object).where(SegmentRow.digest == segment)
+        before = ""
+        for _ in range(TRIES):
+            with self.database.read() as session:
+                key = session.scalars(query).one_or_none()
+            if key is None or key == before:
+                break
+            try:
+                return self.objects.open(key)
+            except NotFound:
+                before = key
+        raise NotFound(f"the segment {segment.hex()} is not in the store")
+
+    def _note(self, segment: bytes, why: str) -> None:
+        query = select(SegmentRow.id, SegmentRow.object).where(SegmentRow.digest == segment)
+        with self.database.read() as session:
+            row = session.execute(query).one_or_none()
+        if row is not None:
+            self.note_damage(row.id, row.object, why)
+
+
+def is_public(session: Session, digest: str) -> bool:
+    """Whether everybody may read the image."""
+    query = select(HoldingRow.id).where(
+        HoldingRow.image == digest,
+        HoldingRow.visibility == Visibility.PUBLIC.value,
+        alive(utc_now()),
+    )
+    return session.scalars(query.limit(1)).one_or_none() is not None
+
+
+def damages(segment: bytes, reader: ObjectReader) -> list[DamagedBlock]:
+    """What is wrong with a stored segment: each damaged block, or all of it where its head is."""
+    name = segment.hex()
+    try:
+        index = _checked_index(segment, reader)
+    except DigestMismatch as error:
+        why = f"none of its blocks can be read: {error.message}"
+        return [DamagedBlock(segment=name, number=0, why=why)]
+    found = []
+    for number, entry in enumerate(index.entries):
+        reader.seek(entry.offset)
+        try:
+            read_block(entry, reader.read(entry.length))
+        except DigestMismatch as error:
+            found.append(DamagedBlock(segment=name, number=number, why=error.message))
+    return found
+
+
+def _checked_index(segment: bytes, reader: ObjectReader) -> Index:
+    index = read_index(reader)
+    if index.digest != segment:
+        raise DigestMismatch(f"the stored segment {segment.hex()} is another one")
+    return index
+
+
+def _zeros(count: int) -> Iterator[bytes]:
+    while count > 0:
+        yield _ZEROS[:count]
+        count -= BLOCK

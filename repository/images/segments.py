@@ -1,0 +1,281 @@
+"""Segments as they come: every block is checked, and those left out are taken from others.
+
+The object comes first, the row that names it after; a row never names an object that is not there.
+Every object has a key of its own, so that whoever deletes one never hits a newer one.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from images.content import SEGMENT_BLOCKS, zero_block
+from images.segment import MAX_STORED, Entry, Index, Kind, assemble, head_size, parse_index, read_block
+from repository.images.sql import add_missing, put
+from repository.images.tables import BlockRow, SegmentRow
+from repository.images.uploads import Uploads, is_zero_segment, mention, no_upload, touch
+from repository.images.viewer import Viewer
+from repository.objects import ObjectReader
+from vmjobs.errors import (
+    DigestMismatch,
+    MissingBlocks,
+    NotFound,
+    PayloadTooLarge,
+    QuotaExceeded,
+    Unavailable,
+    VMJobsError,
+)
+from vmjobs.model import now as utc_now
+
+logger = logging.getLogger(__name__)
+
+FOLDER: Final = "segments"
+Body = tuple[Kind, bytes | memoryview]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Where a block that was left out can be had. number: of the block there; place: where it goes."""
+
+    segment: int
+    object: str
+    number: int
+    place: int
+
+
+class Segments(Uploads):
+    """The part that takes segments in."""
+
+    def put_segment(self, viewer: Viewer, upload: str, digest: bytes, body: bytes) -> bool:
+        """Store a segment; whether it is new.
+
+        Args:
+            body: the segment (``images.segment``); blocks that are here already may be absent.
+
+        Raises:
+            NotFound: no such upload.
+            DigestMismatch: the bytes are damaged, or not this segment.
+            MissingBlocks: an absent block is not here (any more): send all of them.
+            PayloadTooLarge: more bytes than a segment can have.
+            QuotaExceeded: beyond what was announced, or what the owner may keep.
+        """
+        if len(body) > MAX_STORED:
+            raise PayloadTooLarge(f"a segment has at most {MAX_STORED} bytes")
+        index = parse_index(body, whole=len(body))
+        if index.digest != digest:
+            raise DigestMismatch(f"the segment is {index.digest.hex()}, not {digest.hex()}")
+        self.upload(viewer, upload)
+        if is_zero_segment(digest, index.size) or self._is_here(viewer, upload, digest):
+            return False
+        _check_blocks(index, body)
+        whole = self._filled(index, body) if index.absent else body
+        return self._store(viewer, upload, index, whole)
+
+    def _is_here(self, viewer: Viewer, upload: str, digest: bytes) -> bool:
+        with self.database.read() as session:
+            whole = (SegmentRow.digest == digest, SegmentRow.damaged.is_(False))
+            if session.scalars(select(SegmentRow.id).where(*whole)).one_or_none() is None:
+                return False
+        return not self.missing_segments(viewer, upload, [digest])[0]
+
+    # -- blocks that were left out
+
+    def _filled(self, index: Index, body: bytes) -> bytes:
+        """The segment with the absent blocks taken from where they are stored."""
+        view = memoryview(body)
+        bodies: list[Body] = [(e.kind, view[e.offset : e.offset + e.length]) for e in index.entries]
+        lost = self._fill(index, bodies)
+        if lost:
+            raise MissingBlocks(
+                f"{lost} of the {len(index.absent)} blocks that were left out are not here",
+                hint="send the segment again with all of its blocks",
+            )
+        return assemble(index, bodies)
+
+    def _fill(self, index: Index, bodies: list[Body]) -> int:
+        """Put the absent blocks into ``bodies``; how many could not be had."""
+        left = set(index.absent)
+        for place in index.absent:
+            if index.entries[place].digest == zero_block(index.entries[place].size):
+                bodies[place] = (Kind.ZEROS, b"")
+                left.discard(place)
+        for copies in self._copies(index, left):
+            found = self._copied(copies, index)
+            for place, stored in found.items():
+                bodies[place] = stored
+            left -= found.keys()
+        return len(left)
+
+    def _copies(self, index: Index, places: set[int]) -> Iterator[list[Copy]]:
+        """Where blocks can be had, those of one stored segment together."""
+        wanted = {index.entries[place].digest for place in places}
+        query = (
+            select(BlockRow.digest, BlockRow.number, SegmentRow.id, SegmentRow.object)
+            .join(SegmentRow, SegmentRow.id == BlockRow.segment)
+            .where(BlockRow.digest.in_(sorted(wanted)), SegmentRow.damaged.is_(False))
+        )
+        with self.database.read() as session:
+            known = {row.digest: row for row in session.execute(query)}
+        groups: dict[int, list[Copy]] = {}
+        for place in sorted(places):
+            row = known.get(index.entries[place].digest)
+            if row is not None:
+                copy = Copy(row.id, row.object, row.number, place)
+                groups.setdefault(row.id, []).append(copy)
+        yield from groups.values()
+
+    def _copied(self, copies: Sequence[Copy], index: Index) -> dict[int, Body]:
+        """Blocks of one stored segment, checked; a damaged one is noted, and missing here."""
+        found: dict[int, Body] = {}
+        try:
+            with self.objects.open(copies[0].object) as reader:
+                there = read_index(reader)
+                for copy in copies:
+                    entry, stored = _stored_block(reader, there, copy.number)
+                    wanted = index.entries[copy.place]
+                    if entry.digest != wanted.digest:
+                        raise DigestMismatch("a block is not where it was noted")
+                    # Who lies about the length of a block must not get it stored with that length.
+                    if entry.size == wanted.size:
+                        found[copy.place] = (entry.kind, stored)
+        except (NotFound, DigestMismatch) as error:
+            self.note_damage(copies[0].segment, copies[0].object, error.message)
+        return found
+
+    def note_damage(self, segment: int, key: str, why: str) -> None:
+        """A stored segment is not what it was: ask for it again, and take no block from it."""
+        with self.database.write() as session:
+            same = (SegmentRow.id == segment, SegmentRow.object == key)
+            mark = update(SegmentRow).where(*same, SegmentRow.damaged.is_(False)).values(damaged=True)
+            if session.scalars(mark.returning(SegmentRow.id)).one_or_none() is None:
+                return  # replaced, or noted, meanwhile
+            session.execute(delete(BlockRow).where(BlockRow.segment == segment))
+        logger.error("the object %s is damaged: %s", key, why)
+
+    # -- storing
+
+    def _store(self, viewer: Viewer, upload: str, index: Index, body: bytes) -> bool:
+        key, began = object_key(index.digest), time.monotonic()
+        with self._removed_if_refused(key):
+            self.objects.put_bytes(key, body)
+            try:
+                with self.database.write() as session:
+                    row = _segment_row(index, key, len(body))
+                    new, obsolete = self._record(session, viewer, upload, row, index)
+                    if time.monotonic() - began > self.orphan_seconds / 2:
+                        raise Unavailable(
+                            "storage", "the storage took too long; send the segment again"
+                        )
+            except IntegrityError as error:
+                raise no_upload(upload) from error
+        for old in obsolete:
+            self.objects.delete(old)
+        return new
+
+    def _record(
+        self, session: Session, viewer: Viewer, upload: str, row: dict[str, object], index: Index
+    ) -> tuple[bool, list[str]]:
+        """Write down a segment whose object is there; whether it is new, and objects to remove."""
+        key = str(row["object"])
+        found = put(
+            session,
+            SegmentRow,
+            row,
+            key=("digest",),
+            change=("touched",),
+            returning=(SegmentRow.id, SegmentRow.object, SegmentRow.damaged),
+        )
+        new = found.object == key or found.damaged
+        obsolete = [] if found.object == key else [found.object if found.damaged else key]
+        if new:
+            if found.damaged:
+                mend = update(SegmentRow).where(SegmentRow.id == found.id)
+                session.execute(mend.values(object=key, stored=row["stored"], damaged=False))
+            add_missing(session, BlockRow, _block_rows(index, found.id))
+        mention(session, upload, [found.id])
+        if new:
+            self._charge(session, viewer, upload, index.size, int(str(row["stored"])))
+        else:
+            touch(session, viewer, upload)
+        return new, obsolete
+
+    def _charge(self, session: Session, viewer: Viewer, upload: str, size: int, stored: int) -> None:
+        """Count what came.  Raises QuotaExceeded."""
+        self.check_quota(session, viewer.user, stored)
+        row = touch(session, viewer, upload, content=size, received=stored)
+        if row.content > row.size:
+            raise QuotaExceeded(
+                f"the upload was announced with {row.size} bytes of content, and {row.content} came",
+                hint="begin an upload of the right size",
+            )
+
+    @contextmanager
+    def _removed_if_refused(self, key: str) -> Iterator[None]:
+        """Remove an object that no row will name; where that is not sure, the sweep will tell."""
+        try:
+            yield
+        except Unavailable:
+            raise
+        except VMJobsError:
+            self.objects.delete(key)
+            raise
+
+
+def object_key(digest: bytes) -> str:
+    """A fresh key for a segment's object."""
+    name = digest.hex()
+    return f"{FOLDER}/{name[:2]}/{name[2:4]}/{name}.{secrets.token_hex(8)}"
+
+
+def read_index(reader: ObjectReader) -> Index:
+    """The head of a stored segment.  Raises DigestMismatch."""
+    return parse_index(reader.read(head_size(SEGMENT_BLOCKS)), whole=reader.size)
+
+
+def _stored_block(reader: ObjectReader, index: Index, number: int) -> tuple[Entry, bytes]:
+    """A block as it is stored, and checked.  Raises DigestMismatch."""
+    if number >= len(index.entries):
+        raise DigestMismatch("a segment has fewer blocks than were noted")
+    entry = index.entries[number]
+    reader.seek(entry.offset)
+    stored = reader.read(entry.length)
+    read_block(entry, stored)
+    return entry, stored
+
+
+def _check_blocks(index: Index, body: bytes) -> None:
+    """Raises DigestMismatch unless every block that came along is what it says."""
+    view = memoryview(body)
+    for entry in index.entries:
+        if entry.kind is not Kind.ABSENT:
+            read_block(entry, view[entry.offset : entry.offset + entry.length])
+
+
+def _segment_row(index: Index, key: str, stored: int) -> dict[str, object]:
+    return {
+        "digest": index.digest,
+        "object": key,
+        "stored": stored,
+        "size": index.size,
+        "touched": utc_now(),
+        "damaged": False,
+    }
+
+
+def _block_rows(index: Index, segment: int) -> list[dict[str, object]]:
+    """Rows for the blocks worth looking for, in the order of all such inserts."""
+    numbers = {
+        entry.digest: number
+        for number, entry in enumerate(index.entries)
+        if entry.digest != zero_block(entry.size)
+    }
+    return [{"digest": d, "segment": segment, "number": numbers[d]} for d in sorted(numbers)]

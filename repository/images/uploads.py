@@ -1,0 +1,230 @@
+"""Running uploads: what is missing, and the contents that were brought."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from images.content import SEGMENT, Layout, zero_block, zero_segment
+from repository.ids import is_id
+from repository.images.access import ImageCore
+from repository.images.sql import MANY, add_missing, batches, put
+from repository.images.tables import (
+    BlockRow,
+    ContentRow,
+    ContentSegmentRow,
+    SegmentRow,
+    UploadContentRow,
+    UploadRow,
+    UploadSegmentRow,
+)
+from repository.images.viewer import Viewer
+from vmjobs.errors import InvalidRequest, MissingBlocks, NotFound, PayloadTooLarge, Unavailable
+from vmjobs.model import MIB
+from vmjobs.model import now as utc_now
+from vmjobs.wire import Upload
+
+#: Times that a transaction is tried whose rows a garbage collection took away meanwhile.
+TRIES = 3
+
+
+class Uploads(ImageCore):
+    """The uploading part. Every method raises NotFound for an upload that is not the viewer's."""
+
+    def open_upload(self, viewer: Viewer, size: int) -> Upload:
+        """Begin an upload of at most ``size`` bytes of content.
+
+        Raises PayloadTooLarge (no image may be so large), QuotaExceeded (nothing is left).
+        """
+        # A disk, a kernel and an initial RAM disk, each of them within the limit.
+        if size > 3 * self.config.max_image_size * MIB:
+            raise PayloadTooLarge(
+                f"an upload of {size} bytes: disks of more than {self.config.max_image_size} MiB "
+                "are not taken here"
+            )
+        present = utc_now()
+        with self.database.write() as session:
+            self.check_quota(session, viewer.user, 1)
+            row = UploadRow(
+                id=secrets.token_hex(16),
+                owner=viewer.user,
+                size=size,
+                content=0,
+                received=0,
+                created=present,
+                touched=present,
+            )
+            session.add(row)
+            return self._view(row)
+
+    def upload(self, viewer: Viewer, upload: str) -> Upload:
+        """How far an upload is."""
+        with self.database.read() as session:
+            row = session.get(UploadRow, upload) if is_id(upload) else None
+            if row is None or row.owner != viewer.user:
+                raise no_upload(upload)
+            return self._view(row)
+
+    def drop_upload(self, viewer: Viewer, upload: str) -> None:
+        """Give an upload up: what only it needed goes with the next garbage collection."""
+        with self.database.write() as session:
+            mine = (UploadRow.id == upload, UploadRow.owner == viewer.user)
+            gone = session.execute(delete(UploadRow).where(*mine).returning(UploadRow.id)).all()
+            if not gone:
+                raise no_upload(upload)
+
+    def missing_segments(self, viewer: Viewer, upload: str, digests: Sequence[bytes]) -> list[bool]:
+        """Which of the segments must be sent. Those that are here stay while the upload runs."""
+        check_digests(digests)
+        wanted = sorted(set(digests))
+        for _ in range(TRIES):
+            try:
+                with self.database.write() as session:
+                    here = locked_segments(session, wanted)
+                    mention(session, upload, [row.id for row in here.values()])
+                    touch(session, viewer, upload)
+                    return [digest not in here and digest != zero_segment() for digest in digests]
+            except IntegrityError:  # the upload, or a segment, went meanwhile
+                self.upload(viewer, upload)
+        raise Unavailable("database", "segments come and go: ask again")
+
+    def missing_blocks(self, viewer: Viewer, upload: str, digests: Sequence[bytes]) -> list[bool]:
+        """Which of the blocks must be sent; a guess: a segment without them may be refused."""
+        check_digests(digests)
+        with self.database.write() as session:
+            touch(session, viewer, upload)
+            here = {zero_block()}
+            for some in batches(sorted(set(digests))):
+                here.update(session.scalars(select(BlockRow.digest).where(BlockRow.digest.in_(some))))
+        return [digest not in here for digest in digests]
+
+    def put_content(self, viewer: Viewer, upload: str, digest: str, layout: bytes) -> None:
+        """Make a content of segments that are here.
+
+        Raises:
+            DigestMismatch: ``layout`` is not what ``digest`` names.
+            PayloadTooLarge: no image may be so large.
+            InvalidRequest: a segment of it has another size than its place asks for.
+            MissingBlocks: segments of it are not here; the message says how many.
+        """
+        parts = Layout.parse(layout, digest)
+        if not 0 < parts.size <= self.config.max_image_size * MIB:
+            raise PayloadTooLarge(
+                f"a content of {parts.size} bytes; the limit here is {self.config.max_image_size} MiB"
+            )
+        for _ in range(TRIES):
+            try:
+                with self.database.write() as session:
+                    content = _known_content(session, digest)
+                    if content is None:
+                        content = _add_content(session, digest, parts, layout)
+                    add_missing(session, UploadContentRow, [{"upload": upload, "content": content}])
+                    touch(session, viewer, upload)
+                    return
+            except IntegrityError:
+                self.upload(viewer, upload)
+        raise Unavailable("database", "segments come and go: send it again")
+
+    def _view(self, row: UploadRow) -> Upload:
+        expires = row.touched + self.patience
+        return Upload(id=row.id, size=row.size, received=row.received, expires=expires)
+
+
+def no_upload(upload: str) -> NotFound:
+    """The error for an upload that is not there, or somebody else's."""
+    return NotFound(
+        f"there is no upload {upload[:64]}", hint="it may have been given up; begin a new one"
+    )
+
+
+def check_digests(digests: Sequence[bytes]) -> None:
+    """Raises InvalidRequest unless all are digests, and not too many."""
+    if len(digests) > MANY or any(len(digest) != 32 for digest in digests):
+        raise InvalidRequest(f"at most {MANY} digests of 32 bytes each can be asked about at once")
+
+
+def touch(
+    session: Session, viewer: Viewer, upload: str, content: int = 0, received: int = 0
+) -> UploadRow:
+    """Note that an upload is used, and what came. The last thing that a transaction waits for.
+
+    Raises NotFound.
+    """
+    mine = (UploadRow.id == upload, UploadRow.owner == viewer.user)
+    values = {
+        "touched": utc_now(),
+        "content": UploadRow.content + content,
+        "received": UploadRow.received + received,
+    }
+    change = update(UploadRow).where(*mine).values(**values).returning(UploadRow)
+    row = session.scalars(change, execution_options={"synchronize_session": False}).one_or_none()
+    if row is None:
+        raise no_upload(upload)
+    return row
+
+
+def mention(session: Session, upload: str, segments: Sequence[int]) -> None:
+    """Keep segments as long as the upload runs.  Raises IntegrityError: it, or one of them, is gone."""
+    rows = [{"upload": upload, "segment": segment} for segment in sorted(segments)]
+    add_missing(session, UploadSegmentRow, rows)
+
+
+def locked_segments(session: Session, digests: Sequence[bytes]) -> dict[bytes, SegmentRow]:
+    """Those of the segments that are here and whole; they stay until the transaction ends."""
+    found = {}
+    for some in batches(digests):
+        query = (
+            select(SegmentRow)
+            .where(SegmentRow.digest.in_(some), SegmentRow.damaged.is_(False))
+            .order_by(SegmentRow.id)
+            .with_for_update(read=True, key_share=True)
+        )
+        found.update({row.digest: row for row in session.scalars(query)})
+    return found
+
+
+def _known_content(session: Session, digest: str) -> int | None:
+    query = select(ContentRow.id).where(ContentRow.digest == digest)
+    found = session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none()
+    return found if found is None else int(found)
+
+
+def _add_content(session: Session, digest: str, parts: Layout, layout: bytes) -> int:
+    wanted = {segment: parts.length(number) for number, segment in parts.stored()}
+    here = locked_segments(session, sorted(wanted))
+    lost = len(wanted) - len(here)
+    if lost:
+        raise MissingBlocks(
+            f"{lost} of the {len(wanted)} segments of {digest} are not here",
+            hint="ask which are missing, and send those",
+        )
+    _check_lengths(parts, {segment: row.size for segment, row in here.items()})
+    values = {"digest": digest, "size": parts.size, "layout": layout, "touched": utc_now()}
+    row = put(
+        session,
+        ContentRow,
+        values,
+        key=("digest",),
+        change=("touched",),
+        returning=(ContentRow.id,),
+    )
+    pairs = [{"content": row.id, "segment": found.id} for found in here.values()]
+    add_missing(session, ContentSegmentRow, sorted(pairs, key=lambda pair: pair["segment"]))
+    return int(row.id)
+
+
+def _check_lengths(parts: Layout, sizes: dict[bytes, int]) -> None:
+    for number, segment in parts.stored():
+        if sizes[segment] != parts.length(number):
+            raise InvalidRequest(
+                f"segment {number} has {sizes[segment]} bytes, and {parts.length(number)} belong there"
+            )
+
+
+def is_zero_segment(digest: bytes, size: int) -> bool:
+    """Whether a segment of ``size`` bytes has nothing but zeros: such are not stored."""
+    return size <= SEGMENT and digest == zero_segment(size)

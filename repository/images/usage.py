@@ -1,0 +1,71 @@
+"""Which jobs need an image: those that have not ended."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy.orm import Session
+
+from repository.images.tables import HoldingRow, ImageRow, ShareRow
+from repository.images.viewer import LIBRARY, Viewer
+from repository.models import JobRow, SubmissionRow
+from vmjobs.errors import ImageInUse
+from vmjobs.model import JobState
+from vmjobs.wire import Visibility
+
+_FINAL: Final = [state.value for state in JobState if state.final]
+#: Jobs that an error names.
+NAMED: Final = 5
+
+
+def needed() -> ColumnElement[bool]:
+    """Of which images: those that a job needs."""
+    return (
+        select(JobRow.id)
+        .join(SubmissionRow, SubmissionRow.id == JobRow.array_id)
+        .where(SubmissionRow.image_digest == ImageRow.digest, JobRow.state.not_in(_FINAL))
+        .exists()
+    )
+
+
+def unheld() -> ColumnElement[bool]:
+    """Of which images: those that nobody holds."""
+    return ~select(HoldingRow.id).where(HoldingRow.image == ImageRow.digest).exists()
+
+
+def refuse_if_needed(session: Session, holding: HoldingRow, viewer: Viewer) -> None:
+    """Raises ImageInUse where jobs have the image through this holding.
+
+    A private one serves its owner's jobs only; another's job with the same image has a holding of
+    its own, and is nobody's business.
+    """
+    jobs = _jobs(holding.image)
+    if not _serves_others(session, holding):
+        jobs = jobs.where(JobRow.owner == holding.owner)
+    count = session.scalar(jobs.with_only_columns(func.count())) or 0
+    if not count:
+        return
+    mine = jobs if viewer.sees_all else jobs.where(JobRow.owner == viewer.user)
+    named: list[str] = list(session.scalars(mine.order_by(JobRow.id).limit(NAMED)))
+    rest = count - len(named)
+    words = named if not rest else [*named, f"{rest} more" if named else f"{rest} of other users"]
+    raise ImageInUse(
+        f"the image {holding.image} is needed by jobs that have not ended: {', '.join(words)}",
+        hint="wait until they have ended, or cancel them",
+    )
+
+
+def _jobs(digest: str) -> Select[Any]:
+    return (
+        select(JobRow.id)
+        .join(SubmissionRow, SubmissionRow.id == JobRow.array_id)
+        .where(SubmissionRow.image_digest == digest, JobRow.state.not_in(_FINAL))
+    )
+
+
+def _serves_others(session: Session, holding: HoldingRow) -> bool:
+    if holding.namespace == LIBRARY or holding.visibility == Visibility.PUBLIC:
+        return True
+    shares = select(ShareRow.holding).where(ShareRow.holding == holding.id).limit(1)
+    return session.scalars(shares).one_or_none() is not None

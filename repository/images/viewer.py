@@ -1,0 +1,66 @@
+"""Who asks, and which names are his to give."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from vmjobs.errors import Forbidden
+
+#: The service's own namespace; administrators write to it.
+LIBRARY: Final = "library"
+_PLAIN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+#: What a made-up namespace ends in. A user's own name that does, too, is not taken as it is.
+_MADE: Final = re.compile(r"-[0-9a-f]{8}\Z")
+_STRANGE: Final = re.compile(r"[^a-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """On whose behalf something is asked.
+
+    groups: of the token. admin: sees every image, and writes to the library.
+    node: an execute node, which reads every image. image: the token is a job's, good for that one.
+    """
+
+    user: str
+    groups: frozenset[str] = frozenset()
+    admin: bool = False
+    node: bool = False
+    image: str | None = None
+
+    @property
+    def namespace(self) -> str:
+        """Where the names are that the user gives."""
+        return namespace_of(self.user)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether every image may be read."""
+        return (self.admin or self.node) and self.image is None
+
+
+def namespace_of(user: str) -> str:
+    """The namespace of a user: the name itself where it can be one, else one made from it."""
+    if _PLAIN.fullmatch(user) and user != LIBRARY and not _MADE.search(user):
+        return user
+    slug = _STRANGE.sub("-", user.lower()).strip("._-")[:48].rstrip("._-") or "user"
+    return f"{slug}-{hashlib.sha256(user.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+def require_namespace(viewer: Viewer, namespace: str) -> str:
+    """The namespace to write to: the one asked for, or the viewer's own.
+
+    Raises Forbidden where it is somebody else's.
+    """
+    own = viewer.namespace
+    if namespace in {"", own}:
+        return own
+    if namespace == LIBRARY and viewer.admin:
+        return namespace
+    who = "administrators'" if namespace == LIBRARY else "not yours"
+    raise Forbidden(
+        f"names in {namespace[:64]!r} are {who} to give", hint=f"your own namespace is {own!r}"
+    )
