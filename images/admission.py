@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 from images.bootinfo import boot_of
-from images.formats import Description, Format, Limits, inspect
-from images.formats.base import MIB, opened, refusal
-from images.formats.signatures import HEAD, archive_kind
+from images.formats import Description, Format, Limits, detect, inspect
+from images.formats.base import MIB, open_image, opened, refusal
+from images.formats.signatures import HEAD, TAIL, archive_kind
 from vmjobs.config import Config
 
 
@@ -44,22 +45,28 @@ def admit(path: Path, format: str | None = None, limits: Limits | None = None) -
     Raises:
         ImageRejected: with one sentence for a person and a stable code in ``faults[0].code``.
     """
-    named = pinned(format)
-    description = inspect(path, named, limits)
-    if named is None and description.format is Format.RAW:
-        _check_is_disk(path)
-    return description
+    limits = limits or Limits()
+    with open_image(path) as file:
+        named = pinned(format)
+        if named is None:
+            with opened(file, limits) as reader:
+                named = detect(reader.head(HEAD), reader.tail(TAIL))
+            if named is Format.RAW:
+                _check_is_disk(file, limits)
+        return inspect(file, named, limits)
 
 
-def _check_is_disk(path: Path) -> None:
-    """Bytes that nobody said to be a raw disk have to look like one."""
-    with opened(path, Limits()) as reader:
+def _check_is_disk(file: BinaryIO, limits: Limits) -> None:
+    """Bytes that nobody said to be a raw disk have to look like one. Raises ImageRejected."""
+    with opened(file, limits) as reader:
         kind = archive_kind(reader.head(HEAD))
     try:
-        found = boot_of(path)
+        found = boot_of(file)
     except OSError as error:
-        raise refusal("unreadable", f"cannot read {path}: {error.strerror}") from error
-    if kind or not found.is_disk:
+        raise refusal("unreadable", f"the file cannot be read: {error.strerror}") from error
+    if kind:
+        raise refusal("not_a_disk", f"the file is {kind} and not a disk; unpack it first")
+    if not found.is_disk:
         raise refusal(
             "not_an_image",
             "the file is no disk image: no known header, no partition table, no file system",

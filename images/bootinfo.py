@@ -71,7 +71,7 @@ def suggest(read: Read) -> BootInfo:
     """The same of a disk that is read by a function."""
     whole, table = filesystems.look(read), partitions.look(read)
     if whole.name and whole.name != "iso9660":
-        return _of_filesystem(whole, table)
+        return _of_filesystem(whole)
     volumes = tuple(_volume(read, partition) for partition in table.partitions)
     methods = list(_methods(whole, table))
     root = _root(volumes)
@@ -89,17 +89,13 @@ def suggest(read: Read) -> BootInfo:
     )
 
 
-def _of_filesystem(whole: FileSystem, table: Table) -> BootInfo:
+def _of_filesystem(whole: FileSystem) -> BootInfo:
     if whole.name in ROOTS:
-        methods: tuple[BootMethod, ...] = (BootMethod.KERNEL,)
         why = f"the disk itself is a file system ({whole.name}): a kernel beside it boots it"
-    elif whole.name == "vfat" and table.code:
-        methods = (BootMethod.BIOS,)
-        why = "the disk itself is a FAT file system with boot code"
-    else:
-        methods, why = (), f"the disk itself is {whole.name}, which nothing boots from"
-    boot = methods[0] if methods else None
-    return BootInfo(boot, why, methods, filesystem=whole.name, label=whole.label)
+        boot = BootMethod.KERNEL
+        return BootInfo(boot, why, (boot,), filesystem=whole.name, label=whole.label)
+    why = f"the disk itself is {whole.name}, which no system has its root on"
+    return BootInfo(None, why, filesystem=whole.name, label=whole.label)
 
 
 def _methods(whole: FileSystem, table: Table) -> list[BootMethod]:

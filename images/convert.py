@@ -22,7 +22,7 @@ from typing import BinaryIO, Final
 
 from images import sandbox
 from images.formats import Description, Format, Limits, inspect
-from images.formats.base import MIB, refusal
+from images.formats.base import MIB, open_image, refusal
 from images.sandbox import SandboxLimits
 from vmjobs.durable import sync_directory
 from vmjobs.errors import StorageFull, VMJobsError
@@ -56,7 +56,7 @@ def to_raw(
         Unavailable: there is no sandbox here.
         StorageFull: no room for the result.
     """
-    with _opened(source) as file, _result(sink) as directory:
+    with open_image(source) as file, _result(sink) as directory:
         _check_same(file, description)
         bounded = _bounded(limits, description.virtual_size, description.allocated)
         _check_room(directory, description.allocated)
@@ -79,7 +79,7 @@ def from_raw(
 
     compressed: for qcow2 (zlib) and vmdk (streamOptimized). Raises as :func:`to_raw` does.
     """
-    with _opened(source) as file, _result(sink) as directory:
+    with open_image(source) as file, _result(sink) as directory:
         description = inspect(file, Format.RAW)
         size = description.virtual_size
         # Tables come on top; the blocks of the coarsest format are 32 MiB.
@@ -94,9 +94,9 @@ def head_of(
     """The first bytes of the disk in ``source``, at most 64 MiB; raises as :func:`to_raw` does."""
     length = min(length, description.virtual_size, 64 * MIB)
     if description.format is Format.RAW:
-        with _opened(source) as file:
+        with open_image(source) as file:
             return file.read(length)
-    with tempfile.TemporaryDirectory(prefix="vmjobs-") as scratch, _opened(source) as file:
+    with tempfile.TemporaryDirectory(prefix="vmjobs-") as scratch, open_image(source) as file:
         _check_same(file, description)
         words = (f"if={_source(description.format)}", f"of={sandbox.OUTPUT}/{_NAME}")
         sandbox.run(
@@ -169,17 +169,6 @@ def _bounded(limits: SandboxLimits | None, file_size: int, written: int) -> Sand
         file_size=min(bounded.file_size, limits.file_size),
         written=min(bounded.written, limits.written),
     )
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    try:
-        # O_NONBLOCK: a pipe in the place of the file must not make us wait.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise refusal("unreadable", f"cannot open {path}: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        yield file
 
 
 def _check_same(file: BinaryIO, description: Description) -> None:

@@ -126,33 +126,51 @@ class Reader:
 
 
 @contextmanager
-def opened(file: BinaryIO | Path, limits: Limits) -> Iterator[Reader]:
-    """A reader for a regular file, given by path or open already (then it stays open).
+def open_image(path: Path) -> Iterator[BinaryIO]:
+    """A regular file, open for reading, unbuffered.
 
     Raises:
         ImageRejected: there is no such file, it cannot be read, or is a device, pipe or directory.
     """
-    if not isinstance(file, Path):
-        yield _reader(file.fileno(), limits)
-        return
     try:
         # O_NONBLOCK: opening a pipe that nobody writes to must not wait for ever.
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise refusal("unreadable", f"cannot open {file}: {error.strerror}") from error
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise refusal("unreadable", f"cannot open {path}: {why}") from error
     try:
-        yield _reader(descriptor, limits)
+        _check_regular(descriptor)
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+            yield file
     finally:
         os.close(descriptor)
 
 
-def _reader(descriptor: int, limits: Limits) -> Reader:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+@contextmanager
+def opened(file: BinaryIO | Path, limits: Limits) -> Iterator[Reader]:
+    """A reader for a regular file, given by path or open already (then it stays open).
+
+    Raises:
+        ImageRejected: as :func:`open_image`, or the file is empty.
+    """
+    if isinstance(file, Path):
+        with open_image(file) as found:
+            yield _reader(found.fileno(), limits)
+        return
+    _check_regular(file.fileno())
+    yield _reader(file.fileno(), limits)
+
+
+def _check_regular(descriptor: int) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise refusal("not_a_file", "an image is a regular file, not a device, a pipe or a directory")
-    if found.st_size == 0:
+
+
+def _reader(descriptor: int, limits: Limits) -> Reader:
+    reader = Reader(descriptor, limits.metadata)
+    if reader.size == 0:
         raise refusal("empty", "the file is empty")
-    return Reader(descriptor, limits.metadata)
+    return reader
 
 
 def check_disk(virtual_size: int, limits: Limits) -> None:

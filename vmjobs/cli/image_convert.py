@@ -1,0 +1,64 @@
+"""``vmjobs image convert``: from one format to another, in a sandbox."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from images import convert as conversion
+from images.admission import admit, limits_of, pinned
+from images.formats import Format
+from vmjobs.cli.image_inspect import convert_with_bar
+from vmjobs.cli.support import config
+from vmjobs.cli.transfer import bars
+from vmjobs.errors import InvalidRequest
+
+_BY_NAME = {".img": Format.RAW, **{f".{format_}": format_ for format_ in Format}}
+
+
+@click.command("convert")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--format", "format_", default="", help="Of OUT; else its name's ending decides.")
+@click.option("--from", "from_", default="auto", help="What FILE is said to be.")
+@click.option("--compress", is_flag=True, help="Compress (qcow2; vmdk: streamOptimized).")
+@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+def convert(file: Path, out: Path, format_: str, from_: str, compress: bool, force: bool) -> None:
+    """Convert the image in FILE to OUT: raw, qcow2, vmdk, vdi or vhdx.
+
+    FILE is inspected first and refused if it names other files, is damaged or not what it is said
+    to be. Holes stay holes.
+    """
+    target = pinned(format_) or _BY_NAME.get(out.suffix.lower())
+    if target is None:
+        raise InvalidRequest(f"the name {out.name!r} says no format", hint="say --format FORMAT")
+    if out.exists() and not force:
+        raise InvalidRequest(f"{out} is there already", hint="--force replaces it")
+    if not out.parent.is_dir():
+        raise InvalidRequest(f"there is no directory {out.parent}")
+    description = admit(file, from_, limits_of(config()))
+    if target is Format.RAW:
+        if compress:
+            raise InvalidRequest("raw has no compressed form", hint="--format qcow2 has")
+        convert_with_bar(file, description, out)
+    elif description.format is Format.RAW:
+        _pack(file, target, out, compress=compress)
+    else:
+        with tempfile.TemporaryDirectory(prefix=".vmjobs-", dir=out.parent) as scratch:
+            raw = Path(scratch) / "disk"
+            convert_with_bar(file, description, raw)
+            _pack(raw, target, out, compress=compress)
+    click.echo(f"{out}: {target}, {out.stat().st_size} bytes")
+
+
+def _pack(raw: Path, target: Format, out: Path, *, compress: bool) -> None:
+    size = raw.stat().st_size
+    with bars() as shown:
+        task = shown.add_task(f"writing {out.name}", total=size)
+
+        def show(fraction: float) -> None:
+            shown.update(task, completed=fraction * size)
+
+        conversion.from_raw(raw, target, out, progress=show, compressed=compress)

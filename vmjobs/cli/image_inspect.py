@@ -1,0 +1,163 @@
+"""``vmjobs image inspect``: what a file is, whether it is taken, and how it may boot."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from images import content, convert
+from images.admission import admit, limits_of
+from images.bootinfo import BootInfo, boot_of, boot_of_bytes
+from images.formats import Description, Format
+from vmjobs.cli.support import config, json_option, print_json, print_table
+from vmjobs.cli.transfer import bars
+from vmjobs.errors import ImageRejected, Unavailable
+from vmjobs.model import MIB
+
+#: How much of a disk that is not raw is unpacked to see how it boots.
+_HEAD = 2 * MIB
+
+
+@dataclass(frozen=True)
+class _Seen:
+    boot: BootInfo | None
+    why_not: str = ""
+    digest: str = ""
+
+
+@click.command("inspect")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--format", "format_", default="auto", help="What the file is said to be.")
+@click.option("--digest", is_flag=True, help="Read all of the disk and print its content digest.")
+@json_option
+def inspect(file: Path, format_: str, digest: bool, as_json: bool) -> None:
+    """Say what the image in FILE is, how it may boot, and whether it is taken.
+
+    Exits with 65 if it is refused. FILE is read by our own parsers first; what is not raw is
+    unpacked in a sandbox.
+    """
+    try:
+        description = admit(file, format_, limits_of(config()))
+        seen = _look(file, description, digest=digest)
+    except ImageRejected as refused:
+        _print_refusal(file, refused, as_json=as_json)
+        sys.exit(refused.exit_code)
+    if as_json:
+        print_json(_as_json(file, description, seen))
+    else:
+        _print(file, description, seen)
+
+
+def _look(file: Path, description: Description, *, digest: bool) -> _Seen:
+    if description.format is Format.RAW:
+        return _Seen(boot_of(file), digest=digest_of(file) if digest else "")
+    if digest:
+        with tempfile.TemporaryDirectory(prefix="vmjobs-") as scratch:
+            raw = Path(scratch) / "disk"
+            convert_with_bar(file, description, raw)
+            return _Seen(boot_of(raw), digest=digest_of(raw))
+    try:
+        return _Seen(boot_of_bytes(convert.head_of(file, description, _HEAD)))
+    except Unavailable as missing:
+        return _Seen(None, missing.message)
+
+
+def convert_with_bar(file: Path, description: Description, sink: Path) -> None:
+    """Convert to raw, with a progress bar on a terminal."""
+    with bars() as shown:
+        task = shown.add_task(f"unpacking {file.name}", total=description.virtual_size)
+
+        def show(fraction: float) -> None:
+            shown.update(task, completed=fraction * description.virtual_size)
+
+        convert.to_raw(file, description, sink, progress=show)
+
+
+def digest_of(raw: Path) -> str:
+    """The content digest of a raw disk, with a progress bar on a terminal."""
+    with bars() as shown, raw.open("rb", buffering=0) as opened:
+        size = raw.stat().st_size
+        task = shown.add_task(f"reading {raw.name}", total=size)
+        layout = content.layout_of(opened, size, lambda done: shown.update(task, completed=done))
+        return layout.digest
+
+
+def _as_json(file: Path, description: Description, seen: _Seen) -> dict[str, Any]:
+    return {
+        "file": str(file),
+        "verdict": "admitted",
+        **asdict(description),
+        "boot": asdict(seen.boot) if seen.boot is not None else None,
+        "digest": seen.digest or None,
+    }
+
+
+def _print_refusal(file: Path, refused: ImageRejected, *, as_json: bool) -> None:
+    code = refused.faults[0].code if refused.faults else ""
+    if as_json:
+        print_json(
+            {
+                "file": str(file),
+                "verdict": "refused",
+                "code": code,
+                "message": refused.message,
+                "hint": refused.hint,
+            }
+        )
+        return
+    rows = [("file", file), ("verdict", f"refused ({code})"), ("reason", refused.message)]
+    print_table(("", ""), [*rows, *([("hint", refused.hint)] if refused.hint else [])])
+
+
+def _print(file: Path, description: Description, seen: _Seen) -> None:
+    version = f" {description.version}" if description.version else ""
+    rows: list[tuple[str, object]] = [
+        ("file", file),
+        ("verdict", "admitted"),
+        ("format", f"{description.format}{version}"),
+        ("virtual size", _size(description.virtual_size)),
+        ("file size", _size(description.file_size)),
+        ("allocated", f"at most {_size(description.allocated)}"),
+    ]
+    if description.features:
+        rows.append(("features", ", ".join(description.features)))
+    if seen.boot is None:
+        rows.append(("boot", f"not looked at: {seen.why_not}"))
+    else:
+        rows += _boot_rows(seen.boot)
+    if seen.digest:
+        rows.append(("content", seen.digest))
+    print_table(("", ""), rows)
+    if seen.boot is not None and seen.boot.partitions:
+        _print_partitions(seen.boot)
+
+
+def _boot_rows(found: BootInfo) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    if found.filesystem:
+        rows.append(("file system", f"{found.filesystem} {found.label}".rstrip()))
+    if found.table:
+        rows.append(("partition table", found.table))
+    if found.boot is None:
+        return [*rows, ("boot", f"unknown: {found.why}")]
+    option = f"--boot {found.boot}"
+    if found.boot == "kernel" and found.partition:
+        option += f" --partition {found.partition}"
+    return [*rows, ("boot", f"{option}   ({found.why})")]
+
+
+def _print_partitions(found: BootInfo) -> None:
+    rows = [
+        (v.number, v.kind, _size(v.begin), _size(v.size), v.filesystem, v.label)
+        for v in found.partitions
+    ]
+    print_table(("PARTITION", "KIND", "BEGIN", "SIZE", "FILE SYSTEM", "LABEL"), rows)
+
+
+def _size(count: int) -> str:
+    return f"{count / MIB:.0f} MiB" if count >= 10 * MIB else f"{count / 1024:.0f} KiB"
