@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from s3_kit import _s3_process, s3_keys, s3_server, s3_url
+
+__all__ = ["_s3_process", "s3_keys", "s3_server", "s3_url"]
 
 _skipped: list[str] = []
 

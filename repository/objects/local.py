@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from repository.objects.base import (
     ObjectInfo,
@@ -21,6 +21,9 @@ from repository.objects.base import (
 from repository.spool import Spool, make_directories, translated
 from vmjobs.durable import sync_directory
 from vmjobs.errors import NotFound
+
+#: A folder is no object, and an object no folder.
+_NOT_THERE: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class LocalObjects(ObjectStore):
@@ -60,7 +63,7 @@ class LocalObjects(ObjectStore):
         with translated():
             try:
                 return LocalReader(path)
-            except (FileNotFoundError, IsADirectoryError):
+            except _NOT_THERE:
                 raise NotFound(f"there is no object {key}") from None
 
     def size(self, key: str) -> int | None:
@@ -68,7 +71,7 @@ class LocalObjects(ObjectStore):
         with translated():
             try:
                 found = self._path(key).stat()
-            except FileNotFoundError:
+            except _NOT_THERE:
                 return None
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
@@ -78,7 +81,7 @@ class LocalObjects(ObjectStore):
         with translated():
             try:
                 path.unlink()
-            except (FileNotFoundError, IsADirectoryError):
+            except _NOT_THERE:
                 return False
             sync_directory(path.parent)
         return True
@@ -133,7 +136,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
     """Files below ``folder`` in the order of their keys, which is not that of plain names."""
     try:
         entries = [e for e in os.scandir(folder) if not e.name.startswith(".")]
-    except FileNotFoundError:
+    except _NOT_THERE:
         return
     for entry in sorted(entries, key=lambda e: f"{e.name}/" if e.is_dir() else e.name):
         if entry.is_dir(follow_symlinks=False):

@@ -1,0 +1,134 @@
+"""A real S3 server for tests: a process of our own, on a free port, in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+BUILD = Path(__file__).parent.parent / "deploy" / "s3-server.sh"
+READY_SECONDS = 30.0
+#: What boto3 reads, so that no test ever meets the account of the person who runs it.
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "vmjobs-tests",
+    "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20),
+    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    "AWS_CONFIG_FILE": "/dev/null",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+_UNWANTED = (
+    "AWS_PROFILE",
+    "AWS_SESSION_TOKEN",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+)
+
+
+class S3Server:
+    """One server. ``data`` holds a directory for each bucket, and objects as files in it."""
+
+    def __init__(self, root: Path, data: Path | None = None) -> None:
+        self.data = data or root / "data"
+        self._meta = root / "meta"
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = int(free.getsockname()[1])
+        self.endpoint = f"http://127.0.0.1:{self._port}"
+        made = subprocess.run([BUILD], stdout=subprocess.PIPE, check=True, text=True)
+        self._binary = made.stdout.strip()
+        for folder in (self.data, self._meta):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> None:
+        """Returns when it answers; it dies with this process."""
+        assert self._process is None
+        address = f"127.0.0.1:{self._port}"
+        options = ["--quiet", "--keep-alive", "--port", address, "posix", "--sidecar", self._meta]
+        self._process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", self._binary, *options, self.data],
+            env={
+                "ROOT_ACCESS_KEY": ENVIRONMENT["AWS_ACCESS_KEY_ID"],
+                "ROOT_SECRET_KEY": ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
+                "PATH": os.environ["PATH"],
+            },
+            stdout=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), 1).close()
+            except OSError:
+                assert self._process.poll() is None, "the S3 server has ended"
+                assert time.monotonic() < deadline, "the S3 server does not get ready"
+                time.sleep(0.02)
+            else:
+                return
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def bucket(self) -> str:
+        """A new, empty bucket."""
+        name = f"test-{secrets.token_hex(6)}"
+        client = boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=ENVIRONMENT["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
+        )
+        client.create_bucket(Bucket=name)
+        client.close()
+        return name
+
+    def url(self, bucket: str, prefix: str = "") -> str:
+        """A value of the setting ``storage_url``."""
+        return f"s3://{bucket}/{prefix}?endpoint={self.endpoint}"
+
+
+@pytest.fixture(scope="session")
+def _s3_process() -> Iterator[S3Server]:
+    root = Path(tempfile.mkdtemp(prefix="vmjobs-s3-"))
+    server = S3Server(root)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(root)
+
+
+@pytest.fixture
+def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's keys where boto3 looks for them, for this process and those it starts."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    for name in _UNWANTED:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def s3_server(_s3_process: S3Server, s3_keys: None) -> S3Server:
+    """The server that all tests of this process share; who kills it has one of its own made."""
+    return _s3_process
+
+
+@pytest.fixture
+def s3_url(s3_server: S3Server) -> str:
+    """A ``storage_url`` with an empty bucket behind it."""
+    return s3_server.url(s3_server.bucket(), "grid/vmjobs")
