@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Final
 
 from images.fetch import ContentFetch, ImageFetcher
-from images.files import exclusive
+from images.files import exclusive, write_atomically
 from images.manifest import ImageManifest, Part
 from images.room import Room, is_full
 from images.store import ImageStore, checked_digest, shifted
-from vmjobs.errors import DigestMismatch, NotFound, StorageFull
+from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, StorageFull
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import MIB
 from vmjobs.ports import Progress
+
+#: Refuses an image (its digest, its signatures); raises :class:`vmjobs.errors.ImageRejected`.
+Trust = Callable[[str, str], object]
 
 #: How often an image is fetched before it is given up: others may evict or damage it meanwhile.
 _TRIES: Final = 3
@@ -29,12 +32,22 @@ class ImageCache:
     others wait for it. What is damaged is mended, a fetch that was cut off goes on where it was.
 
     limit: bytes of images at most; 0: no limit. keep_free: bytes of the disk to be left alone.
+    trust: refuses images by their signatures, whenever one is to be used; None: all are taken.
     """
 
-    def __init__(self, root: Path, fetch: ImageFetcher, *, limit: int = 0, keep_free: int = 0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        fetch: ImageFetcher,
+        *,
+        limit: int = 0,
+        keep_free: int = 0,
+        trust: Trust | None = None,
+    ) -> None:
         self._store = ImageStore(root)
         self._fetch = fetch
         self._room = Room(self._store, limit, keep_free)
+        self._trust = trust
 
     def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
         """Have the image here, verified, and say where.
@@ -43,6 +56,7 @@ class ImageCache:
             NotFound: there is no such image. DigestMismatch: what came is not what the digest names.
             Unavailable: it had to be fetched and its repository is out of reach.
             StorageFull: it does not fit, even without the images that are not in use.
+            ImageRejected: nobody signed it who is trusted.
         """
         checked_digest(digest)
         with self._room.leased(digest):
@@ -62,6 +76,8 @@ class ImageCache:
         return self._store.cached()
 
     def _prepare(self, digest: str, progress: Progress | None) -> BootImage:
+        if self._trust is not None:
+            self._require_trust(digest, self._trust)
         with suppress(NotFound, DigestMismatch):  # missing or damaged: all mended by fetching
             return self._store.prepare(digest, progress)
         for _ in range(_TRIES - 1):
@@ -70,6 +86,18 @@ class ImageCache:
                 return self._store.prepare(digest)
         self._fetch_image(digest, progress)
         return self._store.prepare(digest)
+
+    def _require_trust(self, digest: str, trust: Trust) -> None:
+        """Refuse an image that nobody signed who is trusted now. Its signature is kept with it."""
+        path = self._room.signature_path(digest)
+        try:
+            trust(digest, path.read_text("ascii"))
+        except (FileNotFoundError, UnicodeDecodeError, ImageRejected):
+            # It is new here, or it was signed once more, or the keys are others than they were.
+            signature = self._fetch.signature(digest)
+            trust(digest, signature)
+            with _full_disk():
+                write_atomically(path, signature.encode("ascii"), self._store.folder.temporary)
 
     def _fetch_image(self, digest: str, progress: Progress | None) -> None:
         manifest = self._manifest(digest)

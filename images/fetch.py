@@ -51,6 +51,9 @@ class ImageFetcher(Protocol):
     def manifest(self, digest: str) -> bytes:
         """The manifest's exact bytes."""
 
+    def signature(self, digest: str) -> str:
+        """All signatures of an image, with spaces between; empty: it has none."""
+
     def layout(self, image: str, content: str) -> bytes:
         """The layout of one of an image's contents."""
 

@@ -79,6 +79,10 @@ class Room:
                 self._remove(digest)
                 self._drop_partial()
 
+    def signature_path(self, digest: str) -> Path:
+        """Where an image's signatures are; they go with it."""
+        return self._store.root / "signatures" / digest.removeprefix("sha256:")
+
     def used(self) -> int:
         """Bytes of disk that images take."""
         found = [*self._store.root.glob("contents/*/*"), *self._store.root.glob("partial/*")]
@@ -136,6 +140,7 @@ class Room:
     def _remove(self, digest: str) -> None:
         contents = self._needed([digest])
         self._store.remove_manifest(digest)
+        self.signature_path(digest).unlink(missing_ok=True)
         for content in contents - self._needed(self._digests()):
             self._store.folder.remove(content)
 
@@ -153,9 +158,10 @@ class Room:
         return _modified(self._lease(digest))
 
     def _forget(self, digest: str) -> None:
-        """Remove the lease of an image that is not here."""
+        """Remove what there is beside an image that is not here."""
         with free(self._lease(digest)) as alone:
             if alone:
+                self.signature_path(digest).unlink(missing_ok=True)
                 self._lease(digest).unlink(missing_ok=True)
 
     def _lease(self, digest: str) -> Path:

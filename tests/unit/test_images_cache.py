@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from images_cache_kit import DISK, Remote, cut_off, damage, files, noise, put, used
 
 from images.cache import ImageCache
 from images.content import BLOCK, SEGMENT
+from images.signature import require_signed, sign
 from images.store import ImageStore
-from vmjobs.errors import DigestMismatch, NotFound, StorageFull
+from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, StorageFull
 from vmjobs.model import MIB
 
 
@@ -323,4 +325,39 @@ def test_what_the_disk_must_keep_free_stays_free(node: Path, remote: Remote) -> 
     free = disk.f_bavail * disk.f_frsize
     with pytest.raises(StorageFull, match="MiB are for jobs"):
         ImageCache(node, remote, keep_free=free + MIB).prepare(digest)
+    assert files(node) == []
+
+
+# ------------------------------------------------------------------ trust
+
+
+def test_an_image_that_nobody_signed_is_refused_also_when_it_is_here(
+    node: Path, remote: Remote
+) -> None:
+    digest, _ = put(remote.store)
+    key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    keys = {"site": key.public_key()}
+    ImageCache(node, remote).prepare(digest)
+    cache = ImageCache(node, remote, trust=lambda d, s: require_signed(d, s, keys))
+    with pytest.raises(ImageRejected, match="has no signature"):
+        cache.prepare(digest)
+    remote.signatures[digest] = sign(digest, other)
+    with pytest.raises(ImageRejected, match="by none of them"), cache.lease(digest):
+        pass
+    remote.signatures[digest] += f" {sign(digest, key)}"
+    asked = remote.asked
+    for _ in range(3):
+        assert cache.prepare(digest).root.read_bytes() == DISK
+    assert remote.asked == asked + 1  # it is kept with the image
+    keys.clear()  # trusted no more
+    with pytest.raises(ImageRejected):
+        cache.prepare(digest)
+
+
+def test_nothing_is_fetched_of_an_image_that_nobody_signed(node: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store)
+    cache = ImageCache(node, remote, trust=lambda d, s: require_signed(d, s, {}))
+    with pytest.raises(ImageRejected):
+        cache.prepare(digest)
+    assert remote.segments == []
     assert files(node) == []

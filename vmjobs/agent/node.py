@@ -14,6 +14,7 @@ from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.model import MIB, HypervisorInfo, Node, now
+from vmjobs.wire import NodeWishes
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +24,8 @@ ANNOUNCE_SECONDS = 15.0
 class NodeRegistry(Protocol):
     """Where nodes are announced."""
 
-    def put_node(self, node: Node) -> None:
-        """Announce a node, or refresh what is known of it."""
+    def put_node(self, node: Node) -> NodeWishes:
+        """Announce a node, or refresh what is known of it; what it is asked to do."""
 
 
 def describe(
@@ -37,6 +38,7 @@ def describe(
     """The node as it is now."""
     return Node(
         name=name,
+        site=settings.site,
         version=__version__,
         cpus=settings.node_cpus or len(os.sched_getaffinity(0)),
         memory=settings.node_memory or _memory_mib(),
@@ -57,15 +59,50 @@ def describe(
     )
 
 
-def announce(registry: NodeRegistry, describe_now: Callable[[], Node], stop: threading.Event) -> None:
-    """Announce the node at once and every few seconds until ``stop`` is set."""
-    while True:
+class Announcer:
+    """Announces the node at once, every few seconds, and whenever it is told to.
+
+    granted: called with what the repository wishes of the node, after each announcement.
+    """
+
+    def __init__(
+        self,
+        registry: NodeRegistry,
+        describe_now: Callable[[], Node],
+        granted: Callable[[NodeWishes], object],
+    ) -> None:
+        self._registry, self._describe, self._granted = registry, describe_now, granted
+        self._changed = threading.Condition()
+        self._due = self._stopped = False
+
+    def run(self) -> None:
+        """Announce until :meth:`stop` is called."""
+        while not self._stopped:
+            self.step()
+            with self._changed:
+                self._changed.wait_for(lambda: self._due or self._stopped, ANNOUNCE_SECONDS)
+                self._due = False
+
+    def step(self) -> None:
+        """Announce once; where that fails it is logged."""
         try:
-            registry.put_node(describe_now())
+            wishes = self._registry.put_node(self._describe())
         except (VMJobsError, OSError, ValueError) as error:
             log.warning("the API was not told about this node: %s", error)
-        if stop.wait(ANNOUNCE_SECONDS):
-            return
+        else:
+            self._granted(wishes)
+
+    def soon(self) -> None:
+        """Something changed: announce now."""
+        with self._changed:
+            self._due = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Have :meth:`run` end."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
 
 
 def _memory_mib() -> int:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from vmjobs.agent import node as this_node
 from vmjobs.agent.fleet import Fleet
 from vmjobs.agent.journal import sweep
+from vmjobs.agent.prefetch import Prefetcher
 from vmjobs.agent.server import Agent, listening
 from vmjobs.cli.main import configure_logging
 from vmjobs.cli.node_parts import fleet, parts
@@ -18,8 +23,11 @@ from vmjobs.cli.support import config, node_name, read_token
 from vmjobs.client import ImageClient, JobAgentClient, NodeClient, Retries
 from vmjobs.config import Config
 from vmjobs.errors import NoHypervisor
-from vmjobs.model import Node
+from vmjobs.model import MIB, Node
 from vmjobs.ports import ImageSource, JobSource
+
+if TYPE_CHECKING:
+    from images.cache import Trust
 
 log = logging.getLogger(__name__)
 
@@ -63,19 +71,32 @@ def agent() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with listening(settings.socket, service.serve):
         log.info("ready at %s", settings.socket)
-        threading.Thread(
-            target=_watch_images, args=(images, hypervisors, stop), name="images", daemon=True
-        ).start()
-        if settings.agent_token_file is not None:
-            registry = NodeClient(settings.api_url, read_token(settings.agent_token_file))
-            threading.Thread(
-                target=this_node.announce,
-                args=(registry, lambda: describe(service.jobs()), stop),
-                name="announce",
-                daemon=True,
-            ).start()
-        stop.wait()
+        _thread("images", _watch_images, images, hypervisors, stop)
+        with _announced(settings, images, lambda: describe(service.jobs())):
+            stop.wait()
         service.stop(STOP_SECONDS)
+
+
+@contextmanager
+def _announced(settings: Config, images: ImageSource, describe: Callable[[], Node]) -> Iterator[None]:
+    """Tell the API about this node, and do what it asks in return."""
+    if settings.agent_token_file is None:
+        yield
+        return
+    registry = NodeClient(settings.api_url, read_token(settings.agent_token_file))
+    prefetcher = Prefetcher(images)
+    announcer = this_node.Announcer(registry, describe, prefetcher.wish)
+    _thread("announce", announcer.run)
+    _thread("prefetch", prefetcher.run, announcer.soon)
+    try:
+        yield
+    finally:
+        announcer.stop()
+        prefetcher.stop()
+
+
+def _thread(name: str, action: Callable[..., object], *arguments: object) -> None:
+    threading.Thread(target=action, args=arguments, name=name, daemon=True).start()
 
 
 def _watch_images(images: ImageSource, hypervisors: Fleet, stop: threading.Event) -> None:
@@ -94,8 +115,24 @@ def _images(settings: Config) -> ImageSource:
 
     if settings.agent_token_file is None:
         return ImageStore(settings.images)
-    fetcher = ImageClient(settings.api_url, read_token(settings.agent_token_file))
-    return ImageCache(settings.state_dir / "images", fetcher)
+    fetcher = ImageClient(settings.api_url, read_token(settings.agent_token_file), retries=RETRIES)
+    return ImageCache(
+        settings.state_dir / "images",
+        fetcher,
+        limit=settings.image_cache_size * MIB,
+        keep_free=settings.image_cache_free * MIB,
+        trust=_trust(settings.image_trust_dir),
+    )
+
+
+def _trust(folder: Path | None) -> Trust | None:
+    """What refuses images that nobody signed whose key is in ``folder``, as it is at that moment."""
+    if folder is None:
+        return None
+    from images.signature import require_signed, trusted_keys  # noqa: PLC0415
+
+    trusted_keys(folder)  # a setting that cannot work is told at once
+    return lambda digest, signature: require_signed(digest, signature, trusted_keys(folder))
 
 
 def _require_one(hypervisors: Fleet) -> None:

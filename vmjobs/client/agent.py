@@ -13,11 +13,16 @@ from vmjobs.client.transport import Retries, Transport, Upload, parse
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest
 from vmjobs.model import AttemptClaim, InputFile, JobTicket, Node, Output, Report, StreamName
 from vmjobs.paths import refusal
+from vmjobs.wire import NodeWishes
 
 #: A repository that is restarted or moved is no reason to lose a job that is running well.
 AGENT_RETRIES: Final = Retries(deadline=300.0, ceiling=10.0)
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 APPEND_BYTES: Final = 4 * 1024 * 1024
+#: More than this is never taken for a manifest, a content's layout, a segment; in bytes.
+MAX_MANIFEST: Final = 4 * 1024 * 1024
+MAX_LAYOUT: Final = 257 * 1024 * 1024
+MAX_SEGMENT: Final = 9 * 1024 * 1024
 
 
 def encoded(model: BaseModel) -> bytes:
@@ -113,10 +118,19 @@ class ImageClient:
             NotFound: there is no such image.
             DigestMismatch: what arrived is another manifest.
         """
-        data = self._http.call("GET", f"/v1/images/{_quoted(digest)}/manifest").content
+        data = self._whole(f"/v1/images/{_quoted(digest)}/manifest", MAX_MANIFEST)
         if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
             raise DigestMismatch(f"what came as the manifest {digest} has other bytes")
         return data
+
+    def signature(self, digest: str) -> str:
+        """All signatures of an image, with spaces between; the caller checks them.
+
+        Raises:
+            NotFound: there is no such image.
+        """
+        data = self._whole(f"/v1/images/{_quoted(digest)}/signature", MAX_MANIFEST)
+        return data.decode("ascii", "ignore")
 
     def layout(self, image: str, content: str) -> bytes:
         """The layout of a content of an image; the caller checks it.
@@ -125,7 +139,7 @@ class ImageClient:
             NotFound: there is no such image, or the content is none of its.
         """
         path = f"/v1/images/{_quoted(image)}/contents/{_quoted(content)}/layout"
-        return self._whole(path)
+        return self._whole(path, MAX_LAYOUT)
 
     def segment(self, image: str, segment: bytes) -> bytes:
         """A stored segment of an image; the caller checks it.
@@ -133,11 +147,17 @@ class ImageClient:
         Raises:
             NotFound: there is no such image, or the segment is none of its.
         """
-        return self._whole(f"/v1/images/{_quoted(image)}/segments/{segment.hex()}")
+        return self._whole(f"/v1/images/{_quoted(image)}/segments/{segment.hex()}", MAX_SEGMENT)
 
-    def _whole(self, path: str) -> bytes:
+    def _whole(self, path: str, limit: int) -> bytes:
         data = bytearray()
-        self._http.download(path, data.extend)
+
+        def take(piece: bytes) -> None:
+            data.extend(piece)
+            if len(data) > limit:
+                raise DigestMismatch(f"what came from {path} has more than {limit} bytes")
+
+        self._http.download(path, take)
         return bytes(data)
 
 
@@ -162,7 +182,8 @@ class NodeClient:
         """Give connections back; calls that wait for another try fail at once."""
         self._http.close()
 
-    def put_node(self, node: Node) -> None:
-        """Tell the API what this node has and does."""
+    def put_node(self, node: Node) -> NodeWishes:
+        """Tell the API what this node has and does; what the node is asked to do."""
         path = f"/v1/nodes/{quote(node.name, safe='')}"
-        self._http.call("PUT", path, body=encoded(node), headers=JSON_HEADERS)
+        answer = self._http.call("PUT", path, body=encoded(node), headers=JSON_HEADERS)
+        return parse(NodeWishes, answer)

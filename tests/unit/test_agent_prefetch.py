@@ -1,0 +1,169 @@
+"""What the repository wishes a node to have is fetched in the background, and announced."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from images_cache_kit import Remote, noise, put
+
+from images.cache import ImageCache
+from images.content import SEGMENT
+from images.store import ImageStore
+from vmjobs.agent.node import Announcer, describe
+from vmjobs.agent.prefetch import FIRST_PAUSE, Prefetcher
+from vmjobs.config import Config
+from vmjobs.errors import Unavailable
+from vmjobs.model import MIB, Node
+from vmjobs.wire import NodeWishes
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Remote:
+    return Remote(ImageStore(tmp_path / "remote"))
+
+
+def run_dry(prefetcher: Prefetcher, now: float = 1e12) -> list[str]:
+    """Steps until nothing is due; one entry for each image that came."""
+    came: list[str] = []
+    while prefetcher.step(now, lambda: came.append("an image")) == 0:
+        pass
+    return came
+
+
+def test_what_is_wished_for_is_fetched_once_and_told(tmp_path: Path, remote: Remote) -> None:
+    images = [put(remote.store, noise(SEGMENT, n))[0] for n in range(3)]
+    cache = ImageCache(tmp_path / "node", remote)
+    cache.prepare(images[1])
+    prefetcher = Prefetcher(cache)
+    assert prefetcher.step(0.0, lambda: None) is None
+    prefetcher.wish(NodeWishes(prefetch=tuple(images)))
+    assert len(run_dry(prefetcher)) == 2
+    assert cache.cached() == sorted(images)
+    count = len(remote.segments)
+    prefetcher.wish(NodeWishes(prefetch=tuple(images)))
+    assert run_dry(prefetcher) == []
+    assert len(remote.segments) == count
+
+
+def test_what_cannot_be_had_is_tried_again_later_and_holds_up_nothing(
+    tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, _ = put(remote.store, noise(SEGMENT))
+    nowhere = "sha256:" + "0" * 64
+    cache = ImageCache(tmp_path / "node", remote)
+    prefetcher = Prefetcher(cache)
+    prefetcher.wish(NodeWishes(prefetch=(nowhere, good)))
+    came: list[str] = []
+    for _ in range(2):
+        assert prefetcher.step(0.0, lambda: came.append("an image")) == 0
+    assert cache.cached() == [good]
+    assert came == ["an image"]
+    assert nowhere in caplog.text
+    wait = prefetcher.step(0.0, lambda: None)
+    assert wait is not None
+    assert wait > FIRST_PAUSE / 2
+    prefetcher.wish(NodeWishes())
+    assert prefetcher.step(0.0, lambda: None) is None
+
+
+def test_it_never_pushes_out_what_is_in_use(
+    tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
+) -> None:
+    used, _ = put(remote.store, noise(2 * SEGMENT, 0), b"0")
+    idle, _ = put(remote.store, noise(2 * SEGMENT, 1), b"1")
+    wished, _ = put(remote.store, noise(4 * SEGMENT, 2), b"2")
+    cache = ImageCache(tmp_path / "node", remote, limit=5 * SEGMENT)
+    cache.prepare(idle)
+    with cache.lease(used) as image:
+        prefetcher = Prefetcher(cache)
+        prefetcher.wish(NodeWishes(prefetch=(wished,)))
+        assert prefetcher.step(0.0, lambda: None) == 0
+        assert cache.cached() == [used]
+        assert image.root.read_bytes() == noise(2 * SEGMENT, 0)
+        assert "does not fit onto this node" in caplog.text
+
+
+def test_an_agent_that_ends_does_not_wait_for_a_fetch(tmp_path: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store, noise(6 * SEGMENT))
+    under_way, go_on = threading.Event(), threading.Event()
+
+    def before(count: int) -> None:
+        if count:
+            under_way.set()
+            assert go_on.wait(30)
+
+    remote.before = before
+    prefetcher = Prefetcher(ImageCache(tmp_path / "node", remote))
+    prefetcher.wish(NodeWishes(prefetch=(digest,)))
+    thread = threading.Thread(target=prefetcher.run, args=(lambda: None,))
+    thread.start()
+    assert under_way.wait(30)
+    prefetcher.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+    go_on.set()
+
+
+class Registry:
+    """Notes what is announced, and wishes for an image. broken: it does not answer."""
+
+    def __init__(self, wishes: NodeWishes) -> None:
+        self.nodes: list[Node] = []
+        self.wishes = wishes
+        self.broken = False
+        self.changed = threading.Condition()
+
+    def put_node(self, node: Node) -> NodeWishes:
+        """See ``vmjobs.agent.node.NodeRegistry``."""
+        with self.changed:
+            self.nodes.append(node)
+            self.changed.notify_all()
+        if self.broken:
+            raise Unavailable("api", "nobody is there")
+        return self.wishes
+
+
+def test_a_prefetched_image_is_announced_at_once(tmp_path: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store, noise(SEGMENT))
+    cache = ImageCache(tmp_path / "node", remote)
+    registry = Registry(NodeWishes(prefetch=(digest,)))
+    settings = Config(state_dir=tmp_path, site="here", image_cache_size=1024 * MIB)
+    prefetcher = Prefetcher(cache)
+    announcer = Announcer(
+        registry, lambda: describe("n", settings, (), cache.cached(), ()), prefetcher.wish
+    )
+    threads = [
+        threading.Thread(target=announcer.run),
+        threading.Thread(target=prefetcher.run, args=(announcer.soon,)),
+    ]
+    for thread in threads:
+        thread.start()
+    with registry.changed:
+        # Far sooner than the next regular announcement would be.
+        assert registry.changed.wait_for(lambda: any(n.images for n in registry.nodes), 10)
+    announcer.stop()
+    prefetcher.stop()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert registry.nodes[0].site == "here"
+    assert registry.nodes[-1].images == (digest,)
+    assert registry.nodes[0].updated <= datetime.now(UTC)
+
+
+def test_an_api_that_does_not_answer_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry(NodeWishes())
+    registry.broken = True
+    settings = Config(state_dir=tmp_path)
+    granted: list[NodeWishes] = []
+    announcer = Announcer(registry, lambda: describe("n", settings, (), [], ()), granted.append)
+    announcer.step()
+    assert "nobody is there" in caplog.text
+    registry.broken = False
+    announcer.step()
+    assert granted == [NodeWishes()]

@@ -1,0 +1,99 @@
+"""Images that the repository wishes this node to have, fetched while nobody waits for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from vmjobs.errors import VMJobsError
+from vmjobs.ports import ImageSource
+from vmjobs.wire import NodeWishes
+
+log = logging.getLogger(__name__)
+
+#: Between two tries to fetch an image, in seconds: at first, and at most.
+FIRST_PAUSE = 60.0
+LONGEST_PAUSE = 3600.0
+
+
+class _Stopped(Exception):
+    """The agent ends."""
+
+
+class Prefetcher:
+    """Fetches one image after the other, in the order in which they are wished for.
+
+    What cannot be had (the disk is full of images that are in use, the repository is away) is
+    logged and tried again later. The image source never gives up an image in use for another.
+    """
+
+    def __init__(self, images: ImageSource) -> None:
+        self._images = images
+        self._changed = threading.Condition()
+        self._wished: tuple[str, ...] = ()
+        #: When to try again what failed, on the monotonic clock, and the pause before that.
+        self._later: dict[str, tuple[float, float]] = {}
+        self._stopped = False
+
+    def wish(self, wishes: NodeWishes) -> None:
+        """From now on these images are wished for, and no others."""
+        with self._changed:
+            self._wished = wishes.prefetch
+            self._later = {d: when for d, when in self._later.items() if d in wishes.prefetch}
+            self._changed.notify_all()
+
+    def run(self, fetched: Callable[[], object]) -> None:
+        """Fetch what is wished for until :meth:`stop` is called; tell of every image that came."""
+        while not self._stopped:
+            wait = self.step(time.monotonic(), fetched)
+            with self._changed:
+                if not self._stopped and wait != 0:
+                    self._changed.wait(wait)
+
+    def stop(self) -> None:
+        """Have :meth:`run` end soon; a fetch that is under way is kept for the next time."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def step(self, now: float, fetched: Callable[[], object]) -> float | None:
+        """Fetch the next image that is due; seconds until one is, ``None`` if there is none."""
+        with self._changed:
+            due = {d: self._later.get(d, (now, 0.0))[0] for d in self._wished}
+        if not due:
+            return None
+        digest = min(due, key=lambda d: due[d])
+        if due[digest] > now:
+            return due[digest] - now
+        if self._came(digest):
+            fetched()
+        return 0
+
+    def _came(self, digest: str) -> bool:
+        """Fetch an image; whether it was not here and is now."""
+        try:
+            here = digest in self._images.cached()
+            if not here:
+                log.info("prefetching the image %s", digest)
+                self._images.prepare(digest, self._check)
+        except _Stopped:
+            return False
+        except (VMJobsError, OSError) as error:
+            self._postpone(digest, error)
+            return False
+        with self._changed:
+            self._wished = tuple(d for d in self._wished if d != digest)
+        return not here
+
+    def _postpone(self, digest: str, error: Exception) -> None:
+        with self._changed:
+            _, before = self._later.get(digest, (0.0, 0.0))
+            pause = min(2 * before, LONGEST_PAUSE) or FIRST_PAUSE
+            self._later[digest] = (time.monotonic() + pause, pause)
+        log.warning("the image %s was not prefetched, next try in %.0f s: %s", digest, pause, error)
+
+    def _check(self, _done: int, _total: int) -> None:
+        if self._stopped:
+            raise _Stopped
