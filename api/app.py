@@ -7,10 +7,21 @@ from collections.abc import Mapping
 from flask import Flask
 from werkzeug.wrappers import Response
 
-from api import attempts, blobs, converters, images, jobs, nodes, problems, service
+from api import (
+    attempts,
+    blobs,
+    converters,
+    image_bytes,
+    images,
+    jobs,
+    nodes,
+    problems,
+    service,
+    uploads,
+)
 from api.services import Dispatcher, HealthCheck, Services, attach
 from api.tokens import Issuer
-from images.store import ImageStore
+from repository.images import Images
 from repository.service import Repository
 from vmjobs.config import Config
 
@@ -19,7 +30,7 @@ def create_app(
     config: Config,
     repository: Repository,
     *,
-    store: ImageStore,
+    image_repository: Images,
     dispatcher: Dispatcher,
     issuer: Issuer,
     checks: Mapping[str, HealthCheck] | None = None,
@@ -35,10 +46,10 @@ def create_app(
         "storage": repository.objects.check,
         **(checks or {}),
     }
-    attach(app, Services(config, repository, store, dispatcher, issuer, known))
+    attach(app, Services(config, repository, image_repository, dispatcher, issuer, known))
     converters.install(app)
     problems.install(app)
-    for part in (jobs, attempts, blobs, images, nodes, service):
+    for part in (jobs, attempts, blobs, images, image_bytes, uploads, nodes, service):
         app.register_blueprint(part.blueprint)
     app.after_request(_harden)
     return app

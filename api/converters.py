@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from flask import Flask
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StringConstraints, TypeAdapter, ValidationError
 from werkzeug.routing import BaseConverter
 
 from api.problems import RefusedInRouting
 from vmjobs.errors import Fault, InvalidRequest
-from vmjobs.model import Digest, ImageRef, NodeName, RelativePath
+from vmjobs.model import (
+    ContentDigest,
+    Digest,
+    ImageName,
+    ImageRef,
+    Namespace,
+    NodeName,
+    RelativePath,
+    Tag,
+)
+
+#: ``name`` or ``name:tag``.
+TaggedName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$"),
+]
+SegmentDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Checked(BaseConverter):
@@ -58,6 +74,72 @@ class ImageConverter(_Checked):
     kind = TypeAdapter(ImageRef)
 
 
+class ImageDigestConverter(DigestConverter):
+    """An image's digest: 'sha256:' and 64 hexadecimal digits."""
+
+    # Narrower than a name may be, so that an image may be called ``manifest`` too.
+    regex = r"sha256:[^/]*"
+
+
+class NamespaceConverter(_Checked):
+    """Whose name an image's name is; 'library' is the service's own."""
+
+    regex = r"[^/:]+"
+    what = "namespace"
+    kind = TypeAdapter(Namespace)
+
+
+class OwnNamespaceConverter(NamespaceConverter):
+    """Whose name an image's name is; '_' is the caller's own namespace, 'library' the service's."""
+
+    def to_python(self, value: str) -> str:
+        return "" if value == "_" else super().to_python(value)
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """The part's JSON schema."""
+        kinds = [{"const": "_"}, cls.kind.json_schema()]
+        return {"type": "string", "anyOf": kinds, "description": cls.__doc__}
+
+
+class NameConverter(_Checked):
+    """An image's name within a namespace."""
+
+    regex = r"[^/:]+"
+    what = "image name"
+    kind = TypeAdapter(ImageName)
+
+
+class TaggedConverter(_Checked):
+    """An image's name within a namespace: name or name:tag."""
+
+    what = "image name"
+    kind = TypeAdapter(TaggedName)
+
+
+class TagConverter(_Checked):
+    """A tag of a name."""
+
+    regex = r"[^/:]+"
+    what = "tag"
+    kind = TypeAdapter(Tag)
+
+
+class ContentConverter(_Checked):
+    """The digest of a content: 'tree:' and 64 hexadecimal digits."""
+
+    regex = r"tree:[^/]*"
+    what = "content digest"
+    kind = TypeAdapter(ContentDigest)
+
+
+class SegmentConverter(_Checked):
+    """The digest of a segment: 64 hexadecimal digits."""
+
+    what = "segment digest"
+    kind = TypeAdapter(SegmentDigest)
+
+
 class NodeConverter(_Checked):
     """The name of an execute node."""
 
@@ -101,6 +183,14 @@ def install(app: Flask) -> None:
         relative=RelativeConverter,
         digest=DigestConverter,
         image=ImageConverter,
+        image_digest=ImageDigestConverter,
+        namespace=NamespaceConverter,
+        own_namespace=OwnNamespaceConverter,
+        name=NameConverter,
+        tagged=TaggedConverter,
+        tag=TagConverter,
+        content=ContentConverter,
+        segment=SegmentConverter,
         node=NodeConverter,
         id=IdConverter,
         attempt=AttemptConverter,

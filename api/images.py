@@ -1,37 +1,104 @@
-"""Images: which there are, and their bytes for the nodes that boot them."""
+"""Images: what there is, and what may be done with it. Their bytes: :mod:`api.image_bytes`."""
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from flask import Blueprint
+from pydantic import Field, ValidationError
 from werkzeug.wrappers import Response
 
 from api.attempts import require_open
-from api.operation import Reply, anyone_with, backend, caller, json_reply, operation
-from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS, FileSource, MemorySource, send
+from api.operation import (
+    Binary,
+    Reply,
+    Strict,
+    anyone_with,
+    backend,
+    caller,
+    empty_reply,
+    json_reply,
+    operation,
+    read_body,
+    read_limited,
+    read_query,
+)
 from api.tokens import Scope
 from images.manifest import ImageManifest
-from vmjobs.errors import Forbidden, NotFound
-from vmjobs.wire import ImageDetail, ImageInfo, ImageList
+from repository.images import Viewer
+from vmjobs.errors import Fault, InvalidRequest, NotFound
+from vmjobs.wire import (
+    GcReport,
+    ImageChange,
+    ImageDetail,
+    ImageList,
+    ImageTag,
+    PrefetchRequest,
+    PrefetchState,
+    Publication,
+    TagTarget,
+    VerifyReport,
+)
 
-blueprint = Blueprint("images", __name__, url_prefix="/v1/images")
+blueprint = Blueprint("images", __name__, url_prefix="/v1")
 
 TAG: Final = "images"
-LOOK: Final = anyone_with(Scope.COMPUTE_READ, Scope.NODE)
-FETCH: Final = anyone_with(Scope.STORAGE_READ, Scope.NODE, job=True)
+LOOK: Final = anyone_with(Scope.COMPUTE_READ, Scope.STORAGE_READ, Scope.NODE)
+CREATE: Final = anyone_with(Scope.STORAGE_CREATE)
+MODIFY: Final = anyone_with(Scope.STORAGE_MODIFY)
+#: How many digests a request may hold, of how many bytes each.
+MAX_DIGESTS: Final = 4096
+DIGEST_BYTES: Final = 32
+DIGESTS: Final = Binary(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_DIGESTS}")
 
 
-@blueprint.get("")
+class GcQuery(Strict):
+    """What a garbage collection is to do."""
+
+    dry_run: bool = Field(False, description="remove nothing; say what would be")
+
+
+def viewer() -> Viewer:
+    """The caller as images see people.
+
+    Raises:
+        JobFinal: the token of a job that has ended.
+    """
+    who = caller()
+    own = require_open(who.job_id).image_digest if who.job_id is not None else None
+    return Viewer(
+        user=who.subject,
+        groups=who.groups,
+        admin=Scope.ADMIN in who.scopes,
+        node=Scope.NODE in who.scopes,
+        image=own,
+    )
+
+
+def read_digests() -> list[bytes]:
+    """The request's body as digests.
+
+    Raises:
+        InvalidRequest, PayloadTooLarge: it is none of :data:`DIGESTS`.
+    """
+    data = read_limited(MAX_DIGESTS * DIGEST_BYTES)
+    if not data or len(data) % DIGEST_BYTES:
+        message = f"must be digests of {DIGEST_BYTES} bytes each, at least one"
+        raise InvalidRequest(f"the body {message}", faults=[Fault("", "bad_digests", message)])
+    return [data[i : i + DIGEST_BYTES] for i in range(0, len(data), DIGEST_BYTES)]
+
+
+# --------------------------------------------------------------------------- looking
+
+
+@blueprint.get("/images")
 @operation("listImages", tag=TAG, access=LOOK, replies={200: Reply("the images", ImageList)})
 def index() -> Response:
-    """List the images that jobs can name."""
-    found = (ImageInfo(**vars(entry)) for entry in backend().images.list())
-    return json_reply(ImageList(images=tuple(found)))
+    """List the images that the caller may name, one entry for each name."""
+    return json_reply(ImageList(images=tuple(backend().images.list(viewer()))))
 
 
-@blueprint.get("/<image:ref>")
+@blueprint.get("/images/<image:ref>")
 @operation(
     "getImage",
     tag=TAG,
@@ -40,62 +107,160 @@ def index() -> Response:
     errors=(404, 422),
 )
 def show(ref: str) -> Response:
-    """Show one image, by name, name:tag or digest."""
-    store = backend().images
-    digest = store.resolve(ref)
-    entry = next((e for e in store.list() if e.digest == digest and _named(ref, e.name, e.tag)), None)
-    manifest = store.manifest(digest)
-    return json_reply(
-        ImageDetail(
-            name=manifest.name,
-            tag=entry.tag if entry else "",
-            digest=digest,
-            size=sum(blob.size for blob in manifest.blobs()),
-            manifest=json.loads(manifest.canonical()),
-        )
-    )
+    """Show one image, by name, name:tag or digest.
+
+    A name is looked for in the caller's own namespace and then in `library`.
+    """
+    return json_reply(backend().images.detail(viewer(), ref))
 
 
-def _named(ref: str, name: str, tag: str) -> bool:
-    return ref in {name, f"{name}:{tag}"} or ref.startswith("sha256:")
-
-
-@blueprint.get("/<digest:digest>/manifest")
+@blueprint.get("/images/<namespace:namespace>/<tagged:name>")
 @operation(
-    "readManifest",
+    "getNamedImage",
     tag=TAG,
-    access=FETCH,
-    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
-    replies=BYTES,
-    errors=(404, 409, 416, 422),
+    access=LOOK,
+    replies={200: Reply("the image", ImageDetail)},
+    errors=(404, 422),
 )
-def manifest(digest: str) -> Response:
-    """Read an image's manifest: the very bytes that its digest is made of."""
-    _readable(digest)
-    data = backend().images.manifest_bytes(digest)
-    return send(MemorySource(data), etag=digest, immutable=True)
+def show_named(namespace: str, name: str) -> Response:
+    """Show one image of a namespace, by name or name:tag."""
+    return json_reply(backend().images.detail(viewer(), f"{namespace}/{name}"))
 
 
-@blueprint.get("/<digest:digest>/blobs/<digest:blob>")
+# --------------------------------------------------------------------------- publishing and changing
+
+
+@blueprint.post("/images")
 @operation(
-    "readImageBlob",
+    "publishImage",
     tag=TAG,
-    access=FETCH,
-    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
-    replies=BYTES,
-    errors=(404, 409, 416, 422),
+    access=CREATE,
+    body=Publication,
+    replies={
+        201: Reply("published", ImageDetail, {"Location": "the image"}),
+        200: Reply("it was there; it has the name now", ImageDetail, {"Location": "the image"}),
+    },
+    errors=(404, 409),
 )
-def blob(digest: str, blob: str) -> Response:
-    """Read one of an image's blobs: root disk, kernel or initial RAM disk."""
-    if blob not in {part.digest for part in _readable(digest).blobs()}:
-        raise NotFound(f"the image {digest} has no blob {blob}")
-    source = FileSource(backend().images.blob_path(blob))
-    return send(source, etag=blob, immutable=True, close=source.close)
+def publish() -> Response:
+    """Make an image of contents that are here, and give it a name.
+
+    What is in it is looked at first; an image that should not be booted is refused with
+    IMAGE_REJECTED.
+    """
+    wish = read_body(Publication)
+    who = viewer()
+    images = backend().images
+    there = _is_there(who, wish)
+    found = images.publish(who, wish)
+    return json_reply(found, 200 if there else 201, {"Location": f"/v1/images/{found.digest}"})
 
 
-def _readable(digest: str) -> ImageManifest:
-    """The manifest, if the caller may read this image: a job's token is good for its own."""
-    job_id = caller().job_id
-    if job_id is not None and require_open(job_id).image_digest != digest:
-        raise Forbidden("a job's token is good for the job's own image only")
-    return backend().images.manifest(digest)
+def _is_there(who: Viewer, wish: Publication) -> bool:
+    try:
+        backend().images.detail(who, ImageManifest.model_validate(wish.manifest).digest)
+    except (ValidationError, NotFound):
+        return False  # of a manifest that is none, publishing tells everything
+    return True
+
+
+@blueprint.patch("/images/<image_digest:digest>")
+@operation(
+    "changeImage",
+    tag=TAG,
+    access=MODIFY,
+    body=ImageChange,
+    replies={200: Reply("as it is now", ImageDetail)},
+    errors=(404,),
+)
+def change(digest: str) -> Response:
+    """Change who may see an image, how long it is kept, or what is said of it."""
+    return json_reply(backend().images.change(viewer(), digest, read_body(ImageChange)))
+
+
+@blueprint.delete("/images/<image_digest:digest>")
+@operation(
+    "removeImage",
+    tag=TAG,
+    access=MODIFY,
+    replies={204: Reply("removed, with all of its names")},
+    errors=(404, 409, 422),
+)
+def remove(digest: str) -> Response:
+    """Remove an image. One that a job needs stays: IMAGE_IN_USE names the jobs."""
+    backend().images.remove(viewer(), digest)
+    return empty_reply()
+
+
+@blueprint.put("/tags/<own_namespace:namespace>/<name:name>/<tag:tag>")
+@operation(
+    "setTag",
+    tag=TAG,
+    access=MODIFY,
+    body=TagTarget,
+    replies={200: Reply("the name means this image now", ImageTag)},
+    errors=(404,),
+)
+def set_tag(namespace: str, name: str, tag: str) -> Response:
+    """Have a name mean an image, whatever it meant before."""
+    who = viewer()
+    backend().images.tag(who, namespace, name, tag, read_body(TagTarget).digest)
+    return json_reply(ImageTag(namespace=namespace or who.namespace, name=name, tag=tag))
+
+
+@blueprint.delete("/tags/<own_namespace:namespace>/<name:name>/<tag:tag>")
+@operation(
+    "dropTag",
+    tag=TAG,
+    access=MODIFY,
+    replies={204: Reply("the name means nothing any more")},
+    errors=(404, 409, 422),
+)
+def drop_tag(namespace: str, name: str, tag: str) -> Response:
+    """Take a name away. The image stays."""
+    backend().images.untag(viewer(), namespace, name, tag)
+    return empty_reply()
+
+
+# --------------------------------------------------------------------------- looking after them
+
+
+@blueprint.post("/images/<image_digest:digest>/verify")
+@operation(
+    "verifySegments",
+    tag=TAG,
+    access=anyone_with(Scope.STORAGE_READ),
+    body=DIGESTS,
+    replies={200: Reply("what is wrong with them, if anything", VerifyReport)},
+    errors=(404, 413, 422),
+)
+def verify(digest: str) -> Response:
+    """Read some of an image's segments and check every block."""
+    return json_reply(backend().images.verify(viewer(), digest, read_digests()))
+
+
+@blueprint.post("/images/<image_digest:digest>/prefetch")
+@operation(
+    "prefetchImage",
+    tag=TAG,
+    access=anyone_with(Scope.COMPUTE_CREATE),
+    body=PrefetchRequest,
+    replies={200: Reply("which nodes are to have it, and which do", PrefetchState)},
+    errors=(404,),
+)
+def prefetch(digest: str) -> Response:
+    """Have nodes fetch an image before a job needs it. Repeating the call tells how far they are."""
+    return json_reply(backend().images.prefetch(viewer(), digest, read_body(PrefetchRequest)))
+
+
+@blueprint.post("/gc")
+@operation(
+    "collectGarbage",
+    tag=TAG,
+    access=anyone_with(Scope.ADMIN),
+    query=GcQuery,
+    replies={200: Reply("what was removed", GcReport)},
+)
+def collect() -> Response:
+    """Remove what no image, job or upload needs any more. The service does it by itself, too."""
+    return json_reply(backend().images.collect(dry_run=read_query(GcQuery).dry_run))

@@ -26,6 +26,7 @@ from api.operation import (
 from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS, Cut, send
 from api.submission import remaining_faults, with_prefix
 from api.tokens import Scope
+from repository.images import Viewer
 from repository.service import Repository
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
 from vmjobs.model import Job, JobState, StreamName, Submission
@@ -86,10 +87,12 @@ def submit() -> Response:
     digest now; the digest is what runs.
     """
     key = _idempotency_key()
-    parts = backend()
-    submission = _submission(read_json(), parts.repository)
+    parts, who = backend(), caller()
+    submission = _submission(read_json(), parts.repository, Viewer(who.subject, who.groups))
     try:
-        done = parts.repository.submit(caller().subject, submission, key, parts.dispatcher.submit_array)
+        done = parts.repository.submit(
+            who.subject, submission, key, parts.dispatcher.submit_array, who.groups
+        )
     except InvalidSpec as error:
         faults = with_prefix(error.faults)
         raise InvalidSpec(error.message, hint=error.hint, faults=faults) from error
@@ -98,11 +101,11 @@ def submit() -> Response:
     return json_reply(body, 201 if done.created else 200, {"Location": location})
 
 
-def _submission(body: bytes, repository: Repository) -> Submission:
+def _submission(body: bytes, repository: Repository, viewer: Viewer) -> Submission:
     try:
         return parse_body(Submission, body)
     except InvalidRequest as error:
-        faults = [*error.faults, *remaining_faults(body, error.faults, repository)]
+        faults = [*error.faults, *remaining_faults(body, error.faults, repository, viewer)]
         raise InvalidSpec(count_of("the submission", faults), faults=faults) from error
 
 

@@ -12,7 +12,6 @@ from api.operation import (
     anyone_with,
     backend,
     caller,
-    empty_reply,
     json_reply,
     operation,
     read_body,
@@ -20,7 +19,7 @@ from api.operation import (
 from api.tokens import Scope
 from vmjobs.errors import Fault, Forbidden, InvalidRequest
 from vmjobs.model import Node
-from vmjobs.wire import NodeList
+from vmjobs.wire import NodeList, NodeWishes
 
 blueprint = Blueprint("nodes", __name__, url_prefix="/v1/nodes")
 
@@ -48,7 +47,7 @@ def show(name: str) -> Response:
     tag=TAG,
     access=anyone_with(Scope.NODE),
     body=Node,
-    replies={204: Reply("noted")},
+    replies={200: Reply("noted; this is what the node may do", NodeWishes)},
 )
 def put(name: str) -> Response:
     """Announce a node. A node's token is good for the node it was made for."""
@@ -59,4 +58,4 @@ def put(name: str) -> Response:
         fault = Fault("name", "mismatch", "differs from the name in the URL")
         raise InvalidRequest("the body is about another node than the URL", faults=[fault])
     backend().repository.put_node(node)
-    return empty_reply()
+    return json_reply(backend().images.wishes(node))

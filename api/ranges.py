@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import IO, Final, Protocol, cast
 
 from flask import request
 from werkzeug.wrappers import Response
+from werkzeug.wsgi import wrap_file
 
 from api.operation import Binary, Header, Reply
 from api.problems import RangeNotSatisfiable
-from vmjobs.errors import NotFound, Unavailable
+from repository.objects.base import ObjectReader
 
 PIECE: Final = 256 * 1024
+#: A server that has this copies files to sockets without our help.
+KERNEL_COPIES: Final = "wsgi.file_wrapper"
+#: A peer that takes nothing of an answer for so long is let go.
+STALL_SECONDS: Final = 60
 _ONE_RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
 
 
@@ -100,17 +107,53 @@ class MemorySource:
         yield self._data[start:stop]
 
 
-class FileSource:
-    """A :class:`Source` of a file on disk that nobody changes."""
+class _ObjectFile(io.FileIO):
+    """A stored object's own file; closing it closes the object."""
 
-    def __init__(self, path: Path) -> None:
-        try:
-            self._file: BinaryIO = path.open("rb")
-            self._size = path.stat().st_size
-        except FileNotFoundError:
-            raise NotFound("there is no such file here") from None
-        except OSError as error:
-            raise Unavailable("images", f"the file cannot be read: {error.strerror}") from error
+    def __init__(self, path: Path, reader: ObjectReader) -> None:
+        self._reader = reader
+        super().__init__(path)
+
+    def close(self) -> None:
+        super().close()
+        self._reader.close()
+
+
+class ObjectSource:
+    """A :class:`Source` of a stored object. ``file`` is set where the kernel can send it itself."""
+
+    def __init__(self, reader: ObjectReader) -> None:
+        self._reader = reader
+        self.file: _ObjectFile | None = None
+        if reader.path is not None:
+            # Moved away since it was opened: then the reader still has it, and copies.
+            with suppress(OSError):
+                self.file = _ObjectFile(reader.path, reader)
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are."""
+        return self._reader.size
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """See :class:`Source`."""
+        self._reader.seek(start)
+        left = (self.size if stop is None else stop) - start
+        while left > 0 and (data := self._reader.read(min(PIECE, left))):
+            left -= len(data)
+            yield data
+
+    def close(self) -> None:
+        """Give the object back."""
+        (self.file or self._reader).close()
+
+
+class PartSource:
+    """A :class:`Source` of bytes that are made when they are asked for, by offset and length."""
+
+    def __init__(self, size: int, read: Callable[[int, int], Iterator[bytes]]) -> None:
+        self._size = size
+        self._read = read
 
     @property
     def size(self) -> int:
@@ -119,15 +162,7 @@ class FileSource:
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """See :class:`Source`."""
-        self._file.seek(start)
-        left = (self._size if stop is None else stop) - start
-        while left > 0 and (data := self._file.read(min(PIECE, left))):
-            left -= len(data)
-            yield data
-
-    def close(self) -> None:
-        """Give the file back."""
-        self._file.close()
+        yield from self._read(start, (self._size if stop is None else stop) - start)
 
 
 def parse_range(header: str | None, size: int) -> Span | None:
@@ -160,19 +195,26 @@ def send(
     *,
     etag: str = "",
     immutable: bool = False,
+    public: bool = False,
     close: Callable[[], None] = lambda: None,
 ) -> Response:
     """Answer with all of ``source``, or the range asked for, and then ``close`` it.
 
-    etag: a digest of the whole body, where it has one. immutable: it never changes.
+    etag: a digest of the whole body, where it has one. immutable: it never changes. public: what
+    is immutable may be kept by caches that many people share.
     """
     try:
-        headers = _headers(etag, immutable)
+        headers = _headers(etag, immutable, public)
         if etag and request.if_none_match.contains(etag):
             close()
             return Response(status=304, headers=headers)
         span = parse_range(_range_in_force(etag), source.size)
         chosen = span or Span(0, source.size)
+        if span:
+            headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{source.size}"
+        headers["Content-Length"] = str(chosen.stop - chosen.start)
+        if (file := getattr(source, "file", None)) is not None and KERNEL_COPIES in request.environ:
+            return _by_the_kernel(file, chosen, 206 if span else 200, headers)
         pieces = source.chunks(chosen.start, chosen.stop)
         # Read before anything is said: of a small file that is damaged, the answer is its problem
         # document. A large one breaks off, and its digest tells.
@@ -180,9 +222,6 @@ def send(
     except BaseException:
         close()
         raise
-    if span:
-        headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{source.size}"
-    headers["Content-Length"] = str(chosen.stop - chosen.start)
     response = Response(
         chain([first], pieces),
         206 if span else 200,
@@ -193,6 +232,22 @@ def send(
     return response
 
 
+def _by_the_kernel(file: _ObjectFile, span: Span, status: int, headers: dict[str, str]) -> Response:
+    """An answer whose bytes never enter this process; the server closes ``file``."""
+    file.seek(span.start)
+    connection = request.environ.get("gunicorn.socket")
+    if connection is not None:
+        # sendfile would wait for ever for a peer that takes nothing: it heeds no limit but this.
+        connection.settimeout(STALL_SECONDS)
+    return Response(
+        wrap_file(request.environ, cast(IO[bytes], file)),
+        status,
+        headers,
+        content_type="application/octet-stream",
+        direct_passthrough=True,
+    )
+
+
 def _range_in_force(etag: str) -> str | None:
     """The ``Range`` header, unless ``If-Range`` names another version of the body."""
     condition = request.headers.get("If-Range")
@@ -201,10 +256,11 @@ def _range_in_force(etag: str) -> str | None:
     return request.headers.get("Range")
 
 
-def _headers(etag: str, immutable: bool) -> dict[str, str]:
+def _headers(etag: str, immutable: bool, public: bool = False) -> dict[str, str]:
+    whose = "public" if public else "private"
     headers = {
         "Accept-Ranges": "bytes",
-        "Cache-Control": "private, max-age=31536000, immutable" if immutable else "no-cache",
+        "Cache-Control": f"{whose}, max-age=31536000, immutable" if immutable else "no-cache",
         # What a guest wrote is shown by no browser as if it were a page of ours.
         "X-Content-Type-Options": "nosniff",
         "Content-Security-Policy": "sandbox; default-src 'none'",

@@ -17,6 +17,7 @@ from api.app import create_app
 from api.tokens import Issuer
 from images.store import ImageStore
 from repository.broker import Publisher
+from repository.images import Images
 from repository.service import open_repository
 from vmjobs.config import Config
 
@@ -52,12 +53,12 @@ def make_app(config: Config) -> Flask:
     Raises:
         ConfigError: the settings do not fit what is there.
     """
-    store = ImageStore(config.images)
     publisher = Publisher(config)
+    repository = open_repository(config, ImageStore(config.images), migrate=False)
     return create_app(
         config,
-        open_repository(config, store, migrate=False),
-        store=store,
+        repository,
+        image_repository=Images(repository.database, repository.objects, config),
         dispatcher=publisher,
         issuer=make_issuer(config),
         checks={"broker": publisher.ping},

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from flask import Flask, current_app
 
 from api.tokens import Issuer
-from images.store import ImageStore
+from repository.images import Images
 from repository.service import Repository
 from vmjobs.config import Config
 
@@ -35,7 +35,7 @@ class Services:
 
     config: Config
     repository: Repository
-    images: ImageStore
+    images: Images
     dispatcher: Dispatcher
     issuer: Issuer
     checks: Mapping[str, HealthCheck] = field(default_factory=dict)

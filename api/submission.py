@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from repository.images import Viewer
 from repository.service import Repository
 from repository.validation import check
 from vmjobs.errors import Fault, InvalidSpec
@@ -26,10 +27,12 @@ def with_prefix(faults: tuple[Fault, ...]) -> list[Fault]:
     return [Fault((PREFIX + f.field).rstrip("."), f.code, f.message) for f in faults]
 
 
-def remaining_faults(body: bytes, known: tuple[Fault, ...], repository: Repository) -> list[Fault]:
+def remaining_faults(
+    body: bytes, known: tuple[Fault, ...], repository: Repository, viewer: Viewer
+) -> list[Fault]:
     """What the repository would say of the fields in which the model found no fault.
 
-    body: well-formed JSON. known: what the model found.
+    body: well-formed JSON. known: what the model found. viewer: who submits.
     """
     spec = _object(_object(json.loads(body)).get("spec"))
     bad = {f.field.removeprefix(PREFIX).split(".")[0] for f in known if f.field.startswith(PREFIX)}
@@ -38,7 +41,7 @@ def remaining_faults(body: bytes, known: tuple[Fault, ...], repository: Reposito
     try:
         candidate = JobSpec.model_validate_json(json.dumps({**good, **stand_ins}))
         nodes = repository.nodes(live=True)
-        check(candidate, repository.config, nodes, repository.images, repository.blobs)
+        check(candidate, repository.config, nodes, repository.images, viewer, repository.blobs)
     except ValidationError:
         return []  # the fault is of several fields together, and known already
     except InvalidSpec as error:

@@ -122,3 +122,29 @@ def _sweep(folder: Path) -> None:
         with suppress(OSError):
             if path.stat().st_mtime < oldest:
                 path.unlink()
+
+
+class UploadNote:
+    """The upload that pushes of the same thing to the same service go on with."""
+
+    def __init__(self, folder: Path, service: str, source: str) -> None:
+        name = hashlib.sha256(f"{service}\n{source}".encode("utf-8", "surrogateescape")).hexdigest()
+        self._path = folder / f"{name[:32]}.upload"
+
+    def recall(self) -> str:
+        """The upload's identifier; empty if none is known."""
+        try:
+            return self._path.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def remember(self, upload: str) -> None:
+        """Note it."""
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._path.write_text(upload, "ascii")
+
+    def forget(self) -> None:
+        """It is over."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)

@@ -1,63 +1,51 @@
-"""``vmjobs image``: build images, and see which there are."""
+"""``vmjobs image``: everything about images, here and in the service's repository."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+
 import click
 
-from images.store import ImageEntry, ImageStore
-from vmjobs.cli.image_build import build
-from vmjobs.cli.support import config, json_option, print_json, print_table
-from vmjobs.model import MIB
+#: verb -> (module, attribute, one line of help).
+VERBS = {
+    "push": ("vmjobs.cli.image_push", "push", "Send an image to the repository."),
+    "pull": ("vmjobs.cli.image_pull", "pull", "Fetch an image from the repository."),
+    "list": ("vmjobs.cli.image_list", "list_images", "List images."),
+    "show": ("vmjobs.cli.image_list", "show", "Show one image in detail."),
+    "tag": ("vmjobs.cli.image_tag", "tag", "Give an image another name."),
+    "rm": ("vmjobs.cli.image_tag", "remove", "Take names away, and images that have none left."),
+    "share": ("vmjobs.cli.image_change", "share", "Say who may see and boot an image."),
+    "deprecate": ("vmjobs.cli.image_change", "deprecate", "Warn people off an image."),
+    "verify": ("vmjobs.cli.image_verify", "verify", "Look for damaged blocks."),
+    "prefetch": ("vmjobs.cli.image_prefetch", "prefetch", "Have nodes fetch an image beforehand."),
+    "gc": ("vmjobs.cli.image_gc", "collect", "Remove what nothing needs any more."),
+    "inspect": ("vmjobs.cli.image_inspect", "inspect", "Say what a file is, without opening it up."),
+    "convert": ("vmjobs.cli.image_convert", "convert", "Convert a disk to another format."),
+    "import": ("vmjobs.cli.image_import", "import_image", "Make an image of a container image."),
+    "build": ("vmjobs.cli.image_build", "build", "Build an image from a recipe."),
+}
 
 
-@click.group()
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [verb for verb, (module, _, _) in VERBS.items() if importlib.util.find_spec(module)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module, attribute, _ = VERBS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, VERBS[verb][2]) for verb in self.list_commands(ctx)])
+
+
+@click.command(cls=_Verbs)
 def image() -> None:
-    """Build images and look at them."""
+    """Build images, and keep them in the service's repository.
 
-
-image.add_command(build)
-
-
-@image.command("list")
-@click.option("--local", is_flag=True, help="The local image store instead of the API's.")
-@json_option
-def list_images(local: bool, as_json: bool) -> None:
-    """List images."""
-    entries = ImageStore(config().images).list() if local else _remote()
-    if as_json:
-        print_json(entries)
-        return
-    rows = [(f"{e.name}:{e.tag}", f"{e.size / MIB:.0f} MiB", e.architecture, e.digest) for e in entries]
-    print_table(("IMAGE", "SIZE", "ARCHITECTURE", "DIGEST"), rows)
-
-
-def _remote() -> list[ImageEntry]:
-    from vmjobs.cli.support import client  # noqa: PLC0415 - only this needs the network
-
-    return [ImageEntry(i.name, i.tag, i.digest, i.size, i.architecture) for i in client().images()]
-
-
-@image.command()
-@click.argument("ref")
-@click.option("--local", is_flag=True, help="The local image store instead of the API's.")
-@json_option
-def show(ref: str, local: bool, as_json: bool) -> None:
-    """Show one image: its parts, its recipe, its packages."""
-    if local:
-        store = ImageStore(config().images)
-        digest = store.resolve(ref)
-        manifest = store.manifest(digest).model_dump(mode="json")
-    else:
-        from vmjobs.cli.support import client  # noqa: PLC0415
-
-        found = client().image(ref)
-        digest, manifest = found.digest, found.manifest
-    if as_json:
-        print_json({"digest": digest, "manifest": manifest})
-        return
-    parts = {name: manifest[name] for name in ("root", "kernel", "initrd") if manifest.get(name)}
-    rows = [("digest", digest), ("boot", manifest["boot"]), ("architecture", manifest["architecture"])]
-    rows += [(name, f"{part['size'] / MIB:.0f} MiB  {part['digest']}") for name, part in parts.items()]
-    rows += [("recipe", manifest["recipe"] or ""), ("packages", str(len(manifest["packages"])))]
-    print_table(("", ""), rows)
-    print_table(("PACKAGE", "VERSION"), sorted(manifest["packages"].items()))
+    IMAGE is a digest, a name or name:tag of your own or the library's, or NAMESPACE/NAME:TAG.
+    """

@@ -19,6 +19,7 @@ from vmjobs.wire import (
     ImageDetail,
     ImageInfo,
     ImageList,
+    ImageTag,
     PrefetchRequest,
     PrefetchState,
     Publication,
@@ -99,10 +100,10 @@ class Images:
         """
         self._http.call("DELETE", f"/v1/images/{_part(digest)}")
 
-    def tag(self, namespace: str, name: str, tag: str, digest: str) -> None:
-        """Have a name mean an image, whatever it meant before."""
+    def tag(self, namespace: str, name: str, tag: str, digest: str) -> ImageTag:
+        """Have a name mean an image, whatever it meant before. namespace: empty: one's own."""
         body = encoded(TagTarget(digest=digest))
-        self._http.call("PUT", _tag(namespace, name, tag), body=body, headers=JSON_HEADERS)
+        return self._send(ImageTag, "PUT", _tag(namespace, name, tag), body)
 
     def untag(self, namespace: str, name: str, tag: str) -> None:
         """Take a name away."""
@@ -206,7 +207,7 @@ class UploadClient:
 
 
 def _tag(namespace: str, name: str, tag: str) -> str:
-    return f"/v1/tags/{_part(namespace)}/{_part(name)}/{_part(tag)}"
+    return f"/v1/tags/{_part(namespace or '_')}/{_part(name)}/{_part(tag)}"
 
 
 def _part(text: str, safe: str = ":") -> str:

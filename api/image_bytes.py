@@ -1,0 +1,77 @@
+"""The bytes of images: all of them named by digest, so that whoever has them may keep them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask import Blueprint
+from werkzeug.wrappers import Response
+
+from api.images import viewer
+from api.operation import anyone_with, backend, operation
+from api.ranges import (
+    BYTES,
+    IF_NONE_MATCH,
+    RANGE_HEADERS,
+    MemorySource,
+    ObjectSource,
+    PartSource,
+    send,
+)
+from api.tokens import Scope
+from images.content import Layout
+from repository.images import Viewer
+from vmjobs.wire import Visibility
+
+blueprint = Blueprint("image_bytes", __name__, url_prefix="/v1/images/<image_digest:digest>")
+
+TAG: Final = "images"
+FETCH: Final = anyone_with(Scope.STORAGE_READ, Scope.NODE, job=True)
+HEADERS: Final = (*RANGE_HEADERS, IF_NONE_MATCH)
+ERRORS: Final = (404, 409, 416, 422)
+
+
+def _public(who: Viewer, digest: str) -> bool:
+    return backend().images.visibility(who, digest) is Visibility.PUBLIC
+
+
+@blueprint.get("/manifest")
+@operation("readManifest", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
+def manifest(digest: str) -> Response:
+    """Read an image's manifest: the very bytes that its digest is made of."""
+    who = viewer()
+    data = backend().images.manifest(who, digest)
+    return send(MemorySource(data), etag=digest, immutable=True, public=_public(who, digest))
+
+
+@blueprint.get("/contents/<content:content>/layout")
+@operation("readLayout", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
+def layout(digest: str, content: str) -> Response:
+    """Read a content's layout: the bytes that its digest is made of, with its segments' digests."""
+    who = viewer()
+    data = backend().images.layout(who, digest, content)
+    etag = f"{content}/layout"
+    return send(MemorySource(data), etag=etag, immutable=True, public=_public(who, digest))
+
+
+@blueprint.get("/contents/<content:content>")
+@operation("readContent", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
+def content(digest: str, content: str) -> Response:
+    """Read a content as plain bytes: a disk, a kernel or an initial RAM disk.
+
+    Whoever can handle segments should fetch those: they are compressed and take less work.
+    """
+    who, images = viewer(), backend().images
+    size = Layout.parse(images.layout(who, digest, content), content).size
+    source = PartSource(size, lambda at, length: images.read_content(who, digest, content, at, length))
+    return send(source, etag=content, immutable=True, public=_public(who, digest))
+
+
+@blueprint.get("/segments/<segment:segment>")
+@operation("readSegment", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
+def segment(digest: str, segment: str) -> Response:
+    """Read a segment as it is stored: a head with each block's digest, then the blocks."""
+    who = viewer()
+    public = _public(who, digest)
+    source = ObjectSource(backend().images.open_segment(who, digest, bytes.fromhex(segment)))
+    return send(source, etag=segment, immutable=True, public=public, close=source.close)

@@ -1,0 +1,131 @@
+"""Uploads: room for the parts of images, until an image holds on to them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask import Blueprint
+from werkzeug.wrappers import Response
+
+from api.images import CREATE, DIGESTS, read_digests, viewer
+from api.operation import (
+    Binary,
+    Reply,
+    backend,
+    empty_reply,
+    json_reply,
+    operation,
+    read_body,
+    read_limited,
+)
+from images.content import layout_size
+from images.segment import MAX_STORED
+from vmjobs.model import MIB
+from vmjobs.wire import Upload, UploadRequest
+
+blueprint = Blueprint("uploads", __name__, url_prefix="/v1/uploads")
+
+TAG: Final = "uploads"
+MISSING: Final = Binary("a byte for each digest: 0 it is here, 1 it is missing")
+
+
+@blueprint.post("")
+@operation(
+    "openUpload",
+    tag=TAG,
+    access=CREATE,
+    body=UploadRequest,
+    replies={201: Reply("opened", Upload, {"Location": "the upload"})},
+)
+def open_upload() -> Response:
+    """Open an upload. It is given up when nothing was added to it for a while."""
+    found = backend().images.open_upload(viewer(), read_body(UploadRequest).size)
+    return json_reply(found, 201, {"Location": f"/v1/uploads/{found.id}"})
+
+
+@blueprint.get("/<id:upload>")
+@operation(
+    "getUpload", tag=TAG, access=CREATE, replies={200: Reply("the upload", Upload)}, errors=(404,)
+)
+def show(upload: str) -> Response:
+    """Show an upload of one's own."""
+    return json_reply(backend().images.upload(viewer(), upload))
+
+
+@blueprint.delete("/<id:upload>")
+@operation("dropUpload", tag=TAG, access=CREATE, replies={204: Reply("given up")}, errors=(404,))
+def drop(upload: str) -> Response:
+    """Give an upload up. What only it brought goes with the next garbage collection."""
+    backend().images.drop_upload(viewer(), upload)
+    return empty_reply()
+
+
+@blueprint.post("/<id:upload>/missing-segments")
+@operation(
+    "findMissingSegments",
+    tag=TAG,
+    access=CREATE,
+    body=DIGESTS,
+    replies={200: Reply("which are missing", MISSING)},
+    errors=(404, 413, 422),
+)
+def missing_segments(upload: str) -> Response:
+    """Ask which segments have to be sent. Those that are here stay for as long as the upload."""
+    return _flags(backend().images.missing_segments(viewer(), upload, read_digests()))
+
+
+@blueprint.post("/<id:upload>/missing-blocks")
+@operation(
+    "findMissingBlocks",
+    tag=TAG,
+    access=CREATE,
+    body=DIGESTS,
+    replies={200: Reply("which are missing", MISSING)},
+    errors=(404, 413, 422),
+)
+def missing_blocks(upload: str) -> Response:
+    """Ask which blocks have to be sent with a segment that is missing."""
+    return _flags(backend().images.missing_blocks(viewer(), upload, read_digests()))
+
+
+def _flags(missing: list[bool]) -> Response:
+    response = Response(bytes(missing), content_type=MISSING.media)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+@blueprint.put("/<id:upload>/segments/<segment:segment>")
+@operation(
+    "putSegment",
+    tag=TAG,
+    access=CREATE,
+    body=Binary("the segment; blocks that are here may be left out"),
+    replies={201: Reply("stored"), 200: Reply("it was here already")},
+    errors=(404, 409, 413, 422, 507),
+)
+def put_segment(upload: str, segment: str) -> Response:
+    """Send a segment.
+
+    Every block is checked. MISSING_BLOCKS: a block that was left out is not here (any more); send
+    the segment again with all of them.
+    """
+    body = read_limited(MAX_STORED)
+    new = backend().images.put_segment(viewer(), upload, bytes.fromhex(segment), body)
+    return empty_reply(201 if new else 200)
+
+
+@blueprint.put("/<id:upload>/contents/<content:content>")
+@operation(
+    "putContent",
+    tag=TAG,
+    access=CREATE,
+    body=Binary("the content's layout"),
+    replies={201: Reply("all of it is here")},
+    errors=(404, 409, 413, 422),
+)
+def put_content(upload: str, content: str) -> Response:
+    """Say of which segments a content consists. MISSING_BLOCKS: some of them are not here."""
+    parts = backend()
+    body = read_limited(layout_size(parts.config.max_image_size * MIB))
+    parts.images.put_content(viewer(), upload, content, body)
+    return empty_reply(201)

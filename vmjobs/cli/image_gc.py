@@ -1,0 +1,39 @@
+"""``vmjobs image gc``."""
+
+from __future__ import annotations
+
+import click
+
+from images.local_gc import collect_local
+from images.store import ImageStore
+from vmjobs.cli.image_support import repository
+from vmjobs.cli.support import config, json_option, print_json
+from vmjobs.model import MIB
+from vmjobs.wire import GcReport
+
+
+@click.command("gc")
+@click.option("--local", is_flag=True, help="In the local image store: images without a name.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing; say what would be.")
+@json_option
+def collect(local: bool, dry_run: bool, as_json: bool) -> None:
+    """Remove from the service what no image, job or upload needs any more.
+
+    Needs an administrator's token. The service's worker does the same by itself from time to time.
+    """
+    if local:
+        report = collect_local(ImageStore(config().images), dry_run=dry_run)
+    else:
+        with repository() as images:
+            report = images.collect(dry_run=dry_run)
+    if as_json:
+        print_json(report)
+        return
+    click.echo(_sentence(report, "would go" if dry_run else "removed"))
+
+
+def _sentence(report: GcReport, what: str) -> str:
+    return (
+        f"{what}: {report.images} images, {report.uploads} uploads, "
+        f"{report.contents} contents, {report.segments} segments, {report.bytes / MIB:.1f} MiB"
+    )

@@ -1,0 +1,172 @@
+"""What the commands about images share: the service, names, completion, a progress bar."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from vmjobs.cli.support import config, read_token
+from vmjobs.errors import InvalidRequest
+from vmjobs.model import ImageRef
+from vmjobs.wire import ImageDetail
+
+if TYPE_CHECKING:
+    from vmjobs.client.images import Images
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_REF: TypeAdapter[str] = TypeAdapter(ImageRef)
+
+
+def repository() -> Images:
+    """The service's images, with the user's token.
+
+    Raises:
+        Unauthenticated: there is no token file.
+    """
+    from vmjobs.client.images import Images  # noqa: PLC0415 - only what needs the network pays
+
+    settings = config()
+    return Images(settings.api_url, read_token(settings.token_file))
+
+
+@dataclass(frozen=True)
+class Name:
+    """What an image is called; ``namespace`` may be empty: one's own."""
+
+    namespace: str
+    name: str
+    tag: str = "latest"
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}:{self.tag}".removeprefix("/")
+
+
+def parse_name(text: str, namespace: str = "") -> Name:
+    """``[NAMESPACE/]NAME[:TAG]``.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    try:
+        _REF.validate_python(text)
+    except ValidationError as error:
+        raise InvalidRequest(
+            f"{text!r} cannot be an image's name",
+            hint="names are like muons:2026 or mygroup/muons:2026, in lower case",
+        ) from error
+    if text.startswith("sha256:"):
+        raise InvalidRequest(f"{text!r} is a digest, not a name")
+    path, _, tag = text.partition(":")
+    given, _, name = path.rpartition("/")
+    if given and namespace and given != namespace:
+        raise InvalidRequest(f"the name {text} is not in the namespace {namespace}")
+    return Name(given or namespace, name, tag or "latest")
+
+
+def called(found: ImageDetail) -> str:
+    """An image by its first name, or its digest."""
+    for tag in found.tags:
+        return f"{tag.namespace}/{tag.name}:{tag.tag}"
+    return found.digest
+
+
+def complete_image(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of images in the service, for the shell; none where it does not answer at once."""
+    from vmjobs.client.images import Images  # noqa: PLC0415
+    from vmjobs.client.transport import Retries  # noqa: PLC0415
+    from vmjobs.errors import VMJobsError  # noqa: PLC0415
+
+    settings = config()
+    patience = Retries(deadline=1.5, connect=0.5, read=1.0)
+    try:
+        token = read_token(settings.token_file)
+        with Images(settings.api_url, token, retries=patience) as images:
+            found = images.list()
+    except VMJobsError:
+        return []
+    found = [entry for entry in found if entry.name]
+    names = {f"{i.namespace}/{i.name}:{i.tag}" for i in found}
+    names |= {f"{i.name}:{i.tag}" for i in found}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_local(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of images in the local store, for the shell."""
+    from images.store import ImageStore  # noqa: PLC0415
+
+    found = [f"{entry.name}:{entry.tag}" for entry in ImageStore(config().images).list()]
+    return [name for name in found if name.startswith(incomplete)]
+
+
+image_argument = click.argument("image", metavar="IMAGE", shell_complete=complete_image)
+jobs_option = click.option(
+    "--parallel", type=click.IntRange(1, 32), default=4, show_default=True, help="Transfers at once."
+)
+
+
+def cache_folder(name: str) -> Path:
+    """A directory below the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vmjobs" / name
+
+
+class Bar:
+    """A progress bar of bytes, from several threads. sent: bytes on the wire, if that is told."""
+
+    def __init__(self, shown: Progress, text: str, total: int) -> None:
+        self._shown = shown
+        self._task = shown.add_task(text, total=total, wire="")
+        self._lock = threading.Lock()
+        self._before = 0
+        self._now = (0, 0)
+
+    def next(self) -> None:
+        """What comes now counts from 0 again."""
+        with self._lock:
+            self._before += self._now[0]
+            self._now = (0, 0)
+
+    def __call__(self, done: int, sent: int = 0) -> None:
+        with self._lock:
+            self._now = (done, sent)
+            wire = f"{sent / 1e6:.0f} MB sent" if sent else ""
+            self._shown.update(self._task, completed=self._before + done, wire=wire)
+
+
+@contextmanager
+def bar(text: str, total: int) -> Iterator[Bar]:
+    """A bar with rate and time left on a terminal's standard error; silence elsewhere."""
+    terminal = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[wire]}"),
+    )
+    with Progress(
+        *columns, console=terminal, transient=True, disable=not terminal.is_terminal
+    ) as shown:
+        yield Bar(shown, text, total)
+
+
+def say(text: str) -> None:
+    """Tell on standard error what is being done."""
+    click.echo(text, err=True)

@@ -1,0 +1,93 @@
+"""``vmjobs image tag`` and ``rm``."""
+
+from __future__ import annotations
+
+import click
+
+from vmjobs.cli.image_support import complete_image, parse_name, repository
+from vmjobs.cli.support import json_option, print_json
+from vmjobs.client.images import Images
+from vmjobs.errors import Conflict, NotFound
+from vmjobs.wire import ImageDetail, ImageTag
+
+LIBRARY = "library"
+
+
+@click.command()
+@click.argument("image", metavar="IMAGE", shell_complete=complete_image)
+@click.argument("name", metavar="NEWNAME[:TAG]")
+@json_option
+def tag(image: str, name: str, as_json: bool) -> None:
+    """Have NEWNAME[:TAG] mean IMAGE, whatever it meant before.
+
+    Jobs that were submitted already keep the image that they were submitted with.
+    """
+    wanted = parse_name(name)
+    with repository() as images:
+        found = images.detail(image)
+        given = _text(images.tag(wanted.namespace, wanted.name, wanted.tag, found.digest))
+    if as_json:
+        print_json({"digest": found.digest, "name": given})
+        return
+    click.echo(f"{given} is {found.digest}")
+
+
+@click.command("rm")
+@click.argument("names", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_image)
+@click.option("--force", is_flag=True, help="Remove an image named by digest with all of its names.")
+@json_option
+def remove(names: tuple[str, ...], force: bool, as_json: bool) -> None:
+    """Take names away; an image whose last name goes is removed.
+
+    An image named by its digest is removed with its name; --force, if it has several. One that a
+    job which has not ended needs stays, with its name.
+    """
+    done = []
+    with repository() as images:
+        for ref in names:
+            done.append(_remove(images, ref, force))
+            if not as_json:
+                name, digest, gone = done[-1].values()
+                click.echo(f"removed {name}" if gone else f"{name} is no name of {digest} any more")
+    if as_json:
+        print_json(done)
+
+
+def _remove(images: Images, ref: str, force: bool) -> dict[str, object]:
+    found = images.detail(ref)
+    if ref.startswith("sha256:"):
+        if len(found.tags) > 1 and not force:
+            listing = ", ".join(_text(one) for one in found.tags)
+            raise Conflict(f"{ref} has several names: {listing}", hint="--force removes it with all")
+        images.remove(found.digest)
+        return {"name": ref, "digest": found.digest, "removed": True}
+    meant = _meant(found, ref)
+    others = [one for one in found.tags if one != meant]
+    # What an administrator has in a namespace of his own is not what leaves the library.
+    near = (
+        others if meant.namespace == LIBRARY else [o for o in others if o.namespace == meant.namespace]
+    )
+    last = not near
+    if last:
+        images.remove(found.digest)
+    else:
+        images.untag(meant.namespace, meant.name, meant.tag)
+    return {"name": _text(meant), "digest": found.digest, "removed": last}
+
+
+def _meant(found: ImageDetail, ref: str) -> ImageTag:
+    """Which of an image's names a reference stands for."""
+    wanted = parse_name(ref)
+    fitting = [
+        one
+        for one in found.tags
+        if (one.name, one.tag) == (wanted.name, wanted.tag) and wanted.namespace in {"", one.namespace}
+    ]
+    if not fitting:
+        raise NotFound(f"{ref} is not a name that can be taken away")
+    # A plain name means one's own before the library's.
+    return min(fitting, key=lambda one: one.namespace == LIBRARY)
+
+
+def _text(one: ImageTag) -> str:
+    return f"{one.namespace}/{one.name}:{one.tag}"

@@ -1,0 +1,169 @@
+"""``vmjobs image verify``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from images.content import BLOCK, SEGMENT, Layout, block_digests, read_segment, segment_digest
+from images.content import zero_segment as zeros
+from images.manifest import ImageManifest
+from images.store import ImageStore
+from vmjobs.cli.image_support import Bar, bar, complete_image, repository
+from vmjobs.cli.support import config, json_option, print_json, read_token
+from vmjobs.client import ImageClient
+from vmjobs.client.images import Images
+from vmjobs.errors import VMJobsError
+from vmjobs.wire import DamagedBlock, ImageDetail, VerifyReport
+
+#: Segments in one question: so many that an answer comes within a few seconds.
+AT_ONCE = 16
+#: Exit status where something is damaged (EX_DATAERR).
+DAMAGED = 65
+
+
+@click.command()
+@click.argument("names", metavar="[IMAGE]...", nargs=-1, shell_complete=complete_image)
+@click.option("--local", is_flag=True, help="The local image store instead of the service.")
+@json_option
+def verify(names: tuple[str, ...], local: bool, as_json: bool) -> None:
+    """Read every block of IMAGEs (all that are yours, if none is named) and name the damaged ones.
+
+    A block that is damaged in the repository is asked for again by the next push that has it. Exits
+    with 65 if anything is damaged.
+    """
+    found = _local(names) if local else _remote(names)
+    if as_json:
+        print_json(found)
+    else:
+        for one in found:
+            click.echo(_sentence(one))
+            for line in one["damaged"]:
+                click.echo(f"  {line}")
+    sys.exit(DAMAGED if any(one["damaged"] for one in found) else 0)
+
+
+def _sentence(one: dict[str, Any]) -> str:
+    state = f"{len(one['damaged'])} damaged blocks" if one["damaged"] else "good"
+    return f"{one['image']}: {one['checked']} segments checked, {state}"
+
+
+# --------------------------------------------------------------------------- in the service
+
+
+def _remote(names: tuple[str, ...]) -> list[dict[str, Any]]:
+    settings = config()
+    fetcher = ImageClient(settings.api_url, read_token(settings.token_file))
+    with repository() as images:
+        refs = names or _own(images)
+        return [_verify(images, fetcher, ref, images.detail(ref)) for ref in refs]
+
+
+def _own(images: Images) -> tuple[str, ...]:
+    """The images of the caller's own, each of them once."""
+    return tuple(dict.fromkeys(entry.digest for entry in images.list() if _mine(entry.owner)))
+
+
+def _mine(owner: str) -> bool:
+    return owner == _subject()
+
+
+def _subject() -> str:
+    """Whose token it is, as the token itself says."""
+    import base64  # noqa: PLC0415
+    import json  # noqa: PLC0415
+
+    middle = read_token(config().token_file).split(".")[1]
+    claims = json.loads(base64.urlsafe_b64decode(middle + "=" * (-len(middle) % 4)))
+    return str(claims.get("sub", ""))
+
+
+def _verify(images: Images, fetcher: ImageClient, ref: str, found: ImageDetail) -> dict[str, Any]:
+    manifest = ImageManifest.model_validate(found.manifest)
+    checked = 0
+    lines: list[str] = []
+    with bar(ref[:40], manifest.size) as shown:
+        for part in manifest.parts():
+            layout = Layout.parse(fetcher.layout(found.digest, part.digest), part.digest)
+            stored = list(layout.stored())
+            places: dict[bytes, list[int]] = {}
+            for number, digest in stored:
+                places.setdefault(digest, []).append(number)
+            for begin in range(0, len(stored), AT_ONCE):
+                some = stored[begin : begin + AT_ONCE]
+                report = images.verify(found.digest, [digest for _, digest in some])
+                checked += report.checked
+                lines += _lines(report, part.digest, places)
+                shown(min(layout.size, (some[-1][0] + 1) * SEGMENT))
+            shown(layout.size)
+            shown.next()
+    return {"image": ref, "digest": found.digest, "checked": checked, "damaged": lines}
+
+
+def _lines(report: VerifyReport, content: str, places: dict[bytes, list[int]]) -> list[str]:
+    lost = [DamagedBlock(segment=one, number=0, why="the segment is missing") for one in report.missing]
+    return [
+        f"{content} at byte {number * SEGMENT + block.number * BLOCK}: {block.why}"
+        for block in (*report.damaged, *lost)
+        for number in places.get(bytes.fromhex(block.segment), ())
+    ]
+
+
+# --------------------------------------------------------------------------- here
+
+
+def _local(names: tuple[str, ...]) -> list[dict[str, Any]]:
+    store = ImageStore(config().images)
+    digests = [store.resolve(name) for name in names] or list(
+        dict.fromkeys(entry.digest for entry in store.list())
+    )
+    found = []
+    for digest, name in zip(digests, names or digests, strict=True):
+        try:
+            manifest = store.manifest(digest)
+            with bar(name[:40], manifest.size) as shown:
+                checked, lines = _verify_local(store, manifest, shown)
+        except VMJobsError as error:
+            checked, lines = 0, [error.message]
+        found.append({"image": name, "digest": digest, "checked": checked, "damaged": lines})
+    return found
+
+
+def _verify_local(store: ImageStore, manifest: ImageManifest, shown: Bar) -> tuple[int, list[str]]:
+    checked = 0
+    lines: list[str] = []
+    for part in manifest.parts():
+        layout = store.layout(part.digest)
+        try:
+            lines += _verify_file(store, part.digest, layout, shown)
+        except OSError as error:
+            lines.append(f"{part.digest}: cannot be read: {error.strerror}")
+        checked += sum(1 for _ in layout.stored())
+        shown.next()
+    return checked, lines
+
+
+def _verify_file(store: ImageStore, content: str, layout: Layout, shown: Bar) -> Iterable[str]:
+    """A line for every segment of a content's file that is not what it should be."""
+    lines = []
+    buffer = bytearray(SEGMENT)
+    with store.folder.path(content).open("rb", buffering=0) as file:
+        for number, digest in enumerate(layout.segments):
+            data = read_segment(file, number, layout.size, buffer)
+            length = layout.length(number)
+            actual = zeros(length) if data is None else segment_digest(block_digests(data))
+            if actual != digest:
+                begin = number * SEGMENT
+                lines.append(
+                    f"{content} from byte {begin} to {begin + length}: other bytes than it should have"
+                )
+            shown(begin_after(number, layout))
+    return lines
+
+
+def begin_after(number: int, layout: Layout) -> int:
+    """Bytes up to and with segment ``number``."""
+    return number * SEGMENT + layout.length(number)
