@@ -20,16 +20,8 @@ _FULL: Final = {
     "XMinioAdminBucketQuotaExceeded",
     "XMinioStorageFull",
 }
-_REFUSED: Final = {
-    "403",
-    "AccessDenied",
-    "ExpiredToken",
-    "Forbidden",
-    "InvalidAccessKeyId",
-    "InvalidToken",
-    "RequestTimeTooSkewed",
-    "SignatureDoesNotMatch",
-}
+#: Refusals that some send with a status other than 401 or 403.
+_REFUSED: Final = {"ExpiredToken", "InvalidToken", "XAdminUserNotFound"}
 _KEYS_HINT: Final = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else boto3 reads"
 
 
@@ -60,7 +52,7 @@ def _answered(response: Any, bucket: str, key: str) -> VMJobsError:
         return StorageFull("no room is left where blobs and images are kept")
     if code in {"NoSuchBucket", "NotFound", "404"}:
         return Unavailable("storage", f"there is no bucket {bucket} in the storage")
-    if code in _REFUSED:
+    if code in _REFUSED or _status(response) in (401, 403):
         message = f"the storage refuses us bucket {bucket} ({code})"
         return Unavailable("storage", message, hint=_KEYS_HINT)
     return Unavailable("storage", f"the storage answers {code or _status(response)}")

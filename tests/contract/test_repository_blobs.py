@@ -11,11 +11,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from objects_kit import Store, held, small_disk
 
 from repository.blobs import BlobStore
+from repository.objects import ObjectStore
 from repository.objects.base import CHUNK
-from repository.objects.local import LocalObjects
-from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
+from vmjobs.errors import (
+    DigestMismatch,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    StorageFull,
+    Unavailable,
+)
 
 LIMIT = 16 * CHUNK
 
@@ -24,14 +32,23 @@ def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A place for objects, with nothing in it."""
+    url = "" if request.param == "local" else request.getfixturevalue("s3_url")
+    return Store(url, tmp_path)
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> BlobStore:
-    return BlobStore(LocalObjects(tmp_path / "objects"), tmp_path / "spool")
+def objects(place: Store) -> ObjectStore:
+    """The objects at that place."""
+    return place.open()
 
 
-def blob_file(tmp_path: Path, digest: str) -> Path:
-    name = digest.removeprefix("sha256:")
-    return tmp_path / "objects" / "blobs" / "sha256" / name[:2] / name[2:4] / name
+@pytest.fixture
+def store(objects: ObjectStore, tmp_path: Path) -> BlobStore:
+    """Blobs among them."""
+    return BlobStore(objects, tmp_path / "spool")
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
@@ -48,15 +65,13 @@ def test_in_and_out(store: BlobStore, size: int) -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "shorten", "lengthen"])
 def test_a_corrupt_blob_is_named_and_never_read_to_its_end(
-    store: BlobStore, tmp_path: Path, damage: str
+    store: BlobStore, objects: ObjectStore, damage: str
 ) -> None:
     data = bytes(3 * CHUNK)
     digest = store.put(io.BytesIO(data), limit=LIMIT).digest
-    with blob_file(tmp_path, digest).open("r+b") as file:
-        if damage == "flip":
-            file.write(b"x")
-        else:
-            file.truncate(len(data) + (1 if damage == "lengthen" else -1))
+    ((key, _),) = held(objects)
+    damaged = {"flip": b"x" + data[1:], "shorten": data[:-1], "lengthen": data + b"x"}[damage]
+    objects.put_bytes(key, damaged)
     got = b""
     with store.open(digest) as reader, pytest.raises(DigestMismatch, match=digest):
         for chunk in reader:
@@ -67,7 +82,7 @@ def test_a_corrupt_blob_is_named_and_never_read_to_its_end(
         assert reader.read_all() == data
 
 
-def test_wrong_bytes_leave_nothing(store: BlobStore, tmp_path: Path) -> None:
+def test_wrong_bytes_leave_nothing(store: BlobStore, objects: ObjectStore, tmp_path: Path) -> None:
     wrong = digest_of(b"other")
     with pytest.raises(DigestMismatch):
         store.put(io.BytesIO(b"data"), digest=wrong, limit=LIMIT)
@@ -78,6 +93,7 @@ def test_wrong_bytes_leave_nothing(store: BlobStore, tmp_path: Path) -> None:
             store.put(io.BytesIO(b"data"), size=size, limit=LIMIT)
     assert not store.has(wrong)
     assert not store.has(digest_of(b"data"))
+    assert held(objects) == []
     assert list((tmp_path / "spool").iterdir()) == []
 
 
@@ -88,20 +104,35 @@ def test_names_that_are_no_digests(store: BlobStore, name: str) -> None:
             ask(name)
 
 
-def test_missing_and_unusable(store: BlobStore, tmp_path: Path) -> None:
-    with pytest.raises(NotFound):
-        store.open("sha256:" + "0" * 64)
-    (tmp_path / "objects").write_text("not a directory")
+def test_missing(store: BlobStore) -> None:
+    digest = "sha256:" + "0" * 64
+    with pytest.raises(NotFound, match=digest):
+        store.open(digest)
+    assert store.size(digest) is None
+
+
+def test_a_spool_that_cannot_be_used(objects: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
     with pytest.raises(Unavailable):
-        store.put(io.BytesIO(b"x"), limit=LIMIT)
+        BlobStore(objects, tmp_path / "file").put(io.BytesIO(b"x"), limit=LIMIT)
+
+
+def test_a_full_spool(objects: ObjectStore, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk:
+        store = BlobStore(objects, disk / "spool")
+        for _ in range(2):
+            with pytest.raises(StorageFull):
+                store.put(io.BytesIO(bytes(8 * CHUNK)), limit=LIMIT)
+        store.put(io.BytesIO(bytes(3 * CHUNK)), limit=LIMIT)
 
 
 WRITER = """
 import sys
 from pathlib import Path
 from repository.blobs import BlobStore
+from repository.objects import open_objects
 from repository.objects.base import CHUNK
-from repository.objects.local import LocalObjects
+from vmjobs.config import Config
 
 class Endless:
     count = 0
@@ -111,15 +142,17 @@ class Endless:
             print("half way", flush=True)
         return bytes(CHUNK) if self.count < 16 else (sys.stdin.read() and b"")
 
-root = Path(sys.argv[1])
-BlobStore(LocalObjects(root / "objects"), root / "spool").put(Endless(), limit=CHUNK * 1000)
+objects = open_objects(Config(data_dir=Path(sys.argv[1]), storage_url=sys.argv[2]))
+BlobStore(objects, Path(sys.argv[1]) / "spool").put(Endless(), limit=CHUNK * 1000)
 """
 
 
-def test_a_killed_writer_leaves_no_blob(store: BlobStore, tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_no_blob(
+    place: Store, store: BlobStore, objects: ObjectStore, tmp_path: Path
+) -> None:
     digest = digest_of(bytes(15 * CHUNK))
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)],
+        [sys.executable, "-c", WRITER, str(tmp_path), place.url],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -132,7 +165,7 @@ def test_a_killed_writer_leaves_no_blob(store: BlobStore, tmp_path: Path) -> Non
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     assert not store.has(digest)
-    assert list((tmp_path / "objects").glob("**/*")) == []
+    assert held(objects) == []
     os.utime(half, (0, 0))
     assert store.clean() == 1
     assert not half.exists()

@@ -1,0 +1,206 @@
+"""Objects in S3 when the server dies, is full, or does not know us."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import boto3
+import pytest
+from objects_kit import LARGE, held, small_disk
+from s3_kit import S3Server
+
+from repository.objects import ObjectStore, open_objects
+from repository.objects.base import CHUNK
+from repository.objects.s3 import PART
+from vmjobs.config import Config
+from vmjobs.errors import ConfigError, NotFound, StorageFull, Unavailable
+
+
+def open_url(url: str) -> ObjectStore:
+    return open_objects(Config(storage_url=url))
+
+
+def refused(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(Unavailable, match=words) as told:
+        call()
+    assert told.value.service == "storage"
+
+
+@pytest.fixture
+def own(s3_keys: None) -> Iterator[S3Server]:
+    """A server that a test may kill."""
+    root = Path(tempfile.mkdtemp(prefix="vmjobs-s3-"))
+    server = S3Server(root)
+    server.start()
+    yield server
+    server.kill()
+    shutil.rmtree(root)
+
+
+class Killing(io.BytesIO):
+    """Data in the middle of which the server dies."""
+
+    def __init__(self, server: S3Server, size: int) -> None:
+        super().__init__(bytes(size))
+        self._server = server
+        self._middle = size // 2
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Kills the server, once."""
+        if self.tell() >= self._middle:
+            self._server.kill()
+        return super().read(size)
+
+
+@pytest.mark.parametrize("size", [PART, LARGE])
+def test_a_server_that_dies_in_mid_put_and_comes_back(
+    own: S3Server, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    objects = open_url(own.url(own.bucket()))
+    objects.put_bytes("a", b"old")
+    for key in ("a", "b"):
+        refused(lambda key=key: objects.put(key, Killing(own, size), size), "does not answer")  # type: ignore[misc]
+        for ask in (objects.check, lambda: objects.open("a"), lambda: objects.size("b")):
+            refused(ask, "does not answer")
+        own.start()
+        objects.check()
+        assert held(objects) == [("a", 3)]
+    assert objects.get("a") == b"old"
+    monkeypatch.setattr("repository.objects.s3.STALE", timedelta(seconds=-60))
+    assert objects.clean() == (2 if size > PART else 0)
+    objects.put("b", io.BytesIO(bytes(size)), size)
+    assert objects.size("b") == size
+
+
+def test_reading_goes_on_where_the_server_left_off(own: S3Server) -> None:
+    objects = open_url(own.url(own.bucket()))
+    data = bytes(range(256)) * (PART // 256)
+    objects.put_bytes("a", data)
+    with objects.open("a") as reader:
+        got = reader.read(CHUNK)
+        own.kill()
+        own.start()
+        assert got + reader.read() == data
+    with objects.open("a") as reader:
+        reader.read(CHUNK)
+        own.kill()
+        refused(reader.read, "does not answer")
+
+
+def test_a_full_server(s3_keys: None, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 24) as disk:
+        server = S3Server(tmp_path, disk)
+        server.start()
+        try:
+            objects = open_url(server.url(server.bucket()))
+            objects.put_bytes("a", b"1" * PART)
+            for size in (PART, LARGE):
+                with pytest.raises(StorageFull):
+                    objects.put("b", io.BytesIO(bytes(size)), size)
+            assert held(objects) == [("a", PART)]
+            objects.put_bytes("b", bytes(4 * CHUNK))  # the parts that came were given up
+        finally:
+            server.kill()
+
+
+def test_wrong_keys(s3_server: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "not the right one"
+    for name, value in [("AWS_SECRET_ACCESS_KEY", secret), ("AWS_ACCESS_KEY_ID", "nobody")]:
+        # This server answers HEAD by an unknown user as if there were no bucket.
+        words = "refuses us bucket" if value == secret else "refuses us bucket|there is no bucket"
+        monkeypatch.setenv(name, value)
+        objects = open_url(s3_url)
+        for ask in (
+            objects.check,
+            objects.clean,
+            lambda objects=objects: objects.open("a"),
+            lambda objects=objects: objects.size("a"),
+            lambda objects=objects: objects.delete("a"),
+            lambda objects=objects: list(objects.keys("a")),
+            lambda objects=objects: objects.put_bytes("a", b"x"),
+            lambda objects=objects: objects.put("a", io.BytesIO(bytes(LARGE)), LARGE),
+        ):
+            refused(ask, words)
+        with pytest.raises(Unavailable) as told:
+            objects.check()
+        assert secret not in told.value.message
+
+
+def test_no_keys(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    refused(open_url(s3_url).check, "there are no keys")
+
+
+def test_a_profile_that_is_not_there(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(ConfigError, match="nobody"):
+        open_url(s3_url)
+
+
+def test_no_such_bucket(s3_server: S3Server) -> None:
+    objects = open_url(s3_server.url("never-made"))
+    for ask in (
+        objects.check,
+        objects.clean,
+        lambda: objects.open("a"),
+        lambda: objects.size("a"),
+        lambda: objects.delete("a"),
+        lambda: list(objects.keys("a")),
+        lambda: objects.put_bytes("a", b"x"),
+        lambda: objects.put("a", io.BytesIO(bytes(LARGE)), LARGE),
+    ):
+        refused(ask, "there is no bucket never-made")
+
+
+def test_no_server(s3_keys: None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unheard:
+        port = unheard.getsockname()[1]
+    objects = open_url(f"s3://bucket?endpoint=http://127.0.0.1:{port}")
+    refused(objects.check, "does not answer")
+    refused(lambda: objects.put_bytes("a", b"x"), "does not answer")
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_bytes_that_change_on_their_way_are_refused(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    objects = open_url(s3_url)
+    checksum = "repository.objects.s3._md5"
+    with monkeypatch.context() as patch:
+        patch.setattr(checksum, lambda data: "AAAAAAAAAAAAAAAAAAAAAA==")
+        refused(lambda: objects.put("a", io.BytesIO(bytes(size)), size), "BadDigest")
+    assert held(objects) == []
+
+
+def test_more_objects_than_one_answer_lists(s3_url: str) -> None:
+    objects = open_url(s3_url)
+    keys = sorted(f"a/{n:x}" for n in range(1100))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda key: objects.put_bytes(key, b"x"), keys))
+    assert held(objects) == [(key, 1) for key in keys]
+
+
+def test_prefixes_keep_apart_and_foreign_names_are_passed_over(s3_server: S3Server) -> None:
+    bucket = s3_server.bucket()
+    one, other = (open_url(s3_server.url(bucket, prefix)) for prefix in ("one", "one2"))
+    whole = open_url(s3_server.url(bucket))
+    one.put_bytes("a", b"1")
+    other.put_bytes("a", b"2")
+    client = boto3.client("s3", endpoint_url=s3_server.endpoint, region_name="us-east-1")
+    for name in ("one/Not a key", "one/folder/", "one/ä"):
+        client.put_object(Bucket=bucket, Key=name, Body=b"")
+    assert held(one) == held(other) == [("a", 1)]
+    assert (one.get("a"), other.get("a")) == (b"1", b"2")
+    assert held(whole) == [("one/a", 1), ("one2/a", 1)]
+    assert one.delete("a")
+    with pytest.raises(NotFound):
+        one.open("a")
+    assert other.get("a") == b"2"
