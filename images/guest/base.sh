@@ -5,22 +5,25 @@
 # Under User Mode Linux a process costs 20 ms and each byte that `read` takes 50 us. So this program
 # starts few processes, and reads little.
 
-run=/run/vmjobs # what the host said, fifos, notes; in memory
-job=/job        # the scratch disk
-work=$job/work  # the script's directory
+run=${run:-/run/vmjobs} # what the host said, fifos, notes; in memory
+job=${job:-/job}        # the scratch disk
+work=$job/work          # the script's directory
+what=script             # or the image's own program
+busybox=${busybox:-/bin/busybox}
+container=${container:-}
 oom_spared=-1000
 VMJOBS_SENTINEL=unknown
 
 newline='
 '
 applets=
-[ ! -x /bin/busybox ] || applets=$newline$(/bin/busybox --list)$newline
+[ ! -x "$busybox" ] || applets=$newline$("$busybox" --list)$newline
 
 # bb TOOL ARGUMENT...: busybox's version where there is one, so that behaviour does not depend on
 # the distribution; else whatever the PATH has.
 bb() {
     case $applets in
-    *"$newline$1$newline"*) /bin/busybox "$@" ;;
+    *"$newline$1$newline"*) "$busybox" "$@" ;;
     *) "$@" ;;
     esac
 }

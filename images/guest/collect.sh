@@ -24,6 +24,7 @@ disk_full() {
 list_outputs() {
     cd "$work" || return
     real_work=$(readlink -f .)
+    real_work=${real_work%/}
     set +f
     while IFS= read -r glob; do
         case /$glob/ in //* | */../*) continue ;; esac

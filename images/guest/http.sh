@@ -5,7 +5,7 @@
 
 carriage_return=$(printf '\r')
 netcat=nc
-case $applets in *"${newline}nc$newline"*) netcat='/bin/busybox nc' ;; esac
+case $applets in *"${newline}nc$newline"*) netcat="$busybox nc" ;; esac
 http_sink='bb cat' # reads the body of an answer
 trap '' PIPE       # a server that hangs up early is an error to handle; the script gets its own default
 

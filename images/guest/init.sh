@@ -11,6 +11,8 @@ export PATH
 umask 022
 
 lib=/usr/lib/vmjobs
+# shellcheck source=/dev/null
+[ ! -r "${0%/*}/container.sh" ] || . "${0%/*}/container.sh"
 # shellcheck source=base.sh
 . "$lib/base.sh"
 # shellcheck source=setup.sh

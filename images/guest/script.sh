@@ -21,11 +21,12 @@ announce_ready() {
 start_script() {
     # A shell starts background commands with SIGINT and SIGQUIT ignored, for good; env can undo it.
     defaults=
-    if env --default-signal=INT --version >/dev/null 2>&1; then
+    if [ -z "$container" ] && env --default-signal=INT --version >/dev/null 2>&1; then
         defaults='--default-signal=INT,QUIT,PIPE'
     fi
     (
         trap - PIPE CHLD INT TERM
+        [ -z "$container" ] || start_in_container
         # shellcheck disable=SC2086 # no option at all where env has none
         exec setsid env -i $defaults PATH="$PATH" HOME="$job/home" LANG=C.UTF-8 TMPDIR="$job/tmp" \
             VMJOBS_JOB_ID="$VMJOBS_JOB_ID" VMJOBS_ARRAY_INDEX="$VMJOBS_ARRAY_INDEX" \

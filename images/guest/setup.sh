@@ -10,7 +10,7 @@ mounts_left() {
     done </proc/mounts
     table=
     for entry in sysfs:/sys:defaults devpts:/dev/pts:gid=5,mode=620 tmpfs:/dev/shm:mode=1777 \
-        tmpfs:/run:mode=755 tmpfs:/tmp:mode=1777; do
+        ${memory:-tmpfs:/run:mode=755 tmpfs:/tmp:mode=1777}; do
         place=${entry#*:} place=${place%:*}
         case $places in *" $place "*) continue ;; esac
         table="$table${entry%%:*} $place ${entry%%:*} ${entry##*:} 0 0$newline"
@@ -79,6 +79,7 @@ make_scratch() {
     fi
     bb mount -t ext4 -o noatime "$scratch_disk" "$job" || fail 'cannot mount the scratch disk'
     mkdir -m 1777 "$job/tmp"
+    [ -z "$container" ] || spread_scratch
 }
 
 # unpack_job: no network; script and inputs are on the job disk too.
@@ -91,7 +92,13 @@ unpack_job() {
 
 # take_job: what was unpacked becomes the script and its directory, all of it writable.
 take_job() {
-    [ -f "$job/script" ] || fail 'the job has no script'
+    if [ ! -s "$job/script" ]; then
+        [ -n "$container" ] || fail 'the job has no script'
+        # shellcheck disable=SC2034 # script.sh
+        what=program
+        take_program
+        return
+    fi
     [ -x "$job/script" ] || chmod 0755 "$job/script"
     if [ -d "$job/inputs" ]; then
         mv "$job/inputs" "$work"
@@ -100,6 +107,7 @@ take_job() {
     else
         mkdir "$work" "$job/home"
     fi
+    [ -z "$container" ] || own_job
 }
 
 # first_interface: its name in $interface; true if there is one that is real.

@@ -1,0 +1,247 @@
+"""Lay a container image's layer over a tree: files, links, devices, and what it takes away.
+
+Nothing is unpacked: the tree has names and owners, and says where in the archive the bytes are. So no
+name in a layer, however it is made up, is ever a path on the host.
+"""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from images.build.tree import Content, Node, Tree
+from images.oci.layers import Budget
+from vmjobs.errors import BuildError, ImageRejected
+
+_WHITEOUT: Final = ".wh."
+_OPAQUE: Final = ".wh..wh..opq"
+_META: Final = ".wh..wh."
+_ATTRIBUTE: Final = "SCHILY.xattr."
+#: Extended attributes that mean the same on every machine; others are labels of the host's.
+_KEPT: Final = ("user.", "security.capability")
+_MAX_PATH: Final = 4096
+_MAX_ID: Final = 2**32 - 2
+_MAX_TIME: Final = 2**34 - 1
+#: Larger extended headers (long names, attributes) are refused, in bytes.
+_MAX_HEADER: Final = 1 << 20
+_MAX_PIECES: Final = 1 << 17
+
+
+class _Member(tarfile.TarInfo):
+    """Reads extended headers, but none that would fill the memory."""
+
+    def _proc_member(self, archive: Any) -> Any:
+        extended = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+        if self.type in (*extended, *(b"L", b"K")) and self.size > _MAX_HEADER:
+            raise ImageRejected(f"a layer has a header of {self.size} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc]
+
+    def _proc_gnusparse_10(self, following: Any, headers: Any, archive: Any) -> None:
+        place = archive.fileobj.tell()
+        count = archive.fileobj.read(16).partition(b"\n")[0]
+        archive.fileobj.seek(place)
+        if not count.isdigit() or int(count) > _MAX_PIECES:
+            raise ImageRejected("a layer has a sparse file with an odd map")
+        super()._proc_gnusparse_10(following, headers, archive)  # type: ignore[misc]
+
+
+def apply_layer(tree: Tree, archive: Path, budget: Budget) -> None:
+    """Change ``tree`` as the layer in this (uncompressed) tar archive says.
+
+    Raises:
+        ImageRejected: the archive is damaged, or has names that lead elsewhere.
+    """
+    try:
+        with tarfile.open(archive, "r:", tarinfo=_Member) as tar:
+            layer = _Layer(tree, archive, budget)
+            members = list(_members(tar, budget))
+            for path, _ in members:
+                layer.take_away(path)
+            for path, member in members:
+                layer.add(path, member)
+            layer.finish()
+    except tarfile.TarError as error:
+        if archive.stat().st_size == 0:
+            return
+        raise ImageRejected(f"a layer is no tar archive, or a damaged one: {error}") from error
+    except BuildError as error:
+        raise ImageRejected(str(error)) from error
+
+
+def _members(tar: tarfile.TarFile, budget: Budget) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    for member in tar:
+        budget.spend(entries=1)
+        # Entries are kept by the archive as well, of which they are all that is large.
+        yield cleaned(member.name), member
+
+
+def cleaned(name: str) -> str:
+    """The path that an entry's name stands for, relative to the root; ``""`` for the root.
+
+    Raises:
+        ImageRejected: the name leads elsewhere.
+    """
+    parts = [part for part in name.split("/") if part not in {"", "."}]
+    if ".." in parts or (name.startswith("/") and parts):
+        raise ImageRejected(f"a layer has an entry outside the image: {name!r}")
+    if len(name) > _MAX_PATH or any(len(p.encode("utf-8", "surrogateescape")) > 255 for p in parts):
+        raise ImageRejected(f"a layer has an entry with too long a name: {name[:80]!r}…")
+    if "\0" in name:
+        raise ImageRejected(f"a layer has an entry with a NUL byte in its name: {name!r}")
+    return "/".join(parts)
+
+
+class _Layer:
+    """One layer on its way into the tree. children: names by directory, below both."""
+
+    def __init__(self, tree: Tree, archive: Path, budget: Budget) -> None:
+        self._tree = tree
+        self._archive = archive
+        self._size = archive.stat().st_size
+        self._budget = budget
+        self._added: dict[str, Node] = {}
+        self._children: dict[str, set[str]] = defaultdict(set)
+        for path in tree.nodes:
+            if path:
+                folder, _, name = path.rpartition("/")
+                self._children[folder].add(name)
+
+    # ------------------------------------------------------------------ what goes
+
+    def take_away(self, path: str) -> None:
+        """Do what a whiteout asks: they are about the layers below, wherever in this one they are."""
+        folder, _, name = path.rpartition("/")
+        if not name.startswith(_WHITEOUT):
+            return
+        if name == _OPAQUE:
+            folder = self._tree.resolve_parent(f"{folder}/x").rpartition("/")[0]
+            for child in list(self._children.get(folder, ())):
+                self._remove(f"{folder}/{child}".lstrip("/"))
+        elif not name.startswith(_META):
+            hidden = name.removeprefix(_WHITEOUT)
+            if hidden in {"", ".", ".."}:
+                raise ImageRejected(f"a layer has a whiteout of nothing: {path!r}")
+            self._remove(self._tree.resolve_parent(f"{folder}/{hidden}"))
+
+    def _remove(self, path: str) -> None:
+        """Take away a path and all below it."""
+        left = [path]
+        while left:
+            here = left.pop()
+            if self._tree.nodes.pop(here, None) is not None:
+                left += [f"{here}/{name}" for name in self._children.pop(here, ())]
+        folder, _, name = path.rpartition("/")
+        self._children[folder].discard(name)
+
+    # ------------------------------------------------------------------ what comes
+
+    def add(self, path: str, member: tarfile.TarInfo) -> None:
+        """Put one entry of the archive in its place."""
+        if path.rpartition("/")[2].startswith(_WHITEOUT):
+            return
+        if not path and not member.isdir():
+            raise ImageRejected("a layer has something else than a directory for its root")
+        path = self._tree.resolve_parent(path) if path else path
+        self._make_parents(path)
+        there = self._tree.nodes.get(path)
+        if member.islnk():
+            self._put(path, self._linked(path, member.linkname))
+            return
+        node = self._node(path, member)
+        if there is not None and there.is_dir and node.is_dir:
+            # The same directory, with what is in it.
+            there.mode, there.uid, there.gid = node.mode, node.uid, node.gid
+            there.mtime, there.xattrs = node.mtime, node.xattrs
+            return
+        self._put(path, node)
+
+    def finish(self) -> None:
+        """Remember what this layer brought, in an order that its names alone decide."""
+        ordered = (self._added[path] for path in sorted(self._added, key=lambda p: p.split("/")))
+        self._tree.layers.append(list({id(node): node for node in ordered}.values()))
+
+    def _put(self, path: str, node: Node) -> None:
+        if path in self._tree.nodes:
+            self._remove(path)
+        self._tree.nodes[path] = self._added[path] = node
+        folder, _, name = path.rpartition("/")
+        self._children[folder].add(name)
+
+    def _make_parents(self, path: str) -> None:
+        parts = path.split("/")[:-1]
+        for depth in range(1, len(parts) + 1):
+            parent = "/".join(parts[:depth])
+            node = self._tree.nodes.get(parent)
+            if node is None:
+                self._budget.spend(entries=1)
+                self._put(parent, Node(stat.S_IFDIR | 0o755, mtime=0))
+            elif not node.is_dir:
+                raise ImageRejected(f"a layer has the entry {path!r}, but {parent!r} is no directory")
+
+    def _linked(self, path: str, target: str) -> Node:
+        """What a hard link shares its node with."""
+        first = self._tree.resolve_parent(cleaned(target.lstrip("/")))
+        node = self._tree.nodes.get(first)
+        if node is None or node.is_dir:
+            raise ImageRejected(f"a layer has a hard link {path!r} to {target!r}, which is no file")
+        return node
+
+    def _node(self, path: str, member: tarfile.TarInfo) -> Node:
+        if not (0 <= member.uid <= _MAX_ID and 0 <= member.gid <= _MAX_ID):
+            raise ImageRejected(f"{path!r} belongs to nobody: {member.uid}:{member.gid}")
+        node = Node(
+            member.mode & 0o7777,
+            member.uid,
+            member.gid,
+            mtime=min(max(int(member.mtime), 0), _MAX_TIME),
+            xattrs=_attributes(member),
+        )
+        if member.isdir():
+            node.mode |= stat.S_IFDIR
+        elif member.issym():
+            node.mode = stat.S_IFLNK | 0o777
+            node.target = member.linkname
+            if not node.target or "\0" in node.target or len(node.target) >= _MAX_PATH:
+                raise ImageRejected(f"{path!r} is a symbolic link with an odd target")
+        elif member.isreg() and member.type in (*tarfile.REGULAR_TYPES, tarfile.GNUTYPE_SPARSE):
+            node.mode |= stat.S_IFREG
+            node.content = self._content(path, member)
+        elif member.isfifo():
+            node.mode |= stat.S_IFIFO
+        elif member.ischr() or member.isblk():
+            node.mode |= stat.S_IFCHR if member.ischr() else stat.S_IFBLK
+            node.device = (member.devmajor, member.devminor)
+            if not (0 <= member.devmajor < 1 << 12 and 0 <= member.devminor < 1 << 20):
+                raise ImageRejected(f"{path!r} is a device with odd numbers")
+        else:
+            raise ImageRejected(f"{path!r} is an entry of an unknown kind: {member.type!r}")
+        return node
+
+    def _content(self, path: str, member: tarfile.TarInfo) -> Content:
+        pieces = None
+        stored = member.size
+        listed = getattr(member, "sparse", None)
+        if listed is not None:
+            self._budget.spend(size=member.size)
+            pieces = tuple((begin, length) for begin, length in listed if length)
+            stored = sum(length for _, length in pieces)
+            ends = [0, *(begin + length for begin, length in pieces)]
+            begins = [*(begin for begin, _ in pieces), member.size]
+            if any(begin < end for begin, end in zip(begins, ends, strict=True)):
+                raise ImageRejected(f"{path!r} is a sparse file with an odd map")
+        if member.size < 0 or member.offset_data + stored > self._size:
+            raise ImageRejected(f"a layer ends in the middle of {path!r}")
+        return Content(member.size, file=self._archive, offset=member.offset_data, pieces=pieces)
+
+
+def _attributes(member: tarfile.TarInfo) -> dict[str, bytes]:
+    found = {}
+    for key, value in member.pax_headers.items():
+        name = key.removeprefix(_ATTRIBUTE)
+        if name != key and name.startswith(_KEPT):
+            found[name] = value.encode("utf-8", "surrogateescape")
+    return found

@@ -1,0 +1,203 @@
+"""What a container image says of itself: its manifest and its configuration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from images.manifest import Program, digest_of
+from vmjobs.errors import DigestMismatch, ImageRejected
+from vmjobs.model import Digest
+
+#: Larger documents are refused, in bytes.
+MAX_DOCUMENT: Final = 8 * 1024 * 1024
+MAX_LAYERS: Final = 512
+
+_MANIFESTS: Final = {
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+}
+_INDEXES: Final = {
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+}
+#: Our names of architectures, as containers call them.
+ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+_M = TypeVar("_M", bound=BaseModel)
+_VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+
+class Descriptor(_Lenient):
+    """Names a blob. size: bytes."""
+
+    media_type: str = Field(default="", alias="mediaType")
+    digest: Digest
+    size: int = Field(ge=0)
+
+
+class ContainerManifest(_Lenient):
+    """An image in a registry: its configuration and its layers, lowest first."""
+
+    schema_version: int = Field(alias="schemaVersion")
+    media_type: str = Field(default="", alias="mediaType")
+    config: Descriptor
+    layers: tuple[Descriptor, ...] = Field(max_length=MAX_LAYERS)
+
+
+class _Run(_Lenient):
+    env: tuple[str, ...] | None = Field(default=None, alias="Env")
+    entrypoint: tuple[str, ...] | None = Field(default=None, alias="Entrypoint")
+    cmd: tuple[str, ...] | None = Field(default=None, alias="Cmd")
+    directory: str | None = Field(default=None, alias="WorkingDir")
+    user: str | None = Field(default=None, alias="User")
+
+
+class _Layers(_Lenient):
+    diff_ids: tuple[Digest, ...] = Field(max_length=MAX_LAYERS)
+
+
+class Configuration(_Lenient):
+    """What a container image is for and how it is run."""
+
+    architecture: str
+    os: str
+    config: _Run | None = None
+    rootfs: _Layers
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container image's documents, checked against each other. digest: of its manifest."""
+
+    digest: str
+    layers: tuple[Descriptor, ...]
+    configuration: Configuration
+
+
+def digest_checked(data: bytes, digest: str, what: str) -> bytes:
+    """``data``, if it has this digest.
+
+    Raises:
+        DigestMismatch: it has another one.
+    """
+    found = digest_of(data)
+    if found != digest:
+        raise DigestMismatch(f"{what} arrived damaged: it has the digest {found}, not {digest}")
+    return data
+
+
+def read_manifest(data: bytes) -> ContainerManifest:
+    """The manifest of one image.
+
+    Raises:
+        ImageRejected: it is something else.
+    """
+    document = _document(data, "manifest")
+    kind = document.get("mediaType") or ""
+    if document.get("schemaVersion") == 1:
+        raise ImageRejected("the container image has a manifest of version 1, which is too old")
+    if kind and kind not in _MANIFESTS:
+        raise ImageRejected(f"{kind} is not a container image")
+    manifest = _valid(ContainerManifest, document, "manifest")
+    for layer in manifest.layers:
+        if layer.media_type.endswith("+encrypted"):
+            raise ImageRejected(f"layer {layer.digest} is encrypted")
+    return manifest
+
+
+def is_index(data: bytes) -> bool:
+    """Whether ``data`` lists images for several architectures."""
+    document = _document(data, "manifest")
+    return document.get("mediaType") in _INDEXES or "manifests" in document
+
+
+def index_digests(data: bytes) -> set[str]:
+    """Digests of the images that an index lists."""
+    listed = _document(data, "index").get("manifests")
+    items = listed if isinstance(listed, list) else []
+    return {str(item.get("digest")) for item in items if isinstance(item, dict)}
+
+
+def read_configuration(data: bytes, manifest: ContainerManifest, architecture: str) -> Configuration:
+    """The configuration that belongs to ``manifest``.
+
+    Raises:
+        ImageRejected: it does not, or it is for another architecture or operating system.
+    """
+    found = _valid(Configuration, _document(data, "configuration"), "configuration")
+    wanted = ARCHITECTURES.get(architecture, architecture)
+    if found.os != "linux" or found.architecture != wanted:
+        raise ImageRejected(
+            f"the container image is for {found.os}/{found.architecture}, not linux/{wanted}"
+        )
+    if len(found.rootfs.diff_ids) != len(manifest.layers):
+        raise ImageRejected(
+            f"the container image has {len(manifest.layers)} layers, but its configuration "
+            f"lists {len(found.rootfs.diff_ids)}"
+        )
+    return found
+
+
+def program_of(configuration: Configuration) -> tuple[Program, list[str]]:
+    """What the container runs, and the variables left out for names that no shell can have.
+
+    Raises:
+        ImageRejected: it cannot be run.
+    """
+    run = configuration.config or _Run()
+    environment, dropped = {}, []
+    for line in run.env or ():
+        name, _, value = line.partition("=")
+        try:
+            _Name.model_validate({"name": name})
+            environment[name] = value
+        except ValidationError:
+            dropped.append(name)
+    directory = run.directory or "/"
+    try:
+        program = Program(
+            arguments=run.entrypoint or (),
+            command=run.cmd or (),
+            environment=environment,
+            directory=directory if directory.startswith("/") else f"/{directory}",
+            user=run.user or "",
+        )
+    except ValidationError as error:
+        raise ImageRejected(f"the container cannot be run: {_first(error)}") from error
+    return program, dropped
+
+
+class _Name(_Lenient):
+    name: _VariableName
+
+
+def _document(data: bytes, what: str) -> dict[str, Any]:
+    if len(data) > MAX_DOCUMENT:
+        raise ImageRejected(f"the container image's {what} has {len(data)} bytes")
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ImageRejected(f"the container image's {what} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ImageRejected(f"the container image's {what} is not an object")
+    return document
+
+
+def _valid(model: type[_M], document: dict[str, Any], what: str) -> _M:
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise ImageRejected(f"the container image's {what} has a fault: {_first(error)}") from error
+
+
+def _first(error: ValidationError) -> str:
+    item = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, item['loc']))}: {item['msg']}"

@@ -1,0 +1,1 @@
+"""What container images get besides the guest program: how a job runs in one."""

@@ -1,0 +1,220 @@
+"""From a container image to a VM image in a store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shlex
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from images.build import ext4
+from images.build.tree import Node, Tree
+from images.files import exclusive
+from images.manifest import GuestSupport, ImageManifest, Program
+from images.oci import kit as kits
+from images.oci import packages
+from images.oci.apply import apply_layer
+from images.oci.container import Container, program_of
+from images.oci.fetch import Access, Fetcher
+from images.oci.layers import Budget, unpack
+from images.oci.reference import Reference, parse
+from images.oci.users import Identity, look_up
+from images.store import ImageEntry, ImageStore
+from vmjobs.errors import BuildError, ImageRejected
+from vmjobs.model import MIB
+
+log = logging.getLogger(__name__)
+
+#: Called with the name of the step and the part of the work that is done, 0 to 1.
+Tell = Callable[[str, float], None]
+
+#: Raised whenever the importer makes other bytes of the same container image.
+_VERSION: Final = 1
+#: Free room on the root disk, in bytes: programs write where they were told to when they were packed.
+#: It is a hole in the disk's file and costs nothing until it is used.
+_SLACK: Final = 1024 * MIB
+_EPOCH: Final = 1735689600  # 2025-01-01, for what has no time of its own
+_HOSTS: Final = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+
+
+def import_reference(
+    reference: str,
+    store: ImageStore,
+    workdir: Path,
+    progress: Tell | None = None,
+    *,
+    access: Access | None = None,
+    architecture: str = "x86_64",
+    name: str = "",
+    tag: str = "",
+) -> ImageEntry:
+    """Make a VM image of a container image, into ``store``, and tag it.
+
+    The same container image gives the same VM image. One that was imported before is not fetched
+    again; its registry is asked what a tag means by now. name, tag: what to call it; by default as
+    the reference does.
+
+    Raises:
+        InvalidRequest: ``reference`` is none. NotFound: there is no such image.
+        Unauthenticated: not with these credentials. Unavailable: the registry does not answer.
+        ImageRejected: the image is for another machine, or has faults. DigestMismatch: it is damaged.
+        BuildError: a tool is missing, or the kernel cannot be had. StorageFull: no room to unpack it.
+    """
+    parsed = parse(reference)
+    tell: Tell = progress or (lambda _step, _fraction: None)
+    workdir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=workdir, prefix="container-") as folder:
+        tell("ask for the image", 0.0)
+        fetcher = Fetcher(parsed, access or Access(), Path(folder), architecture)
+        asked = fetcher.ask()
+        kit = kits.prepare(workdir, tell)
+        key = _key(asked, kit, architecture)
+        with exclusive(store.root / "locks" / f"import-{key}"):
+            digest = store.built(key)
+            if digest is None:
+                digest = _import(fetcher, parsed, kit, store, Path(folder), tell)
+                store.record_build(key, digest)
+    manifest = store.manifest(digest)
+    own_name, own_tag = parsed.suggested_name
+    entry = ImageEntry(
+        name or own_name,
+        tag or ("latest" if name else own_tag),
+        digest,
+        manifest.size,
+        manifest.architecture,
+    )
+    store.tag(entry.name, entry.tag, digest)
+    tell("done", 1.0)
+    return entry
+
+
+def _key(digest: str, kit: kits.Kit, architecture: str) -> str:
+    """Names the inputs of an import."""
+    return hashlib.sha256(f"{_VERSION} {digest} {kit.digest} {architecture}".encode()).hexdigest()
+
+
+def _import(
+    fetcher: Fetcher,
+    reference: Reference,
+    kit: kits.Kit,
+    store: ImageStore,
+    folder: Path,
+    tell: Tell,
+) -> str:
+    tell("fetch layers", 0.1)
+    container = fetcher.copy()
+    program, dropped = program_of(container.configuration)
+    for variable in dropped:
+        log.warning("%s: no shell can set the variable %r: left out", reference.text, variable)
+    tree = _layered(container, fetcher, folder, tell)
+    identity = look_up(tree, program.user)
+    found = packages.versions(tree)
+    _complete(tree, kit, program, identity)
+    tell("write root disk", 0.8)
+    seed = " ".join(layer.digest for layer in container.layers).encode()
+    disk = folder / "root.img"
+    try:
+        ext4.write(tree, disk, slack=_SLACK, epoch=_EPOCH, seed=seed, lost_and_found=False)
+    except BuildError as error:
+        raise ImageRejected(f"{reference.text} does not fit on a disk: {error}") from error
+    tell("store", 0.9)
+    manifest = ImageManifest(
+        root=store.add_file(disk),
+        kernel=store.add_file(kit.kernel),
+        initrd=store.add_file(kit.initrd),
+        cmdline=(f"init={kits.INIT}", *kit.cmdline),
+        guest=GuestSupport(),
+        program=program,
+        recipe=_made_by(container),
+        packages=found,
+    )
+    log.info("imported %s (%s) as %s", reference.text, container.digest, manifest.digest)
+    return store.put_manifest(manifest)
+
+
+def _made_by(container: Container) -> str:
+    text = json.dumps({"container": container.digest, "importer": _VERSION}, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _layered(container: Container, fetcher: Fetcher, folder: Path, tell: Tell) -> Tree:
+    """All layers, one over the other. Their archives stay in ``folder``: the tree refers to them."""
+    tree, budget = Tree(), Budget()
+    tree.nodes[""].mtime = 0
+    pairs = zip(container.layers, container.configuration.rootfs.diff_ids, strict=True)
+    for number, (layer, diff_id) in enumerate(pairs):
+        tell(
+            f"layer {number + 1} of {len(container.layers)}", 0.4 + 0.4 * number / len(container.layers)
+        )
+        archive = folder / f"layer-{number}.tar"
+        blob = fetcher.blob(layer.digest)
+        unpack(blob, layer, diff_id, archive, budget)
+        if layer.digest not in {later.digest for later in container.layers[number + 1 :]}:
+            blob.unlink()
+        apply_layer(tree, archive, budget)
+    return tree
+
+
+def _complete(tree: Tree, kit: kits.Kit, program: Program, identity: Identity) -> None:
+    """Add what a machine needs besides what a container has."""
+    for name in ("dev", "proc", "sys", "etc"):
+        _need_folder(tree, name)
+    tree.add_file("etc/hosts", _HOSTS)
+    directory = program.directory.strip("/")
+    if directory:
+        _need_folder(tree, directory)
+    kit.install(tree)
+    tree.add_file(f"{kits.FOLDER}/program", _program_file(tree, program, identity))
+    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in program.environment.items())
+    tree.add_file(f"{kits.FOLDER}/environment", "".join(lines).encode())
+
+
+def _need_folder(tree: Tree, path: str) -> None:
+    """Have a directory at ``path``, wherever links on the way lead.
+
+    Raises:
+        ImageRejected: something else is there.
+    """
+    try:
+        here = tree.resolve_parent(f"{path}/x").rpartition("/")[0]
+    except BuildError as error:
+        raise ImageRejected(str(error)) from error
+    parts = here.split("/")
+    for depth in range(1, len(parts) + 1):
+        parent = "/".join(parts[:depth])
+        node = tree.nodes.setdefault(parent, Node(stat.S_IFDIR | 0o755))
+        if parent and not node.is_dir:
+            raise ImageRejected(f"the container has a file where a directory must be: /{parent}")
+
+
+def _program_file(tree: Tree, program: Program, identity: Identity) -> bytes:
+    """What the guest program is told of the container, as variables of a shell."""
+    values = {
+        "arguments": shlex.join(program.arguments),
+        "command": shlex.join(program.command),
+        "directory": program.directory,
+        "uid": str(identity.uid),
+        "gid": str(identity.gid),
+        "groups": ",".join(map(str, identity.groups)),
+        "home": identity.home,
+        "temporary": " ".join(_temporary(tree)),
+    }
+    return "".join(f"program_{k}={shlex.quote(v)}\n" for k, v in values.items()).encode()
+
+
+def _temporary(tree: Tree) -> list[str]:
+    """Directories for anybody's temporary files that have nothing in them."""
+    found = []
+    for path in ("tmp", "var/tmp"):
+        node = tree.nodes.get(path)
+        usual = (
+            node is not None and node.mode == stat.S_IFDIR | 0o1777 and (node.uid, node.gid) == (0, 0)
+        )
+        if usual and not any(other.startswith(f"{path}/") for other in tree.nodes):
+            found.append(f"/{path}")
+    return found

@@ -1,0 +1,154 @@
+"""Container images made by hand, and a registry to keep them in."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+Pack = Callable[[bytes], bytes]
+
+
+def plain(data: bytes) -> bytes:
+    """A layer as it is."""
+    return data
+
+
+def gzipped(data: bytes) -> bytes:
+    """A layer as engines write it."""
+    return gzip.compress(data, 1, mtime=0)
+
+
+def zstded(data: bytes) -> bytes:
+    """A layer as newer engines write it."""
+    return zstandard.compress(data, 3)
+
+
+_TYPES = {plain: "", gzipped: "+gzip", zstded: "+zstd"}
+
+
+@dataclass
+class Layer:
+    """A layer in the making."""
+
+    pack: Pack = gzipped
+    members: list[tuple[tarfile.TarInfo, bytes]] = field(default_factory=list)
+
+    def add(self, name: str, kind: bytes, data: bytes = b"", **fields: Any) -> Layer:
+        """Any entry at all; ``fields`` are those of ``TarInfo``."""
+        info = tarfile.TarInfo(name)
+        info.type, info.size, info.mtime = kind, len(data), 1_600_000_000
+        for key, value in fields.items():
+            setattr(info, key, value)
+        self.members.append((info, data))
+        return self
+
+    def file(self, name: str, data: bytes | str = b"", mode: int = 0o644, **fields: Any) -> Layer:
+        """A regular file."""
+        content = data.encode() if isinstance(data, str) else data
+        return self.add(name, tarfile.REGTYPE, content, mode=mode, **fields)
+
+    def folder(self, name: str, mode: int = 0o755, **fields: Any) -> Layer:
+        """A directory."""
+        return self.add(name, tarfile.DIRTYPE, mode=mode, **fields)
+
+    def symlink(self, name: str, target: str) -> Layer:
+        """A symbolic link."""
+        return self.add(name, tarfile.SYMTYPE, linkname=target, mode=0o777)
+
+    def link(self, name: str, target: str) -> Layer:
+        """A hard link."""
+        return self.add(name, tarfile.LNKTYPE, linkname=target)
+
+    def without(self, name: str) -> Layer:
+        """A whiteout."""
+        folder, slash, last = name.rpartition("/")
+        return self.file(f"{folder}{slash}.wh.{last}")
+
+    def opaque(self, folder: str) -> Layer:
+        """Nothing of the layers below in this directory."""
+        return self.file(f"{folder}/.wh..wh..opq")
+
+    def tar(self) -> bytes:
+        """The layer's archive."""
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for info, data in self.members:
+                archive.addfile(info, io.BytesIO(data))
+        return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class FromTar:
+    """A layer that is there as an archive."""
+
+    data: bytes
+    pack: Pack = gzipped
+
+    def tar(self) -> bytes:
+        """The layer's archive."""
+        return self.data
+
+
+def write_layout(
+    folder: Path,
+    layers: Sequence[Layer | FromTar],
+    config: dict[str, Any] | None = None,
+    *,
+    tag: str = "latest",
+    architecture: str = "amd64",
+    others: Sequence[dict[str, Any]] = (),
+    change: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
+) -> str:
+    """An OCI layout with one image; returns the digest of its manifest.
+
+    others: more descriptors for the index. change: gets manifest and configuration, to spoil them.
+    """
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True, exist_ok=True)
+
+    def put(data: bytes, kind: str) -> dict[str, Any]:
+        digest = hashlib.sha256(data).hexdigest()
+        (blobs / digest).write_bytes(data)
+        return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data)}
+
+    archives = [layer.tar() for layer in layers]
+    configuration = {
+        "architecture": architecture,
+        "os": "linux",
+        "config": config or {},
+        "rootfs": {
+            "type": "layers",
+            "diff_ids": [f"sha256:{hashlib.sha256(data).hexdigest()}" for data in archives],
+        },
+    }
+    manifest: dict[str, Any] = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "layers": [
+            put(layer.pack(data), f"application/vnd.oci.image.layer.v1.tar{_TYPES[layer.pack]}")
+            for layer, data in zip(layers, archives, strict=True)
+        ],
+    }
+    if change is not None:
+        change(manifest, configuration)
+    text = json.dumps(configuration).encode()
+    manifest["config"] = put(text, "application/vnd.oci.image.config.v1+json")
+    descriptor = put(json.dumps(manifest).encode(), manifest["mediaType"])
+    descriptor["annotations"] = {"org.opencontainers.image.ref.name": tag}
+    descriptor["platform"] = {"os": "linux", "architecture": architecture}
+    index = folder / "index.json"
+    listed = json.loads(index.read_text())["manifests"] if index.exists() else []
+    kind = "application/vnd.oci.image.index.v1+json"
+    everything = {"schemaVersion": 2, "mediaType": kind, "manifests": [*listed, descriptor, *others]}
+    index.write_text(json.dumps(everything))
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    return str(descriptor["digest"])
