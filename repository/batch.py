@@ -12,11 +12,13 @@ from sqlalchemy.orm import Session
 from repository.attempts import settle
 from repository.core import Core
 from repository.decide import GONE, Facts, Step, decide
+from repository.images.access import manifest_of, parsed
 from repository.models import AttemptRow, JobRow, SubmissionRow
 from repository.transitions import explain, locked, move, record, touch
+from repository.validation import narrowed
 from repository.views import ref_of, spec_of
 from vmjobs.errors import NotFound
-from vmjobs.model import CondorRef, JobSpec, JobState, ReasonCode, reason
+from vmjobs.model import CondorRef, HypervisorKind, JobSpec, JobState, ReasonCode, reason
 from vmjobs.model import now as utc_now
 from vmjobs.ports import BatchStatus, Observation
 
@@ -29,13 +31,14 @@ AT_ONCE = 50
 
 @dataclass(frozen=True)
 class Ready:
-    """A job that the scheduler is to get."""
+    """A job that the scheduler is to get. kinds: what may run it; none: that is not known."""
 
     id: str
     array: str
     index: int
     owner: str
     spec: JobSpec
+    kinds: tuple[HypervisorKind, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,10 @@ class Batch(Core):
             present = utc_now()
             # What runs is the digest; it is also what nodes say they have (Rank).
             spec = spec_of(rows[0]).model_copy(update={"image": rows[0].submission.image_digest})
+            kinds = _kinds(session, spec)
             for row in rows:
                 row.dispatched = present
-            ready = [Ready(row.id, row.array_id, row.index, row.owner, spec) for row in rows]
+            ready = [Ready(row.id, row.array_id, row.index, row.owner, spec, kinds) for row in rows]
         return sorted(ready, key=lambda job: job.index)
 
     def record_condor(self, refs: Mapping[str, CondorRef]) -> list[Leftover]:
@@ -278,6 +282,12 @@ class Batch(Core):
         elif ref.grid_job_id and row.grid_job_id != ref.grid_job_id[:512]:
             row.grid_job_id = ref.grid_job_id[:512]
             touch(row, utc_now())
+
+
+def _kinds(session: Session, spec: JobSpec) -> tuple[HypervisorKind, ...]:
+    """What may run jobs of this specification, whose image is a digest."""
+    data = manifest_of(session, spec.image)
+    return narrowed(spec, parsed(data, spec.image).hypervisors) if data else ()
 
 
 def _waiting(array: str) -> Select[JobRow]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from repository.blobs import BlobStore
 from repository.database import Database
+from repository.images import Images
 from repository.objects import ObjectStore
 from repository.streams import StreamStore
-from repository.validation import ImageResolver
 from vmjobs.config import Config
 
 
@@ -18,7 +18,7 @@ class Core:
         database: Database,
         blobs: BlobStore,
         streams: StreamStore,
-        images: ImageResolver,
+        images: Images,
         config: Config,
         objects: ObjectStore,
     ) -> None:

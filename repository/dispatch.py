@@ -62,6 +62,7 @@ def submit_array(parts: Dispatch, array: str) -> None:
                 index=job.index,
                 owner=job.owner,
                 spec=job.spec,
+                kinds=job.kinds,
                 token=parts.mint(job.id, job.owner, _token_seconds(job.spec.run_seconds)),
             )
             for job in ready

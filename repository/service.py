@@ -11,12 +11,12 @@ from repository.attempts import Attempts
 from repository.batch import Batch, Leftover, Ready
 from repository.blobs import BlobReader, BlobStore
 from repository.database import Database
+from repository.images import Images
 from repository.migrations import upgrade
 from repository.objects import open_objects
 from repository.reading import Reading
 from repository.streams import StreamReader, StreamStore
 from repository.submissions import Submissions
-from repository.validation import ImageResolver
 from repository.views import JobPage, OutputList, Publish, Submitted
 from vmjobs.config import Config
 
@@ -35,7 +35,9 @@ __all__ = [
 
 
 class Repository(Submissions, Reading, Attempts, Batch):
-    """Jobs, their files, and the nodes that run them. Safe to share between threads.
+    """Jobs, their files, and the nodes that run them; ``images`` has the images they boot.
+
+    Safe to share between threads.
 
     users (submissions, reading): submit, cancel, job, version, jobs, events, outputs, open_stream,
     open_output, put_blob, has_blob.
@@ -50,7 +52,7 @@ class Repository(Submissions, Reading, Attempts, Batch):
         self.database.close()
 
 
-def open_repository(config: Config, images: ImageResolver, *, migrate: bool = True) -> Repository:
+def open_repository(config: Config, *, migrate: bool = True) -> Repository:
     """A repository on the database and directories that ``config`` names.
 
     ``migrate``: bring the database's schema up to date first, and ask the storage whether it works.
@@ -60,11 +62,12 @@ def open_repository(config: Config, images: ImageResolver, *, migrate: bool = Tr
     if migrate:
         upgrade(config.database)
         objects.check()
+    database = Database(config.database)
     return Repository(
-        Database(config.database),
+        database,
         BlobStore(objects, config.data_dir / "spool"),
         StreamStore(config.data_dir / "streams", config.max_stream_bytes),
-        images,
+        Images(database, objects, config),
         config,
         objects,
     )

@@ -10,12 +10,21 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from repository.ids import new_ids
+from repository.images import Viewer
 from repository.models import EventRow, JobRow, SubmissionRow
 from repository.nodes import Nodes
 from repository.transitions import locked, move
-from repository.validation import check
+from repository.validation import check, unknown_image
 from repository.views import Publish, Submitted, views
-from vmjobs.errors import Conflict, Fault, IdempotencyConflict, InvalidRequest, Unavailable
+from vmjobs.errors import (
+    Conflict,
+    Fault,
+    IdempotencyConflict,
+    InvalidRequest,
+    InvalidSpec,
+    NotFound,
+    Unavailable,
+)
 from vmjobs.model import Job, JobState, ReasonCode, Submission, reason
 from vmjobs.model import now as utc_now
 
@@ -27,9 +36,16 @@ class Submissions(Nodes):
     """The submitting part of the repository."""
 
     def submit(
-        self, owner: str, submission: Submission, key: str = "", publish: Publish | None = None
+        self,
+        owner: str,
+        submission: Submission,
+        key: str = "",
+        publish: Publish | None = None,
+        groups: frozenset[str] = frozenset(),
     ) -> Submitted:
         """Store ``count`` jobs and publish the array's id before the commit.
+
+        groups: the owner's, whose images he may use as well.
 
         ``publish`` may be called for an array whose commit then fails, never the other way round.
 
@@ -45,9 +61,11 @@ class Submissions(Nodes):
         body = body_digest(submission)
         if seen := self._seen(owner, key, body):
             return seen
-        image = check(submission.spec, self.config, self.nodes(live=True), self.images, self.blobs)
+        viewer = Viewer(owner, groups)
+        nodes = self.nodes(live=True)
+        image = check(submission.spec, self.config, nodes, self.images, viewer, self.blobs)
         try:
-            return self._store(_parent(owner, submission, key, image), publish)
+            return self._store(_parent(owner, submission, key, image.digest), viewer, publish)
         except IntegrityError as error:  # the same key at the same moment; the other one won
             if seen := self._seen(owner, key, body):
                 return seen
@@ -73,12 +91,18 @@ class Submissions(Nodes):
             ).all()
             return Submitted(earlier.id, views(session, rows), False)
 
-    def _store(self, parent: SubmissionRow, publish: Publish | None) -> Submitted:
+    def _store(self, parent: SubmissionRow, viewer: Viewer, publish: Publish | None) -> Submitted:
         ids = new_ids(parent.count)
         with self.database.write() as session:
+            try:
+                # From here on the image cannot go: whoever removes it waits, and finds the jobs.
+                notice = self.images.pin(session, viewer, parent.image_digest)
+            except NotFound as error:
+                faults = [unknown_image(error)]
+                raise InvalidSpec("the job cannot run here", faults=faults) from error
             session.add(parent)
             session.flush()  # the key's uniqueness is settled before anything is published
-            rows = [_queued(parent, job, number) for number, job in enumerate(ids)]
+            rows = [_queued(parent, job, number, notice) for number, job in enumerate(ids)]
             session.add_all(rows)
             session.flush()
             session.add_all(_first_event(row) for row in rows)
@@ -136,8 +160,9 @@ def _parent(owner: str, submission: Submission, key: str, image: str) -> Submiss
     )
 
 
-def _queued(parent: SubmissionRow, job_id: str, index: int) -> JobRow:
-    why = reason(ReasonCode.SUBMITTED, "accepted; waiting for the scheduler")
+def _queued(parent: SubmissionRow, job_id: str, index: int, notice: str) -> JobRow:
+    text = "accepted; waiting for the scheduler"
+    why = reason(ReasonCode.SUBMITTED, f"{text}; its image is deprecated: {notice}" if notice else text)
     return JobRow(
         id=job_id,
         array_id=parent.id,

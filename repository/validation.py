@@ -3,45 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple
 
 from repository.blobs import BlobStore
+from repository.images import Images, Viewer
 from vmjobs.config import Config
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec, NotFound
-from vmjobs.model import MIB, JobSpec, Node
+from vmjobs.model import MIB, HypervisorKind, JobSpec, Node
 
 
-class ImageResolver(Protocol):
-    """What is needed of an image store (``images.store.ImageStore`` is one)."""
+class Chosen(NamedTuple):
+    """The image that will run, and what can boot it, best first."""
 
-    def resolve(self, ref: str) -> str:
-        """The digest of the image that a name, ``name:tag`` or digest stands for.
-
-        Raises NotFound.
-        """
+    digest: str
+    kinds: tuple[HypervisorKind, ...]
 
 
 def check(
-    spec: JobSpec, config: Config, nodes: Sequence[Node], images: ImageResolver, blobs: BlobStore
-) -> str:
-    """The digest of the image that will run.
+    spec: JobSpec,
+    config: Config,
+    nodes: Sequence[Node],
+    images: Images,
+    viewer: Viewer,
+    blobs: BlobStore,
+) -> Chosen:
+    """What will run.
 
     nodes: those that are alive; none means that nothing is known about the site.
+    viewer: who submits; an image that is not his to see does not exist.
     Raises InvalidSpec with every fault, not only the first.
     """
-    digest = ""
+    chosen = Chosen("", tuple(HypervisorKind))
     faults: list[Fault] = []
     try:
-        digest = images.resolve(spec.image)
+        digest = images.resolve(viewer, spec.image)
+        chosen = Chosen(digest, images.kinds(viewer, digest))
     except (NotFound, InvalidRequest) as error:
-        text = f"{error.message}; {error.hint}" if error.hint else error.message
-        faults.append(Fault("image", "unknown_image", text))
+        faults.append(unknown_image(error))
+    faults += _not_bootable(spec, chosen.kinds)
     faults += _beyond_limits(spec, config)
-    faults += _beyond_nodes(spec, nodes)
+    faults += _beyond_nodes(spec, nodes, chosen.kinds)
     faults += _missing_inputs(spec, blobs)
     if faults:
         raise InvalidSpec("the job cannot run here", faults=faults)
-    return digest
+    return chosen
+
+
+def unknown_image(error: NotFound | InvalidRequest) -> Fault:
+    """The fault of a specification whose image is not there."""
+    text = f"{error.message}; {error.hint}" if error.hint else error.message
+    return Fault("image", "unknown_image", text)
+
+
+def narrowed(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> tuple[HypervisorKind, ...]:
+    """What may run the job: of what can boot its image, what it asks for."""
+    return tuple(kind for kind in kinds if spec.hypervisor in {None, kind})
+
+
+def _not_bootable(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> Iterator[Fault]:
+    if spec.hypervisor is not None and spec.hypervisor not in kinds:
+        able = ", ".join(kinds)
+        text = f"the image cannot be booted by {spec.hypervisor}, only by {able}"
+        yield Fault("hypervisor", "cannot_boot", text)
 
 
 def _beyond_limits(spec: JobSpec, config: Config) -> Iterator[Fault]:
@@ -60,7 +83,9 @@ def _beyond_limits(spec: JobSpec, config: Config) -> Iterator[Fault]:
         yield Fault("route", "unknown_route", f"there is no route {spec.route!r}; known are {names}")
 
 
-def _beyond_nodes(spec: JobSpec, nodes: Sequence[Node]) -> Iterator[Fault]:
+def _beyond_nodes(
+    spec: JobSpec, nodes: Sequence[Node], able: tuple[HypervisorKind, ...]
+) -> Iterator[Fault]:
     """What no live node has: each field by itself, and if those fit, all of them together."""
     if not nodes:
         return
@@ -81,14 +106,19 @@ def _beyond_nodes(spec: JobSpec, nodes: Sequence[Node]) -> Iterator[Fault]:
         yield Fault(
             "hypervisor", "no_node", f"no live node has a working {spec.hypervisor}; there is {have}"
         )
-    if not before and not any(_fits(spec, node) for node in nodes):
+    elif not kinds.intersection(able):
+        before += 1
+        have, want = ", ".join(sorted(kinds)) or "none", ", ".join(able)
+        text = f"no live node has what boots the image ({want}); there is {have}"
+        yield Fault("image", "no_node", text)
+    if not before and not any(_fits(spec, node, able) for node in nodes):
         yield Fault("", "no_node", "no single live node has all that the job asks for")
 
 
-def _fits(spec: JobSpec, node: Node) -> bool:
-    kinds = {info.kind for info in node.hypervisors if info.works}
+def _fits(spec: JobSpec, node: Node, able: tuple[HypervisorKind, ...]) -> bool:
+    kinds = {info.kind for info in node.hypervisors if info.works}.intersection(narrowed(spec, able))
     enough = spec.cpus <= node.cpus and spec.memory <= node.memory and spec.disk <= node.disk
-    return enough and (spec.hypervisor in kinds if spec.hypervisor else bool(kinds))
+    return enough and bool(kinds)
 
 
 def _missing_inputs(spec: JobSpec, blobs: BlobStore) -> Iterator[Fault]:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import (
     AttemptClaim,
     CondorRef,
+    HypervisorKind,
     InputFile,
     JobSpec,
     JobTicket,
@@ -76,6 +78,17 @@ class ImageSource(Protocol):
         """Digests of the images that are here already."""
 
 
+class SeedSource(Protocol):
+    """What makes cloud-init data for images that look for it."""
+
+    def write(self, path: Path, ticket: JobTicket) -> None:
+        """Write the disk with the job's NoCloud data.
+
+        Raises:
+            HypervisorError: it cannot be made.
+        """
+
+
 class SchedulerReporter(Protocol):
     """The scheduler the job came from."""
 
@@ -100,7 +113,11 @@ class BatchStatus(StrEnum):
 
 @dataclass(frozen=True)
 class BatchJob:
-    """A job on its way to a scheduler. ``token`` is good for this job only."""
+    """A job on its way to a scheduler.
+
+    token: good for this job only.
+    kinds: what can boot its image, of what its specification allows; none: that is not known.
+    """
 
     id: str
     array: str
@@ -108,6 +125,7 @@ class BatchJob:
     owner: str
     spec: JobSpec
     token: str
+    kinds: tuple[HypervisorKind, ...] = ()
 
 
 @dataclass(frozen=True)

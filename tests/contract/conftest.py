@@ -13,9 +13,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from repository_kit import image_store
+from repository_kit import push_library
 
-from images.store import ImageStore
 from repository.migrations import upgrade
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
@@ -106,14 +105,9 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> ImageStore:
-    """An image store with one image, ``hep``."""
-    return image_store(tmp_path / "images")
-
-
-@pytest.fixture
-def repository(config: Config, images: ImageStore) -> Iterator[Repository]:
-    """A repository on either database."""
-    opened = open_repository(config, images, migrate=False)
+def repository(config: Config) -> Iterator[Repository]:
+    """A repository on either database; its library has one image, ``hep``."""
+    opened = open_repository(config, migrate=False)
+    push_library(opened.images)
     yield opened
     opened.close()

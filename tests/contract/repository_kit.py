@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import secrets
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
-from images.manifest import Blob, ImageManifest
-from images.store import ImageStore
+from images.content import SEGMENT, Layout, layout_of_bytes
+from images.manifest import ImageManifest, Part
+from images.segment import pack
 from repository.dispatch import Dispatch
+from repository.images import LIBRARY, Images, Viewer
 from repository.service import Repository
 from vmjobs.errors import Unavailable
 from vmjobs.model import (
@@ -26,18 +27,51 @@ from vmjobs.model import (
     reason,
 )
 from vmjobs.ports import BatchJob, BatchStatus, Observation
+from vmjobs.wire import ImageDetail, Publication
 
 #: An agent sends every state in order.
 WAY = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING)
 
 
-def image_store(root: Path) -> ImageStore:
-    """An image store with one image, ``hep``."""
-    store = ImageStore(root)
-    digest, size = store.put_blob(io.BytesIO(b"a very small disk"))
-    disk = Blob(digest=digest, size=size, format="raw")
-    store.tag("hep", "latest", store.put_manifest(ImageManifest(name="hep", root=disk)))
-    return store
+ADMIN = Viewer("the operator", admin=True)
+
+
+def send(images: Images, viewer: Viewer, upload: str, data: bytes) -> Layout:
+    """Bring a content, as a client does."""
+    layout = layout_of_bytes(data)
+    stored = dict(layout.stored())
+    answers = images.missing_segments(viewer, upload, list(stored.values()))
+    for (number, digest), missing in zip(stored.items(), answers, strict=True):
+        if missing:
+            piece = data[number * SEGMENT : (number + 1) * SEGMENT]
+            images.put_segment(viewer, upload, digest, pack(piece))
+    images.put_content(viewer, upload, layout.digest, layout.to_bytes())
+    return layout
+
+
+def push(
+    images: Images,
+    viewer: Viewer,
+    data: bytes = b"a very small disk",
+    kernel: bytes = b"",
+    manifest: dict[str, Any] | None = None,
+    **wish: Any,
+) -> ImageDetail:
+    """Upload a disk (and a kernel), and make an image of it. wish: fields of the publication."""
+    upload = images.open_upload(viewer, len(data) + len(kernel)).id
+    parts = {"root": data, "kernel": kernel} if kernel else {"root": data}
+    sent = {name: send(images, viewer, upload, value) for name, value in parts.items()}
+    made = {name: Part(digest=layout.digest, size=layout.size) for name, layout in sent.items()}
+    image = ImageManifest.model_validate({**made, **(manifest or {})})
+    body = {"manifest": image.model_dump(mode="json", by_alias=True), "upload": upload, **wish}
+    return images.publish(viewer, Publication.model_validate(body))
+
+
+def push_library(images: Images, name: str = "hep", data: bytes = b"a very small disk") -> ImageDetail:
+    """An image that everybody may boot."""
+    wish = {"namespace": LIBRARY, "name": name, "visibility": "public"}
+    # With a kernel of its own: every hypervisor can boot it.
+    return push(images, ADMIN, data, b"a kernel", **wish)
 
 
 class Ledger:

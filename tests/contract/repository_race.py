@@ -10,7 +10,6 @@ from typing import Any
 
 from repository_kit import submission, told
 
-from images.store import ImageStore
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
@@ -43,7 +42,7 @@ def stage(repository: Repository, job_and_attempt: str) -> None:
 
 
 def _work(config: Config, action: Action, items: Sequence[str], barrier: Any, results: Any) -> None:
-    repository = open_repository(config, ImageStore(config.data_dir / "images"), migrate=False)
+    repository = open_repository(config, migrate=False)
     found: list[Any] = []
     repository.ping()
     for item in items:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from images.store import ImageStore
 from repository.dispatch import Dispatch
 from repository.service import open_repository
 from repository.tasks import make_celery, worker_arguments
@@ -55,7 +54,7 @@ def main(file: str, queue: str) -> None:
     config = Config.model_validate(json.loads(Path(file).read_text()))
 
     def factory() -> Dispatch:
-        repository = open_repository(config, ImageStore(config.data_dir / "images"), migrate=False)
+        repository = open_repository(config, migrate=False)
         return Dispatch(repository, Directory(Path(queue)), lambda *_: "token")
 
     make_celery(config, factory).worker_main(worker_arguments(config))

@@ -79,7 +79,7 @@ def test_one_report_at_once(config: Config, repository: Repository) -> None:
 def test_cancel_against_submission_to_the_scheduler(
     config: Config, repository: Repository, count: int
 ) -> None:
-    other = open_repository(config, repository.images, migrate=False)
+    other = open_repository(config, migrate=False)
     for _ in range(ROUNDS):
         schedd = Ledger()
         array, jobs, _ = repository.submit("ada", submission(count))
@@ -110,7 +110,7 @@ def test_cancel_against_submission_to_the_scheduler(
 def test_a_message_before_its_commit(config: Config, repository: Repository) -> None:
     """A worker that is quicker than the commit finds nothing, and tries again."""
     schedd, early = Ledger(), []
-    other = open_repository(config, repository.images, migrate=False)
+    other = open_repository(config, migrate=False)
 
     def publish(array: str) -> None:
         if repository.database.url.get_backend_name() == "postgresql":
@@ -149,7 +149,7 @@ def test_a_database_that_falls_over_and_comes_back(repository: Repository, postg
 def test_an_exclusive_block_is_alone_and_ends_with_its_owner(
     config: Config, repository: Repository
 ) -> None:
-    other = open_repository(config, repository.images, migrate=False)
+    other = open_repository(config, migrate=False)
     with repository.database.exclusive("track") as first:
         assert first
         with other.database.exclusive("track") as second:

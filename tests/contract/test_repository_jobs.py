@@ -7,7 +7,7 @@ import io
 from datetime import UTC
 
 import pytest
-from repository_kit import bring, claim, one, submission, told
+from repository_kit import ADMIN, bring, claim, one, submission, told
 
 from repository.broker import Publisher
 from repository.service import Repository, open_repository
@@ -54,7 +54,7 @@ def test_an_array_is_stored_and_published(repository: Repository) -> None:
     ]
     job = repository.job(done.jobs[1].id, "ada")
     assert job == done.jobs[1]
-    assert job.image_digest == repository.images.resolve("hep:latest")
+    assert job.image_digest == repository.images.resolve(ADMIN, "hep:latest")
     assert job.created.tzinfo == UTC
     (event,) = repository.events(job.id)
     assert (event.seq, event.state, event.reason.code) == (1, JobState.QUEUED, ReasonCode.SUBMITTED)
@@ -150,7 +150,7 @@ def test_inputs_are_checked_and_read_back(repository: Repository) -> None:
 
 
 def test_blobs_have_a_limit(config: Config, repository: Repository) -> None:
-    small = open_repository(config.model_copy(update={"max_disk": 1}), repository.images, migrate=False)
+    small = open_repository(config.model_copy(update={"max_disk": 1}), migrate=False)
     data = bytes(1024 * 1024 + 1)
     with pytest.raises(PayloadTooLarge):
         small.put_blob(digest_of(data), io.BytesIO(data))
@@ -286,15 +286,15 @@ def test_a_full_size_array(repository: Repository) -> None:
     assert len(repository.jobs("ada", limit=2000).jobs) == 1000
 
 
-def test_a_database_that_is_away_is_unavailable(tmp_path, images) -> None:  # type: ignore[no-untyped-def]
+def test_a_database_that_is_away_is_unavailable(tmp_path) -> None:  # type: ignore[no-untyped-def]
     config = Config(data_dir=tmp_path, database_url="postgresql://x@127.0.0.1:1/x")
-    away = open_repository(config, images, migrate=False)
+    away = open_repository(config, migrate=False)
     for ask in (away.ping, lambda: away.job("0" * 32), lambda: one(away)):
         with pytest.raises(Unavailable) as caught:
             ask()
         assert caught.value.service == "database"
     with pytest.raises(Unavailable):
-        open_repository(config, images)
+        open_repository(config)
 
 
 def test_a_file_broker_that_cannot_be_written_is_unavailable(tmp_path) -> None:  # type: ignore[no-untyped-def]

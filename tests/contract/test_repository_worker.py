@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from repository_kit import image_store, one, submission
+from repository_kit import one, push_library, submission
 
 from repository.broker import Publisher
 from repository.service import Repository, open_repository
@@ -136,7 +136,8 @@ def rabbit(tmp_path: Path) -> Iterator[Rabbit]:
 
 def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) -> None:
     config = Config(data_dir=tmp_path, broker_url=f"amqp://guest:guest@127.0.0.1:{rabbit.port}//")
-    repository = open_repository(config, image_store(tmp_path / "images"))
+    repository = open_repository(config)
+    push_library(repository.images)
     publisher = Publisher(config)
     publisher.ping()
     with worker(config, tmp_path) as process:
@@ -164,7 +165,8 @@ def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) 
 @pytest.fixture
 def embedded(tmp_path: Path) -> Iterator[tuple[Config, Repository]]:
     config = Config(data_dir=tmp_path)
-    repository = open_repository(config, image_store(tmp_path / "images"))
+    repository = open_repository(config)
+    push_library(repository.images)
     yield config, repository
     repository.close()
 

@@ -15,18 +15,17 @@ def worker(concurrency: int, no_beat: bool) -> None:
     """Submit and track jobs: a Celery worker with its clock."""
     from api.serve import make_issuer  # noqa: PLC0415 - the server's extra
     from condor.scheduler import CondorScheduler  # noqa: PLC0415
-    from images.store import ImageStore  # noqa: PLC0415
     from repository.dispatch import Dispatch  # noqa: PLC0415
     from repository.service import open_repository  # noqa: PLC0415
     from repository.tasks import make_celery, worker_arguments  # noqa: PLC0415
 
     settings = config()
     configure_logging(settings.log_level)
-    open_repository(settings, ImageStore(settings.images)).close()  # migrations, once
+    open_repository(settings).close()  # migrations, once
 
     def parts() -> Dispatch:
         return Dispatch(
-            repository=open_repository(settings, ImageStore(settings.images), migrate=False),
+            repository=open_repository(settings, migrate=False),
             scheduler=CondorScheduler(settings),
             mint=make_issuer(settings).job_token,
         )
