@@ -11,7 +11,15 @@ import click
 from images.store import ImageStore
 from vmjobs.cli.image_change import parse_share
 from vmjobs.cli.image_sending import Brought, Sent, Wishes, from_file, from_store, send
-from vmjobs.cli.image_support import called, complete_local, jobs_option, parse_name, repository, say
+from vmjobs.cli.image_support import (
+    Name,
+    called,
+    complete_local,
+    jobs_option,
+    parse_name,
+    repository,
+    say,
+)
 from vmjobs.cli.support import config, json_option, print_json
 from vmjobs.errors import InvalidRequest
 from vmjobs.model import MIB, BootMethod
@@ -108,7 +116,8 @@ def push(
             keep_days=keep_days,
             key=key,
         )
-        sent, found = _push(brought, naming, parallel)
+        wanted = parse_name(naming.name, naming.namespace)
+        sent, found = _push(brought, wanted, naming, parallel)
     seconds = time.monotonic() - began
     if as_json:
         print_json(
@@ -118,7 +127,7 @@ def push(
     rate = sent.size / MIB / max(seconds, 0.001)
     wire = f"{sent.sent / MIB:.1f} MiB sent"
     say(f"{sent.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s), {wire}")
-    click.echo(f"{called(found)} {found.digest}")
+    click.echo(f"{called(found, wanted)} {found.digest}")
 
 
 def _brought(source: str, wishes: Wishes) -> Brought:
@@ -137,8 +146,7 @@ def _brought(source: str, wishes: Wishes) -> Brought:
     return from_store(store, source)
 
 
-def _push(brought: Brought, naming: _Naming, parallel: int) -> tuple[Sent, ImageDetail]:
-    wanted = parse_name(naming.name, naming.namespace)
+def _push(brought: Brought, wanted: Name, naming: _Naming, parallel: int) -> tuple[Sent, ImageDetail]:
     with repository() as images:
         sent = send(images, config().api_url, brought, parallel)
         publication = Publication(

@@ -128,7 +128,7 @@ def from_file(path: Path, wishes: Wishes) -> Brought:
         say(f"{path.name} is {described.format}: {described.virtual_size} bytes of disk")
     stack = ExitStack()
     disk = path if described.format is Format.RAW else _converted(path, described, stack)
-    boot, partition = _boot(disk, wishes)
+    boot, partition = _boot(disk, path.name, wishes)
     contents = [_Content("root", disk)]
     contents += [_Content("kernel", wishes.kernel)] if wishes.kernel else []
     contents += [_Content("initrd", wishes.initrd)] if wishes.initrd else []
@@ -173,7 +173,7 @@ def _converted(path: Path, described: Description, stack: ExitStack) -> Path:
     return raw
 
 
-def _boot(disk: Path, wishes: Wishes) -> tuple[BootMethod, int]:
+def _boot(disk: Path, name: str, wishes: Wishes) -> tuple[BootMethod, int]:
     """How a disk boots, and the partition of its root file system where a kernel needs it.
 
     Raises:
@@ -182,9 +182,9 @@ def _boot(disk: Path, wishes: Wishes) -> tuple[BootMethod, int]:
     found = boot_of(disk)
     method = wishes.boot or (BootMethod.KERNEL if wishes.kernel else found.boot)
     if method is None:
-        raise InvalidRequest(f"{disk.name}: {found.why}", hint="say how it boots: --boot")
+        raise InvalidRequest(f"{name}: {found.why}", hint="say how it boots: --boot")
     if wishes.boot is None and wishes.kernel is None:
-        say(f"{disk.name} boots by {method} ({found.why}); --boot says otherwise")
+        say(f"{name} boots by {method} ({found.why}); --boot says otherwise")
     if wishes.partition is not None:
         return method, wishes.partition
     return method, found.partition if method is BootMethod.KERNEL else 0

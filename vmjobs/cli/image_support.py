@@ -80,11 +80,12 @@ def parse_name(text: str, namespace: str = "") -> Name:
     return Name(given or namespace, name, tag or "latest")
 
 
-def called(found: ImageDetail) -> str:
-    """An image by its first name, or its digest."""
-    for tag in found.tags:
-        return f"{tag.namespace}/{tag.name}:{tag.tag}"
-    return found.digest
+def called(found: ImageDetail, wanted: Name | None = None) -> str:
+    """An image by a name that it has, ``wanted`` if that is one, or by its digest."""
+    names = [Name(tag.namespace, tag.name, tag.tag) for tag in found.tags]
+    if wanted is not None:
+        names.sort(key=lambda name: (name.name, name.tag) != (wanted.name, wanted.tag))
+    return str(names[0]) if names else found.digest
 
 
 def complete_image(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
