@@ -1,30 +1,50 @@
-"""The serial console as a source of facts: sentinel lines, a kernel panic, the last lines."""
+"""The serial console as a source of facts: sentinel lines, rules, a kernel panic, the last lines."""
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vmjobs.agent.inbox import ExitReported, Observation, Ready, ScriptEnded
+from vmjobs.agent.inbox import (
+    ExitReported,
+    LineSeen,
+    Observation,
+    Panicked,
+    Ready,
+    RuleFailed,
+    ScriptEnded,
+)
+from vmjobs.agent.patterns import LONGEST_LINE, Pattern, TooSlow, text_of
 from vmjobs.model import ExitChannel, ExitStatus
 
 LAST_LINES = 20
 LAST_BYTES = 16 * 1024
 READ_AT_ONCE = 4 * 1024 * 1024
-LONGEST_LINE = 4096
 #: The text with which every Linux kernel announces that it gives up (kernel/panic.c).
 PANIC = re.compile(rb"Kernel panic - not syncing: ?([^\r\n]*)")
+#: Its last words where it does not restart the machine after that.
+HALTED = re.compile(rb"---\[ end Kernel panic - not syncing:? ?([^\r\n]*?) ?\]---")
+#: Seconds after which an unfinished line is one that waits for somebody: a prompt.
+PROMPT_SECONDS = 1.0
 
 
 @dataclass
 class ConsoleReader:
-    """Reads a growing console log and finds this run's sentinel lines in it."""
+    """Reads a growing console log and finds this run's sentinel lines in it.
+
+    rules: patterns by name; each is told of once, when a line fits it. Lines are complete, but a
+        prompt counts for the rule ``ready``, and what a machine said last is complete at its end.
+    """
 
     path: Path
     sentinel: str
+    rules: dict[str, Pattern] = field(default_factory=dict)
     offset: int = 0
     _rest: bytes = b""
+    _grew: float = field(default_factory=time.monotonic)
     exit: ExitStatus | None = field(default=None)
 
     def read(self) -> list[Observation]:
@@ -35,10 +55,18 @@ class ConsoleReader:
                 data = file.read(READ_AT_ONCE)
         except FileNotFoundError:
             return []
+        if not data:
+            return self._prompt()
+        self._grew = time.monotonic()
         self.offset += len(data)
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[-LONGEST_LINE:]
-        return [seen for line in lines if (seen := self._sentinel_line(line)) is not None]
+        return [seen for line in lines for seen in self._look_at(line)]
+
+    def finish(self) -> list[Observation]:
+        """The machine is gone: nothing will be added to its last line."""
+        last, self._rest = self._rest, b""
+        return list(self._fitting(last, tuple(self.rules))) if last else []
 
     def size(self) -> int:
         """How many bytes the console has by now."""
@@ -46,6 +74,34 @@ class ConsoleReader:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0
+
+    def _look_at(self, line: bytes) -> Iterator[Observation]:
+        if (seen := self._sentinel_line(line)) is not None:
+            yield seen
+        if found := HALTED.search(line):
+            yield Panicked(found.group(1).decode("utf-8", "replace"))
+        yield from self._fitting(line, tuple(self.rules))
+
+    def _prompt(self) -> list[Observation]:
+        if not self._rest or time.monotonic() - self._grew < PROMPT_SECONDS:
+            return []
+        self._grew = float("inf")  # once is enough
+        return list(self._fitting(self._rest, ("ready",)))
+
+    def _fitting(self, line: bytes, names: tuple[str, ...]) -> Iterator[Observation]:
+        if not self.rules:
+            return
+        text = text_of(line)
+        for name in names:
+            pattern = self.rules.get(name)
+            try:
+                if pattern is not None and pattern.found_in(text):
+                    del self.rules[name]
+                    yield LineSeen(name, text)
+            except TooSlow as slow:
+                self.rules.clear()
+                yield RuleFailed(str(slow))
+                return
 
     def _sentinel_line(self, line: bytes) -> Observation | None:
         # The kernel may write in the middle of a line; the nonce is what makes it ours.

@@ -41,6 +41,7 @@ class GuestLink:
 
     logs: files for ``out`` and ``err``; ``max_log`` bytes are kept of each.
     on_log: called after a log has grown.
+    beating: the guest has begun to ask for orders, and so is heard of from now on.
     """
 
     token: str
@@ -52,6 +53,7 @@ class GuestLink:
     on_log: Callable[[], None]
     heard: float = field(default_factory=time.monotonic)
     signals: list[int] = field(default_factory=list)
+    beating: bool = False
     closed: bool = False
     writing: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -99,6 +101,7 @@ def create_endpoint(link: GuestLink) -> Flask:
 
     @app.get("/v1/control")
     def _control() -> Response:
+        link.beating = True
         wait = min(max(0, request.args.get("wait", 0, int)), MAX_WAIT)
         return _plain("".join(f"signal {n}\n" for n in link.take_signals(wait)), 200)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,15 +67,19 @@ class Fleet:
         """What the last probe found."""
         return self._results
 
-    def choose(self, demanded: HypervisorKind | None) -> Hypervisor:
-        """The best driver that works, or the demanded one.
+    def choose(
+        self,
+        demanded: HypervisorKind | None,
+        able: Sequence[HypervisorKind] = tuple(HypervisorKind),
+    ) -> Hypervisor:
+        """The best driver that works and can boot the image, or the demanded one.
 
         Raises:
             NoHypervisor: there is none; the message has each probe's finding.
         """
         if not self._results:
             self._results = self._load() or self.probe()
-        return self.drivers[choose(tuple(self.drivers), demanded, self._results)]
+        return self.drivers[choose(tuple(self.drivers), demanded, self._results, able)]
 
     def _save(self) -> None:
         if self._cache is None:

@@ -39,6 +39,28 @@ class MachineGone:
 
 
 @dataclass(frozen=True)
+class LineSeen:
+    """A line of the console fits a rule of the job: ``ready`` or ``exit``."""
+
+    rule: str
+    line: str
+
+
+@dataclass(frozen=True)
+class RuleFailed:
+    """A rule of the job cannot be evaluated; ``why`` says which and why."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Panicked:
+    """The guest's kernel gave up and will never do anything again."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
 class GuestSilent:
     """The guest has not been heard of for ``seconds``."""
 
@@ -74,6 +96,9 @@ Observation = (
     | ScriptEnded
     | ExitReported
     | MachineGone
+    | LineSeen
+    | RuleFailed
+    | Panicked
     | GuestSilent
     | ConsoleFlooded
     | SignalSent

@@ -34,7 +34,7 @@ class Briefing:
 
 
 def write_job_disk(path: Path, briefing: Briefing, inputs: Path | None) -> None:
-    """Write the job disk; ``inputs`` (a directory) goes along where the guest cannot fetch."""
+    """Write the job disk; script and ``inputs`` (a directory) go along if there are any given."""
     with path.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
             for name, text in _description(briefing):
@@ -47,7 +47,7 @@ def write_job_disk(path: Path, briefing: Briefing, inputs: Path | None) -> None:
 
 
 def write_job_tar(sink: BinaryIO, ticket: JobTicket, inputs: Path) -> None:
-    """Write the tar that the endpoint serves: the script and the inputs."""
+    """Write the tar that the endpoint serves: the script, if the job has one, and the inputs."""
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as tar:
         _add_payload(tar, ticket, inputs)
 
@@ -101,7 +101,8 @@ def _quote(text: str) -> str:
 
 
 def _add_payload(tar: tarfile.TarFile, ticket: JobTicket, inputs: Path) -> None:
-    _add(tar, "script", ticket.spec.script.encode(), 0o755)
+    if ticket.spec.script:
+        _add(tar, "script", ticket.spec.script.encode(), 0o755)
     for file in ticket.spec.inputs:
         info = tarfile.TarInfo(f"inputs/{file.name}")
         info.size, info.mode = file.size, 0o644

@@ -9,6 +9,7 @@ killed after                          what a restarted agent finds and does
 ``mkdir``                             a directory without record: no machine was ever started
 record written                        a record: destroy the machine by name, remove the rest
 verdict written                       the same, and the verdict is kept for whoever asks again
+other hypervisor written              the same, with that one
 machine destroyed                     the same; destroying it again is no error
 contents removed                      record alone: the same
 ====================================  =======================================================
@@ -24,7 +25,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from vmjobs.durable import sync_directory
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 RECORD = "run.json"
 VERDICT = "verdict.json"
+#: The hypervisor of the run, where it is not the record's.
+HYPERVISOR = "hypervisor"
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Journal:
         mark = hashlib.sha256(bytes(root.resolve())).hexdigest()[:8]
         #: The machines of this journal, told from those of any other on the same node.
         self.prefix = f"{NAME_PREFIX}{mark}-"
+        self._reassigned: dict[str, Hypervisor] = {}
 
     def machine_name(self, attempt: str) -> str:
         """The name of an attempt's machine."""
@@ -88,7 +92,12 @@ class Journal:
             try:
                 yield directory
             finally:
-                self._remove(directory, record, driver)
+                self._remove(directory, record, self._reassigned.pop(record.attempt, driver))
+
+    def reassign(self, attempt: str, driver: Hypervisor) -> None:
+        """The run's machine, not started yet, will be another driver's than its record says."""
+        write_durably(self.root / attempt / HYPERVISOR, driver.kind.value.encode())
+        self._reassigned[attempt] = driver
 
     def conclude(self, attempt: str, verdict: str) -> None:
         """Keep a run's verdict (JSON): all that is left to do is to tell it."""
@@ -109,6 +118,8 @@ class Journal:
     def _undo(
         self, directory: Path, record: RunRecord, drivers: Mapping[HypervisorKind, Hypervisor]
     ) -> Leftover | None:
+        if changed := _text(directory / HYPERVISOR):
+            record = replace(record, hypervisor=HypervisorKind(changed))
         driver = drivers.get(record.hypervisor)
         if driver is None:
             log.error("run %s needs the %s driver to be undone", record.attempt, record.hypervisor)

@@ -109,10 +109,14 @@ class OutputTray:
 
 @dataclass(frozen=True)
 class DiskContents:
-    """What lay on an output disk. ``complete`` is false if the tar stream breaks off."""
+    """What lay on an output disk.
+
+    complete: false if the tar stream breaks off. begun: something could be read of it.
+    """
 
     exit: ExitStatus | None
     complete: bool
+    begun: bool = False
 
 
 class _Guarded:
@@ -145,12 +149,14 @@ def read_output_disk(
     ``max_stream`` bytes are kept.
     """
     found: ExitStatus | None = None
+    begun = False
     try:
         with (
             disk.open("rb") as file,
             tarfile.open(fileobj=cast("IO[bytes]", _Guarded(file)), mode="r:", errorlevel=2) as tar,
         ):
             for entry, content in _entries(tar):
+                begun = True
                 if entry.name == "exit.json" and content is not None:
                     found = parse_exit_json(content.read(MAX_EXIT_JSON))
                 elif entry.name in streams and content is not None:
@@ -159,8 +165,8 @@ def read_output_disk(
                 else:
                     _take(entry, content, tray)
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError):
-        return DiskContents(found, complete=False)
-    return DiskContents(found, complete=True)
+        return DiskContents(found, False, begun)
+    return DiskContents(found, True, begun)
 
 
 def _entries(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:

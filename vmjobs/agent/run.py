@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +18,16 @@ from typing import Protocol
 
 from vmjobs.agent.courier import FIRST_PAUSE, Courier
 from vmjobs.agent.endpoint import GuestLink
-from vmjobs.agent.inbox import Inbox, LeaseLost, ScriptEnded, SignalSent, Superseded
+from vmjobs.agent.inbox import (
+    Inbox,
+    LeaseLost,
+    LineSeen,
+    ScriptEnded,
+    SignalSent,
+    Superseded,
+)
 from vmjobs.agent.journal import Journal, Leftover, RunRecord
-from vmjobs.agent.outputs import Kept, OutputTray
+from vmjobs.agent.outputs import DiskContents, Kept, OutputTray
 from vmjobs.agent.steps import STEPS, STOPPING, Step
 from vmjobs.agent.verdict import Ended, Verdict, failed, stopped
 from vmjobs.agent.watch import Watch
@@ -33,10 +40,11 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.hypervisor.base import BootImage, Hypervisor
+from vmjobs.hypervisor.base import BootImage, Ending, Hypervisor
 from vmjobs.model import (
     MIB,
     AttemptClaim,
+    ExitStatus,
     HypervisorKind,
     JobState,
     JobTicket,
@@ -46,7 +54,7 @@ from vmjobs.model import (
     now,
     reason,
 )
-from vmjobs.ports import ImageSource, JobSource
+from vmjobs.ports import ImageSource, JobSource, SeedSource
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +76,11 @@ class Lease(Protocol):
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Limits (bytes) and deadlines (seconds) of runs."""
+    """Limits (bytes) and deadlines (seconds) of runs.
+
+    grace_seconds: for a guest that has delivered everything, or whose script was told to stop.
+    stop_seconds: for a machine whose work is done to power off, once it is asked to.
+    """
 
     node: str
     max_console: int
@@ -76,21 +88,37 @@ class RunSettings:
     collect_seconds: float = 1800.0
     deliver_seconds: float = 1800.0
     grace_seconds: float = 10.0
+    stop_seconds: float = 60.0
     silence_seconds: float = 120.0
+
+
+class Choose(Protocol):
+    """Which driver a job gets."""
+
+    def __call__(
+        self,
+        demanded: HypervisorKind | None,
+        able: Sequence[HypervisorKind] = ...,
+        /,
+    ) -> Hypervisor:
+        """The driver for a job that demands a hypervisor or leaves it open (None).
+
+        able: those that can boot its image; all where it is not known yet.
+
+        Raises:
+            NoHypervisor: there is none.
+        """
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What runs on this node are made with.
-
-    choose: the driver for a job that demands a hypervisor or leaves it open (None); raises
-        :class:`vmjobs.errors.NoHypervisor`.
-    """
+    """What runs on this node are made with. seeds: for images that want cloud-init data."""
 
     images: ImageSource
-    choose: Callable[[HypervisorKind | None], Hypervisor]
+    choose: Choose
     journal: Journal
     settings: RunSettings
+    seeds: SeedSource | None = None
 
 
 @dataclass
@@ -109,6 +137,13 @@ class Run:
     resources: ExitStack = field(default_factory=ExitStack)
     watch: Watch | None = None
     script_ended: ScriptEnded | None = None
+    #: What was seen: the status reported, the console line that ends the job, the machine's end.
+    reported: ExitStatus | None = None
+    matched: LineSeen | None = None
+    ending: Ending | None = None
+    disk: DiskContents | None = None
+    #: What to say of the next state, where its step's title is not the whole truth.
+    remark: str = ""
     boot_begun: float = 0.0
     stop_by: float = math.inf
     stopped_by: int = 0
@@ -189,7 +224,8 @@ class Run:
 
     def _take(self, step: Step) -> None:
         if step.state is not None:
-            self._tell(step.state, step.title)
+            message, self.remark = self.remark or step.title, ""
+            self._tell(step.state, message)
         if self.watch is None:
             self.check_stop()
         with self._clock(step.phase, step.title):
@@ -278,6 +314,8 @@ def _verdict_of(error: VMJobsError) -> Verdict:
     """What an error of a step means for the job."""
     if isinstance(error, Conflict):
         return stopped(error.message).verdict
+    if isinstance(error, NoHypervisor):
+        return failed(ReasonCode.NO_HYPERVISOR, error.message).verdict
     if isinstance(error, HypervisorError):
         return failed(ReasonCode.BOOT_FAILED, error.message).verdict
     if isinstance(error, NotFound | Unavailable | DigestMismatch):

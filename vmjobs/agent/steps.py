@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import shutil
 import time
@@ -12,34 +13,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
+from vmjobs.agent.conduct import STOPPING, await_end, await_ready, collect
+from vmjobs.agent.console import ConsoleReader
 from vmjobs.agent.endpoint import GuestLink, serving
-from vmjobs.agent.inbox import (
-    ConsoleFlooded,
-    ExitReported,
-    GuestSilent,
-    LeaseLost,
-    MachineGone,
-    Observation,
-    Ready,
-    ScriptEnded,
-    SignalSent,
-    Superseded,
-)
 from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk, write_job_tar
-from vmjobs.agent.outputs import DiskContents, read_output_disk
-from vmjobs.agent.verdict import Ended, Verdict, failed, judge, judge_early_end, stopped, with_console
+from vmjobs.agent.patterns import Pattern, TooSlow, pattern_of
+from vmjobs.agent.verdict import failed
 from vmjobs.agent.watch import Watch, watching
-from vmjobs.errors import DigestMismatch, NotFound, Unavailable
-from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, DataDisk, Machine, Network
+from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, StorageFull, Unavailable
+from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, DataDisk, Machine, Network
 from vmjobs.model import (
     MIB,
-    ExitChannel,
-    ExitStatus,
     InputFile,
     JobState,
     NetworkMode,
     ReasonCode,
+    Strategy,
     StreamName,
 )
 from vmjobs.paths import below
@@ -51,8 +40,8 @@ T = TypeVar("T")
 
 #: Room on the output disk for what is not payload: tar headers, exit.json, stdout, stderr.
 OUTPUT_SLACK = 16 * MIB
-#: Signals that mean "stop": the script gets them, and then a few seconds.
-STOPPING = frozenset({2, 3, 15})
+
+__all__ = ["STEPS", "STOPPING", "Step"]
 
 
 @dataclass(frozen=True)
@@ -69,18 +58,29 @@ class Step:
 
 
 def fetch_image(run: Run) -> None:
-    """Have the image on this node, verified."""
+    """Have the image on this node, verified, until the machine is gone."""
+
+    def lease() -> BootImage:
+        digest = run.ticket.image_digest
+        leased = run.parts.images.lease(digest, lambda _done, _all: run.check_stop())
+        return run.resources.enter_context(leased)
+
     try:
-        run.image = patiently(
-            run,
-            lambda: run.parts.images.prepare(
-                run.ticket.image_digest, lambda _done, _all: run.check_stop()
-            ),
-        )
-    except DigestMismatch as error:
+        run.image = patiently(run, lease)
+    except (DigestMismatch, ImageRejected) as error:
         raise failed(ReasonCode.IMAGE_REJECTED, error.message) from error
+    except StorageFull as error:
+        raise failed(ReasonCode.NODE_FAILED, error.message) from error
     except (NotFound, Unavailable) as error:
         raise failed(ReasonCode.IMAGE_UNAVAILABLE, error.message) from error
+
+
+def choose_hypervisor(run: Run) -> None:
+    """Take another hypervisor where the first choice cannot boot the image. It is journaled."""
+    if run.driver.kind in run.image.kinds:
+        return
+    run.driver = run.parts.choose(run.ticket.spec.hypervisor, run.image.kinds)
+    run.parts.journal.reassign(run.attempt, run.driver)
 
 
 def patiently(run: Run, fetch: Callable[[], T]) -> T:
@@ -115,6 +115,8 @@ def make_disks(run: Run) -> None:
     """Lay out what the guest will find: job disk, scratch disk, output disk, endpoint."""
     spec, inputs = run.ticket.spec, run.directory / "inputs"
     online = spec.network is not NetworkMode.NONE
+    # Whoever made the image of its own need not know that there is an endpoint.
+    by_disk = not online or spec.strategy is Strategy.IMAGE
     run.link = GuestLink(
         token=secrets.token_urlsafe(32),
         inbox=run.inbox,
@@ -131,10 +133,12 @@ def make_disks(run: Run) -> None:
         sentinel=run.sentinel,
         epoch=int(time.time()),
     )
-    write_job_disk(run.directory / "job.disk", briefing, None if online else inputs)
+    write_job_disk(run.directory / "job.disk", briefing, inputs if by_disk else None)
     blank_disk(run.directory / "scratch.disk", spec.disk * MIB)
-    # A guest with an endpoint delivers there; its output disk only keeps the others' places.
-    blank_disk(run.directory / "output.disk", MIB if online else spec.disk * MIB + OUTPUT_SLACK)
+    # A guest that delivers to the endpoint has an output disk only to keep the others' places.
+    blank_disk(run.directory / "output.disk", spec.disk * MIB + OUTPUT_SLACK if by_disk else MIB)
+    if run.image.cloud_init and run.parts.seeds is not None:
+        run.parts.seeds.write(run.directory / "seed.disk", run.ticket)
     if online:
         with run.link.job_tar.open("xb") as sink:
             write_job_tar(sink, run.ticket, inputs)
@@ -154,11 +158,7 @@ def boot(run: Run) -> None:
         cpus=spec.cpus,
         memory=spec.memory,
         image=run.image,
-        disks=(
-            DataDisk(directory / "job.disk", read_only=True),
-            DataDisk(directory / "scratch.disk"),
-            DataDisk(directory / "output.disk"),
-        ),
+        disks=tuple(_disks(directory)),
         console=run.stream(StreamName.CONSOLE),
         workdir=directory / "machine",
         network=Network(spec.network, directory / "endpoint.sock") if online else None,
@@ -166,10 +166,27 @@ def boot(run: Run) -> None:
     run.resources.enter_context(_running(run, machine))
 
 
+def _disks(directory: Path) -> Iterator[DataDisk]:
+    yield DataDisk(directory / "job.disk", read_only=True)
+    yield DataDisk(directory / "scratch.disk")
+    yield DataDisk(directory / "output.disk")
+    if (seed := directory / "seed.disk").exists():
+        yield DataDisk(seed, read_only=True)
+
+
+def _rules(run: Run) -> dict[str, Pattern]:
+    spec = run.ticket.spec
+    try:
+        rules = {"ready": pattern_of(spec.readiness), "exit": pattern_of(spec.exit)}
+    except TooSlow as error:
+        raise failed(ReasonCode.NO_EXIT_REPORT, str(error)) from error
+    return {name: pattern for name, pattern in rules.items() if pattern is not None}
+
+
 @contextmanager
 def _running(run: Run, machine: Machine) -> Iterator[None]:
     settings = run.parts.settings
-    reader = ConsoleReader(machine.console, run.sentinel)
+    reader = ConsoleReader(machine.console, run.sentinel, _rules(run))
     run.watch = Watch(
         driver=run.driver,
         machine=machine.name,
@@ -177,7 +194,7 @@ def _running(run: Run, machine: Machine) -> Iterator[None]:
         reader=reader,
         max_console=settings.max_console,
         silence=settings.silence_seconds,
-        heard=lambda: run.link.heard,
+        heard=lambda: _heard(run),
         on_console=run.courier.streams_grew,
     )
     try:
@@ -188,128 +205,19 @@ def _running(run: Run, machine: Machine) -> Iterator[None]:
         run.driver.destroy(machine.name)
 
 
-def await_ready(run: Run) -> None:
-    """Wait until the guest says that it is ready."""
-    deadline = run.boot_begun + run.ticket.spec.boot_seconds
-    while True:
-        seen = _observe(run, deadline)
-        if isinstance(seen, Ready):
-            return
-        if isinstance(seen, MachineGone):
-            raise Ended(_early_end(run, ready=False))
-        if seen is None:
-            message = f"the guest was not ready within {run.ticket.spec.boot_seconds} s"
-            raise failed(ReasonCode.BOOT_TIMED_OUT, with_console(message, _last_lines(run)))
-
-
-def await_script(run: Run) -> None:
-    """Wait until the script has ended, or its time is over."""
-    deadline = time.monotonic() + run.ticket.spec.run_seconds
-    # Only now is the guest heard of all the time: before and after it has deadlines of its own.
-    run.link.heard = time.monotonic()
-    if run.watch is not None:
-        run.watch.listening = run.ticket.spec.network is not NetworkMode.NONE
-    while True:
-        seen = _observe(run, deadline)
-        if isinstance(seen, ScriptEnded | ExitReported) and run.watch is not None:
-            run.watch.listening = False
-        if isinstance(seen, ScriptEnded):
-            run.script_ended = seen
-            return
-        if isinstance(seen, ExitReported | MachineGone):
-            run.inbox.put(seen)
-            return
-        if seen is None:
-            message = f"the script was still running after {run.ticket.spec.run_seconds} s"
-            raise failed(ReasonCode.TIMED_OUT, message)
-
-
-def collect(run: Run) -> None:
-    """Take what the guest delivers until its machine is gone, then judge."""
-    deadline = time.monotonic() + run.parts.settings.collect_seconds
-    reported: ExitStatus | None = None
-    while not isinstance(seen := _observe(run, deadline), MachineGone):
-        if isinstance(seen, ExitReported):
-            # The guest says it twice, by its endpoint and on its console, in no certain order.
-            if reported is None or seen.exit.channel is ExitChannel.ENDPOINT:
-                reported = seen.exit
-            # All is delivered; a guest that does not power off now is switched off.
-            deadline = min(deadline, time.monotonic() + run.parts.settings.grace_seconds)
-        elif seen is None:
-            if reported is None:
-                raise failed(ReasonCode.GUEST_LOST, "the guest did not deliver its outputs in time")
-            break
-    raise Ended(_judge(run, reported))
+def _heard(run: Run) -> float:
+    """When the guest was last heard of. One that never asked for orders owes nobody a word."""
+    owes = run.ticket.spec.strategy is Strategy.SCRIPT or run.link.beating
+    return run.link.heard if owes else math.inf
 
 
 STEPS = (
     Step("fetch image", "staging", fetch_image, JobState.STAGING),
+    Step("choose hypervisor", "staging", choose_hypervisor),
     Step("fetch inputs", "staging", fetch_inputs),
     Step("make disks", "staging", make_disks),
     Step("start machine", "booting", boot, JobState.BOOTING),
     Step("wait for the guest", "booting", await_ready),
-    Step("run script", "running", await_script, JobState.RUNNING),
+    Step("run script", "running", await_end, JobState.RUNNING),
     Step("collect outputs", "collecting", collect, JobState.COLLECTING),
 )
-
-
-def _judge(run: Run, reported: ExitStatus | None) -> Verdict:
-    """The verdict once the machine is gone."""
-    disk = _read_output_disk(run)
-    ended = run.script_ended
-    exit = disk.exit or reported or (ended.exit if ended else None)
-    if exit is None:
-        return _early_end(run, ready=True)
-    if disk.exit is not None and not disk.complete:
-        run.tray.too_large = True
-    elif reported is None and disk.exit is None:
-        message = "the machine ended before it had delivered its outputs"
-        return Verdict(JobState.FAILED, failed(ReasonCode.GUEST_LOST, message).verdict.reason, exit)
-    return judge(
-        exit,
-        disk_full=bool(ended and ended.disk_full),
-        too_large=run.tray.too_large,
-        missing=run.tray.missing(),
-        disk=run.ticket.spec.disk,
-    )
-
-
-def _read_output_disk(run: Run) -> DiskContents:
-    if run.ticket.spec.network is not NetworkMode.NONE:
-        return DiskContents(None, complete=True)
-    streams = {"stdout": run.stream(StreamName.OUT), "stderr": run.stream(StreamName.ERR)}
-    return read_output_disk(
-        run.directory / "output.disk", run.tray, streams, run.parts.settings.max_log
-    )
-
-
-def _early_end(run: Run, *, ready: bool) -> Verdict:
-    panic = panic_text(run.stream(StreamName.CONSOLE))
-    return judge_early_end(panic=panic, ready=ready, last_lines=_last_lines(run))
-
-
-def _last_lines(run: Run) -> str:
-    return last_lines(run.stream(StreamName.CONSOLE))
-
-
-def _observe(run: Run, deadline: float) -> Observation | None:
-    """The next observation that a step decides on; what ends any step is dealt with here."""
-    while isinstance(seen := run.inbox.next(min(deadline, run.stop_by)), SignalSent):
-        run.link.send_signal(seen.number)
-        if seen.number in STOPPING:
-            run.stop_by = min(run.stop_by, time.monotonic() + run.parts.settings.grace_seconds)
-            run.stopped_by = seen.number
-    if isinstance(seen, LeaseLost):
-        raise stopped("whoever had asked for this run is gone")
-    if isinstance(seen, Superseded):
-        raise stopped(f"the repository takes no more word from this attempt: {seen.why}")
-    if isinstance(seen, ConsoleFlooded):
-        message = f"the console grew beyond {run.parts.settings.max_console} bytes"
-        raise failed(ReasonCode.CONSOLE_FLOODED, message)
-    if isinstance(seen, GuestSilent):
-        message = f"the guest was not heard of for {seen.seconds:.0f} s"
-        raise failed(ReasonCode.GUEST_LOST, with_console(message, _last_lines(run)))
-    if run.stopped_by and (seen is None or isinstance(seen, MachineGone | ExitReported)):
-        exit = seen.exit if isinstance(seen, ExitReported) else None
-        raise stopped(f"stopped by signal {run.stopped_by}", exit)
-    return seen

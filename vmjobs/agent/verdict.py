@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vmjobs.model import ExitStatus, JobState, Reason, ReasonCode, reason
+from vmjobs.hypervisor.base import Ending
+from vmjobs.model import (
+    CONSOLE_RULE,
+    POWEROFF,
+    REPORT,
+    ExitChannel,
+    ExitStatus,
+    JobState,
+    Reason,
+    ReasonCode,
+    reason,
+)
 
 #: Exit status of ``vmjobs exec`` and ``vmjobs run`` when there is none of the script to pass on.
 #: (env(1), nice(1) and their like use 125 for their own failures.)
@@ -47,10 +58,43 @@ def stopped(message: str, exit: ExitStatus | None = None) -> Ended:
     return Ended(Verdict(JobState.PREEMPTED, reason(ReasonCode.EVICTED, message), exit))
 
 
+@dataclass(frozen=True)
+class Success:
+    """What counts as the job's end, and what to call it.
+
+    subject: who ended; deed: what it did well.
+    """
+
+    exit: ExitStatus
+    subject: str = "the script"
+    deed: str = "succeeded"
+
+
+def by_rule(rule: str, ending: Ending | None, line: str | None) -> Success | None:
+    """The success that a job's ``exit`` rule makes of what was seen; ``None`` if of nothing.
+
+    ending: how the machine ended, if it has. line: the one that the rule looks for, if it came.
+    """
+    if rule == POWEROFF and ending is Ending.POWEROFF:
+        exit = ExitStatus(code=0, channel=ExitChannel.POWEROFF)
+        return Success(exit, "the machine", "powered off by itself")
+    if line is not None:
+        exit = ExitStatus(code=0, channel=ExitChannel.CONSOLE)
+        return Success(exit, "the console", f"showed the line {line.strip()[:200]!r}")
+    return None
+
+
 def judge(
-    exit: ExitStatus, *, disk_full: bool, too_large: bool, missing: Sequence[str], disk: int
+    exit: ExitStatus,
+    *,
+    disk_full: bool,
+    too_large: bool,
+    missing: Sequence[str],
+    disk: int,
+    subject: str = "the script",
+    deed: str = "succeeded",
 ) -> Verdict:
-    """The outcome of a script that ended and whose outputs have been looked at.
+    """The outcome of a job whose status is known and whose outputs have been looked at.
 
     disk: MiB that the job had; disk_full: it was used up when the script ended.
     """
@@ -58,31 +102,74 @@ def judge(
         message = f"the job wrote more than its disk of {disk} MiB; ask for more with --disk"
         return Verdict(JobState.FAILED, reason(ReasonCode.OUTPUT_TOO_LARGE, message), exit)
     if exit.signal is not None:
-        message = f"the script was killed by signal {exit.signal}"
+        message = f"{subject} was killed by signal {exit.signal}"
         return Verdict(JobState.FAILED, reason(ReasonCode.SCRIPT_KILLED, message), exit)
     if not exit.ok:
-        message = f"the script exited with status {exit.code}"
+        message = f"{subject} exited with status {exit.code}"
         return Verdict(JobState.FAILED, reason(ReasonCode.SCRIPT_FAILED, message), exit)
     if missing:
-        message = f"the script succeeded but left nothing that matches {', '.join(missing)}"
+        message = f"{subject} {deed} but left nothing that matches {', '.join(missing)}"
         return Verdict(JobState.FAILED, reason(ReasonCode.OUTPUT_MISSING, message), exit)
-    return Verdict(JobState.COMPLETED, reason(ReasonCode.SUCCEEDED, "the script succeeded"), exit)
+    return Verdict(JobState.COMPLETED, reason(ReasonCode.SUCCEEDED, f"{subject} {deed}"), exit)
 
 
-def judge_early_end(*, panic: str | None, ready: bool, last_lines: str) -> Verdict:
-    """The outcome of a machine that ended without an exit status."""
-    if panic is not None:
-        code, message = (
-            ReasonCode.KERNEL_PANIC,
-            f"the guest's kernel panicked: {panic or 'no cause given'}",
-        )
-    elif ready:
-        code = ReasonCode.NO_EXIT_REPORT
-        message = "the guest powered off without reporting an exit status"
-    else:
-        code = ReasonCode.BOOT_FAILED
-        message = "the machine ended before the guest was ready"
+def judge_early_end(
+    *,
+    panic: str | None,
+    ready: bool,
+    last_lines: str,
+    rule: str = REPORT,
+    ending: Ending = Ending.UNKNOWN,
+) -> Verdict:
+    """The outcome of a machine that ended without a word and without what its rule waits for.
+
+    panic: what the kernel said of it on the console, if it did. rule: the job's ``exit``.
+    """
+    code, message = _early_end(panic, ready, rule, ending)
     return Verdict(JobState.FAILED, reason(code, with_console(message, last_lines)))
+
+
+def _early_end(panic: str | None, ready: bool, rule: str, ending: Ending) -> tuple[ReasonCode, str]:
+    if panic is not None or ending is Ending.PANICKED:
+        return ReasonCode.KERNEL_PANIC, f"the guest's kernel panicked: {panic or 'no cause given'}"
+    if ending in _LOST:
+        return ReasonCode.GUEST_LOST, _LOST[ending]
+    if rule == POWEROFF:
+        return _no_power_off(ending)
+    did = _DID.get(ending, "ended")
+    if rule != REPORT:
+        wanted = rule.removeprefix(CONSOLE_RULE)
+        return ReasonCode.NO_EXIT_REPORT, (
+            f"the machine {did} before its console had shown a line that matches {wanted!r}"
+        )
+    if not ready:
+        return ReasonCode.BOOT_FAILED, f"the machine {did} before the guest was ready"
+    did = _DID.get(ending, "powered off")
+    return ReasonCode.NO_EXIT_REPORT, f"the guest {did} without reporting an exit status"
+
+
+def _no_power_off(ending: Ending) -> tuple[ReasonCode, str]:
+    if ending is Ending.RESET:
+        return ReasonCode.NO_EXIT_REPORT, "the guest restarted its machine instead of powering off"
+    return ReasonCode.GUEST_LOST, "the machine is gone, and nobody knows whether it powered off"
+
+
+_DID = {Ending.POWEROFF: "powered off", Ending.RESET: "restarted"}
+_LOST = {
+    Ending.KILLED: "the machine was killed from outside",
+    Ending.CRASHED: "the machine crashed: its hypervisor ended with an error",
+}
+
+
+def overdue(rule: str, seconds: int, *, script: bool) -> str:
+    """What a job did not do within its time."""
+    if rule == POWEROFF:
+        return f"the machine had not powered off after {seconds} s"
+    if rule != REPORT:
+        wanted = rule.removeprefix(CONSOLE_RULE)
+        return f"the console had not shown a line that matches {wanted!r} after {seconds} s"
+    subject = "the script was still running" if script else "the guest had not reported"
+    return f"{subject} after {seconds} s"
 
 
 def with_console(message: str, last_lines: str) -> str:

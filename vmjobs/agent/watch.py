@@ -27,7 +27,8 @@ BOOT_TICK = 0.02
 class Watch:
     """What a machine shows from outside.
 
-    heard: gives the monotonic time at which the guest was last heard of at its endpoint.
+    heard: gives the monotonic time at which the guest was last heard of at its endpoint; ``inf``
+        for a guest from which nothing is expected.
     listening: whether a guest that is not heard of for ``silence`` seconds counts as lost.
     """
 
@@ -70,6 +71,9 @@ class Watch:
                 self.spoken = True
                 self.inbox.put(observation)
             if self.reader.offset == before:
+                if to_the_end:
+                    for observation in self.reader.finish():
+                        self.inbox.put(observation)
                 return
             self.on_console()
             if not to_the_end:

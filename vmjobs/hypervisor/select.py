@@ -10,14 +10,23 @@ from vmjobs.model import HypervisorKind
 
 
 def choose(
-    kinds: Sequence[HypervisorKind], demanded: HypervisorKind | None, results: Sequence[ProbeResult]
+    kinds: Sequence[HypervisorKind],
+    demanded: HypervisorKind | None,
+    results: Sequence[ProbeResult],
+    able: Sequence[HypervisorKind] = tuple(HypervisorKind),
 ) -> HypervisorKind:
     """The first of ``kinds`` whose probe was a success, or the demanded one.
+
+    able: those that can boot the image.
 
     Raises:
         NoHypervisor: there is none; the message has what each probe found.
     """
-    wanted = [kind for kind in kinds if demanded in {None, kind}]
+    if demanded is not None and demanded not in able:
+        raise NoHypervisor(
+            f"the job demands the hypervisor {demanded}, but its image boots by {_either(able)} only"
+        )
+    wanted = [kind for kind in kinds if demanded in {None, kind} and kind in able]
     working = {result.kind for result in results if result.works}
     for kind in wanted:
         if kind in working:
@@ -27,10 +36,16 @@ def choose(
     details = "; ".join(f"{kind}: {_detail(kind, kinds, found)}" for kind in asked)
     what = "no hypervisor" if demanded is None else f"the hypervisor {demanded}, which the job demands,"
     tail = " works on this node" if demanded is None else " does not work on this node"
+    if demanded is None and set(able) != set(HypervisorKind):
+        what = f"no hypervisor that can boot the image ({_either(able)})"
     raise NoHypervisor(
         f"{what}{tail}: {details or 'none is set up'}",
         hint="`vmjobs doctor` shows what each probe found",
     )
+
+
+def _either(able: Sequence[HypervisorKind]) -> str:
+    return " or ".join(able)
 
 
 def _detail(

@@ -1,0 +1,281 @@
+"""The steps of a run while its machine lives: wait until it is ready, wait for its end, collect, judge.
+
+What is seen is noted in the run as soon as it is taken from the inbox, in whatever step that
+happens; the steps look at the notes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from vmjobs.agent.console import last_lines, panic_text
+from vmjobs.agent.inbox import (
+    ConsoleFlooded,
+    ExitReported,
+    GuestSilent,
+    LeaseLost,
+    LineSeen,
+    MachineGone,
+    Observation,
+    Panicked,
+    Ready,
+    RuleFailed,
+    ScriptEnded,
+    SignalSent,
+    Superseded,
+)
+from vmjobs.agent.outputs import DiskContents, read_output_disk
+from vmjobs.agent.verdict import (
+    Ended,
+    Success,
+    Verdict,
+    by_rule,
+    failed,
+    judge,
+    judge_early_end,
+    overdue,
+    stopped,
+    with_console,
+)
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor.base import Ending
+from vmjobs.model import (
+    CONSOLE_RULE,
+    REPORT,
+    STARTED,
+    ExitChannel,
+    JobState,
+    NetworkMode,
+    ReasonCode,
+    Strategy,
+    StreamName,
+)
+
+if TYPE_CHECKING:
+    from vmjobs.agent.run import Run
+
+log = logging.getLogger(__name__)
+
+#: Signals that mean "stop": the script gets them, and then a few seconds.
+STOPPING = frozenset({2, 3, 15})
+
+
+# --------------------------------------------------------------------------- the steps
+
+
+def await_ready(run: Run) -> None:
+    """Wait for what the job's rule calls ready."""
+    spec = run.ticket.spec
+    if spec.readiness == STARTED:
+        run.remark = "the machine runs; no sign of readiness is awaited"
+        return
+    deadline = run.boot_begun + spec.boot_seconds
+    while not _over(run):
+        seen = _observe(run, deadline)
+        if isinstance(seen, Ready) and spec.readiness == REPORT:
+            return
+        if isinstance(seen, LineSeen) and seen.rule == "ready":
+            run.remark = f"the console showed the line {seen.line.strip()[:200]!r}"
+            return
+        if seen is None:
+            message = f"the guest was not ready within {spec.boot_seconds} s"
+            raise failed(ReasonCode.BOOT_TIMED_OUT, with_console(message, _last_lines(run)))
+    # Whoever has a result was ready; a machine that ended without one was not.
+    if run.ending is not None and (verdict := _judge(run, ready=False)).exit is None:
+        raise Ended(verdict)
+    run.remark = "the job came to its end without a word of readiness"
+
+
+def await_end(run: Run) -> None:
+    """Wait until the job's work is done, or its time is over."""
+    spec = run.ticket.spec
+    deadline = time.monotonic() + spec.run_seconds
+    # Only now is the guest heard of all the time: before and after it has deadlines of its own.
+    run.link.heard = time.monotonic()
+    if run.watch is not None:
+        run.watch.listening = spec.network is not NetworkMode.NONE
+    while not _over(run):
+        if _observe(run, deadline) is None:
+            message = overdue(spec.exit, spec.run_seconds, script=bool(spec.script))
+            if spec.strategy is not Strategy.SCRIPT:
+                message = with_console(message, _last_lines(run))
+            raise failed(ReasonCode.TIMED_OUT, message)
+    if run.watch is not None:
+        run.watch.listening = False
+
+
+def collect(run: Run) -> None:
+    """Take what the guest delivers until its machine is gone, then judge."""
+    settings = run.parts.settings
+    deadline = time.monotonic() + settings.collect_seconds
+    if run.matched is not None:
+        _ask_to_power_off(run)
+        deadline = time.monotonic() + settings.stop_seconds
+    heard = False
+    while run.ending is None:
+        if run.reported is not None and not heard:
+            # All is delivered; a guest that does not power off now is switched off.
+            heard, deadline = True, min(deadline, time.monotonic() + settings.grace_seconds)
+        if _observe(run, deadline) is None:
+            if run.reported is None and run.matched is None:
+                raise failed(ReasonCode.GUEST_LOST, "the guest did not deliver its outputs in time")
+            run.driver.destroy(run.machine)  # before its output disk is read
+            break
+    raise Ended(_judge(run, ready=True))
+
+
+def _over(run: Run) -> bool:
+    """Whether there is nothing more to wait for but outputs."""
+    if run.ending is not None or run.matched is not None:
+        return True
+    # Where a line decides, a status that the guest reports does not.
+    told = run.reported is not None or run.script_ended is not None
+    return told and not run.ticket.spec.exit.startswith(CONSOLE_RULE)
+
+
+def _ask_to_power_off(run: Run) -> None:
+    try:
+        run.driver.stop(run.machine)
+    except HypervisorError as error:
+        log.warning("job %s: cannot ask its machine to power off: %s", run.job_id, error)
+
+
+# --------------------------------------------------------------------------- the verdict
+
+
+def _judge(run: Run, *, ready: bool) -> Verdict:
+    """The verdict once the machine is gone, or its work is done."""
+    disk = _read_output_disk(run)
+    ended, spec = run.script_ended, run.ticket.spec
+    if spec.exit.startswith(CONSOLE_RULE):
+        return _judge_by_line(run, disk, ready=ready)
+    exit = disk.exit or run.reported or (ended.exit if ended else None)
+    if exit is not None:
+        if run.reported is None and disk.exit is None:
+            message = "the machine ended before it had delivered its outputs"
+            return Verdict(JobState.FAILED, failed(ReasonCode.GUEST_LOST, message).verdict.reason, exit)
+        subject = "the script" if spec.script else "the job"
+        return _judge_success(run, disk, Success(exit, subject))
+    success = by_rule(spec.exit, run.ending, None)
+    return _judge_success(run, disk, success) if success else _early_end(run, ready=ready)
+
+
+def _judge_by_line(run: Run, disk: DiskContents, *, ready: bool) -> Verdict:
+    line = run.matched.line if run.matched else None
+    success = by_rule(run.ticket.spec.exit, run.ending, line)
+    if success is not None:
+        return _judge_success(run, disk, success)
+    early = _early_end(run, ready=ready)
+    return Verdict(early.state, early.reason, disk.exit or run.reported)
+
+
+def _judge_success(run: Run, disk: DiskContents, success: Success) -> Verdict:
+    ended = run.script_ended
+    if disk.begun and not disk.complete:
+        run.tray.too_large = True
+    return judge(
+        success.exit,
+        disk_full=bool(ended and ended.disk_full),
+        too_large=run.tray.too_large,
+        missing=run.tray.missing(),
+        disk=run.ticket.spec.disk,
+        subject=success.subject,
+        deed=success.deed,
+    )
+
+
+def _read_output_disk(run: Run) -> DiskContents:
+    """What lies on the output disk; read once, and only where the guest may write to it."""
+    spec = run.ticket.spec
+    if run.disk is None:
+        if spec.strategy is Strategy.SCRIPT and spec.network is not NetworkMode.NONE:
+            run.disk = DiskContents(None, complete=True)
+        else:
+            # What came by the endpoint has been delivered already, from these very files.
+            names = {"stdout": StreamName.OUT, "stderr": StreamName.ERR}
+            streams = {n: run.stream(s) for n, s in names.items() if not run.stream(s).exists()}
+            disk = run.directory / "output.disk"
+            run.disk = read_output_disk(disk, run.tray, streams, run.parts.settings.max_log)
+            if not run.disk.complete and not run.disk.begun:
+                run.tray.refuse("(output disk)", "what the guest wrote there is no tar stream")
+    return run.disk
+
+
+def _early_end(run: Run, *, ready: bool) -> Verdict:
+    return judge_early_end(
+        panic=panic_text(run.stream(StreamName.CONSOLE)),
+        ready=ready,
+        last_lines=_last_lines(run),
+        rule=run.ticket.spec.exit,
+        ending=run.ending or Ending.UNKNOWN,
+    )
+
+
+def _last_lines(run: Run) -> str:
+    return last_lines(run.stream(StreamName.CONSOLE))
+
+
+# --------------------------------------------------------------------------- what is seen
+
+
+def _observe(run: Run, deadline: float) -> Observation | None:
+    """The next observation, noted; what ends any step is dealt with here."""
+    while isinstance(seen := run.inbox.next(min(deadline, run.stop_by)), SignalSent):
+        _pass_on(run, seen.number)
+    _note(run, seen)
+    _give_up_on(run, seen)
+    if run.stopped_by and (seen is None or isinstance(seen, MachineGone | ExitReported)):
+        exit = seen.exit if isinstance(seen, ExitReported) else None
+        raise stopped(f"stopped by signal {run.stopped_by}", exit)
+    return seen
+
+
+def _pass_on(run: Run, number: int) -> None:
+    run.link.send_signal(number)
+    if number in STOPPING:
+        run.stop_by = min(run.stop_by, time.monotonic() + run.parts.settings.grace_seconds)
+        run.stopped_by = number
+        if run.ticket.spec.strategy is not Strategy.SCRIPT:
+            _ask_to_power_off(run)  # there may be nobody in it who takes signals
+
+
+def _note(run: Run, seen: Observation | None) -> None:
+    if isinstance(seen, ScriptEnded):
+        run.script_ended = seen
+    elif isinstance(seen, ExitReported):
+        # The guest says it twice, by its endpoint and on its console, in no certain order.
+        if run.reported is None or seen.exit.channel is ExitChannel.ENDPOINT:
+            run.reported = seen.exit
+    elif isinstance(seen, LineSeen) and seen.rule == "exit":
+        run.matched = seen
+    elif isinstance(seen, MachineGone):
+        run.ending = _ending(run)
+
+
+def _ending(run: Run) -> Ending:
+    try:
+        return run.driver.ending(run.machine)
+    except HypervisorError as error:
+        log.warning("job %s: how its machine ended is not known: %s", run.job_id, error)
+        return Ending.UNKNOWN
+
+
+def _give_up_on(run: Run, seen: Observation | None) -> None:
+    """End the run where going on makes no sense, whatever the step."""
+    if isinstance(seen, LeaseLost):
+        raise stopped("whoever had asked for this run is gone")
+    if isinstance(seen, Superseded):
+        raise stopped(f"the repository takes no more word from this attempt: {seen.why}")
+    if isinstance(seen, ConsoleFlooded):
+        message = f"the console grew beyond {run.parts.settings.max_console} bytes"
+        raise failed(ReasonCode.CONSOLE_FLOODED, message)
+    if isinstance(seen, RuleFailed):
+        raise failed(ReasonCode.NO_EXIT_REPORT, seen.why)
+    if isinstance(seen, Panicked):
+        message = f"the guest's kernel panicked: {seen.cause or 'no cause given'}"
+        raise failed(ReasonCode.KERNEL_PANIC, with_console(message, _last_lines(run)))
+    if isinstance(seen, GuestSilent):
+        message = f"the guest was not heard of for {seen.seconds:.0f} s"
+        raise failed(ReasonCode.GUEST_LOST, with_console(message, _last_lines(run)))
