@@ -21,7 +21,6 @@ from api import (
 )
 from api.services import Dispatcher, HealthCheck, Services, attach
 from api.tokens import Issuer
-from repository.images import Images
 from repository.service import Repository
 from vmjobs.config import Config
 
@@ -30,7 +29,6 @@ def create_app(
     config: Config,
     repository: Repository,
     *,
-    image_repository: Images,
     dispatcher: Dispatcher,
     issuer: Issuer,
     checks: Mapping[str, HealthCheck] | None = None,
@@ -46,7 +44,7 @@ def create_app(
         "storage": repository.objects.check,
         **(checks or {}),
     }
-    attach(app, Services(config, repository, image_repository, dispatcher, issuer, known))
+    attach(app, Services(config, repository, repository.images, dispatcher, issuer, known))
     converters.install(app)
     problems.install(app)
     for part in (jobs, attempts, blobs, images, image_bytes, uploads, nodes, service):

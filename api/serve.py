@@ -15,9 +15,7 @@ from gunicorn.app.base import BaseApplication
 
 from api.app import create_app
 from api.tokens import Issuer
-from images.store import ImageStore
 from repository.broker import Publisher
-from repository.images import Images
 from repository.service import open_repository
 from vmjobs.config import Config
 
@@ -54,11 +52,10 @@ def make_app(config: Config) -> Flask:
         ConfigError: the settings do not fit what is there.
     """
     publisher = Publisher(config)
-    repository = open_repository(config, ImageStore(config.images), migrate=False)
+    repository = open_repository(config, migrate=False)
     return create_app(
         config,
         repository,
-        image_repository=Images(repository.database, repository.objects, config),
         dispatcher=publisher,
         issuer=make_issuer(config),
         checks={"broker": publisher.ping},
@@ -73,7 +70,7 @@ def serve(config: Config) -> None:
         ConfigError: the settings do not fit what is there.
     """
     # Before the first process starts: they would race each other, and all die of one fault.
-    open_repository(config, ImageStore(config.images), migrate=True).close()
+    open_repository(config, migrate=True).close()
     make_issuer(config)
     log.info("serving on %s with %d processes", config.listen, config.api_workers)
     Server(settings(config), lambda: make_app(config)).run()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from flask import Blueprint
@@ -18,8 +20,10 @@ from api.operation import (
     read_body,
     read_limited,
 )
+from api.problems import BadBlob
 from images.content import layout_size
 from images.segment import MAX_STORED
+from vmjobs.errors import DigestMismatch
 from vmjobs.model import MIB
 from vmjobs.wire import Upload, UploadRequest
 
@@ -110,7 +114,8 @@ def put_segment(upload: str, segment: str) -> Response:
     the segment again with all of them.
     """
     body = read_limited(MAX_STORED)
-    new = backend().images.put_segment(viewer(), upload, bytes.fromhex(segment), body)
+    with _refusing():
+        new = backend().images.put_segment(viewer(), upload, bytes.fromhex(segment), body)
     return empty_reply(201 if new else 200)
 
 
@@ -127,5 +132,15 @@ def put_content(upload: str, content: str) -> Response:
     """Say of which segments a content consists. MISSING_BLOCKS: some of them are not here."""
     parts = backend()
     body = read_limited(layout_size(parts.config.max_image_size * MIB))
-    parts.images.put_content(viewer(), upload, content, body)
+    with _refusing():
+        parts.images.put_content(viewer(), upload, content, body)
     return empty_reply(201)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What is damaged here came damaged."""
+    try:
+        yield
+    except DigestMismatch as error:
+        raise BadBlob(error.message, hint="the file may have changed during upload") from error
