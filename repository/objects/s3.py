@@ -123,7 +123,7 @@ class S3Objects(ObjectStore):
 
     def check(self) -> None:
         """See :meth:`ObjectStore.check`: whether the bucket can be listed, tried once, quickly."""
-        with translated(self._bucket):
+        with translated(self._bucket, full=True):
             # Not HEAD: its answer does not say what is wrong.
             self._quick.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
 

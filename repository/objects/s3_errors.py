@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -9,6 +10,8 @@ from typing import Any, Final
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from vmjobs.errors import NotFound, StorageFull, Unavailable, VMJobsError
+
+log = logging.getLogger(__name__)
 
 #: HEAD has no body that could name a code, so that the status stands in for it.
 _MISSING: Final = {"NoSuchKey", "NotFound", "404"}
@@ -26,17 +29,20 @@ _KEYS_HINT: Final = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what el
 
 
 @contextmanager
-def translated(bucket: str, key: str = "") -> Iterator[None]:
-    """Raises NotFound (only for a ``key``), StorageFull, Unavailable("storage")."""
+def translated(bucket: str, key: str = "", *, full: bool = False) -> Iterator[None]:
+    """Raises NotFound (only for a ``key``), StorageFull, Unavailable("storage").
+
+    full: the message names bucket and cause, for operators. Others are told that the storage does
+    not work, and the log has the rest.
+    """
     try:
         yield
     except ClientError as error:
-        raise _answered(error.response, bucket, key) from error
+        raise _answered(error.response, bucket, key, full=full) from error
     except NoCredentialsError as error:
-        message = "there are no keys for the storage"
-        raise Unavailable("storage", message, hint=_KEYS_HINT) from error
+        raise _unavailable("refuses us", "no keys are set up", full, hint=_KEYS_HINT) from error
     except (BotoCoreError, OSError) as error:
-        raise Unavailable("storage", f"the storage does not answer: {error}") from error
+        raise _unavailable("does not answer", str(error), full) from error
 
 
 def is_missing(error: ClientError) -> bool:
@@ -44,18 +50,24 @@ def is_missing(error: ClientError) -> bool:
     return _code(error.response) in _MISSING
 
 
-def _answered(response: Any, bucket: str, key: str) -> VMJobsError:
+def _answered(response: Any, bucket: str, key: str, *, full: bool) -> VMJobsError:
     code = _code(response)
     if key and code in _MISSING:
         return NotFound(f"there is no object {key}")
     if code in _FULL or _status(response) == 507:
         return StorageFull("no room is left where blobs and images are kept")
-    if code in {"NoSuchBucket", "NotFound", "404"}:
-        return Unavailable("storage", f"there is no bucket {bucket} in the storage")
     if code in _REFUSED or _status(response) in (401, 403):
-        message = f"the storage refuses us bucket {bucket} ({code})"
-        return Unavailable("storage", message, hint=_KEYS_HINT)
-    return Unavailable("storage", f"the storage answers {code or _status(response)}")
+        return _unavailable("refuses us", f"bucket {bucket}, {code}", full, hint=_KEYS_HINT)
+    if code in {"NoSuchBucket", "NotFound", "404"}:
+        return _unavailable("has no such bucket", bucket, full)
+    return _unavailable("fails", f"it answers {code} ({_status(response)})", full)
+
+
+def _unavailable(what: str, detail: str, full: bool, *, hint: str = "") -> Unavailable:
+    if full:
+        return Unavailable("storage", f"the storage {what}: {detail}", hint=hint)
+    log.warning("the storage %s: %s", what, detail)
+    return Unavailable("storage", f"the storage {what}")
 
 
 def _code(response: Any) -> str:

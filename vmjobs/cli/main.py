@@ -88,6 +88,8 @@ def configure_logging(level: str) -> None:
         stream=sys.stderr,
         force=True,
     )
+    # Tells where it found keys at every start, and with DEBUG what it signs.
+    logging.getLogger("botocore").setLevel(logging.WARNING)
 
 
 def main(arguments: list[str] | None = None) -> Any:
