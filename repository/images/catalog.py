@@ -33,6 +33,8 @@ from vmjobs.model import HypervisorKind, ImageName, ImageRef, Namespace, Tag
 from vmjobs.model import now as utc_now
 from vmjobs.wire import ImageChange, ImageDetail, ImageInfo, ImageTag, Origin, Share, Visibility
 
+#: Names that an error shows.
+SHOWN = 10
 _REF: TypeAdapter[str] = TypeAdapter(ImageRef)
 _NAME: TypeAdapter[str] = TypeAdapter(ImageName)
 _TAG: TypeAdapter[str] = TypeAdapter(Tag)
@@ -267,9 +269,20 @@ def find(session: Session, viewer: Viewer, ref: str) -> tuple[str, HoldingRow | 
         if over(holding, utc_now()):
             raise expired(holding, ref)
         return holding.image, holding
-    raise NotFound(
-        f"there is no image {ref[:200]}", hint="`vmjobs image list` shows those that you may name"
+    known = ", ".join(_some_names(session, viewer)) or "none"
+    raise NotFound(f"there is no image {ref[:200]}", hint=f"images that you may name: {known}")
+
+
+def _some_names(session: Session, viewer: Viewer) -> list[str]:
+    query = (
+        select(TagRow)
+        .join(HoldingRow, HoldingRow.id == TagRow.holding)
+        .where(may_read(viewer), alive(utc_now()))
+        .order_by(TagRow.namespace != viewer.namespace, TagRow.namespace, TagRow.name, TagRow.tag)
+        .limit(SHOWN + 1)
     )
+    names = [f"{row.namespace}/{row.name}:{row.tag}" for row in session.scalars(query)]
+    return names if len(names) <= SHOWN else [*names[:SHOWN], "…"]
 
 
 def check_name(namespace: str, name: str, tag: str) -> None:

@@ -9,6 +9,9 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from images.content import Layout
+from images.formats import refusal_of_raw
+from images.formats.signatures import HEAD, TAIL, archive_kind
 from images.manifest import MAX_BYTES, ImageManifest, Part
 from repository.images.access import may_read
 from repository.images.catalog import (
@@ -64,7 +67,8 @@ class Publishing(Catalog):
         manifest = self._admitted(publication)
         with self.database.read() as session:
             root = _contents(session, viewer, publication.upload, manifest)[manifest.root.digest]
-        self._look_at(manifest, root)
+            layout = Layout.parse(root.layout, root.digest)
+        self._look_at(layout)
         for _ in range(TRIES):
             try:
                 return self._publish(viewer, publication, namespace, manifest)
@@ -102,8 +106,15 @@ class Publishing(Catalog):
                 faults.append(Fault("manifest", "too_large", text))
         return faults
 
-    def _look_at(self, manifest: ImageManifest, root: ContentRow) -> None:
-        """Raises ImageRejected where the root disk is more than the raw disk it is said to be."""
+    def _look_at(self, root: Layout) -> None:
+        """Raises ImageRejected where the root disk could be taken for more than a raw disk."""
+        head = b"".join(self.content_bytes(root, 0, HEAD))
+        tail = b"".join(self.content_bytes(root, max(0, root.size - TAIL)))
+        if why := refusal_of_raw(head, root.size, tail):
+            raise ImageRejected(why, faults=[Fault("manifest.root", "raw_with_header", why)])
+        if kind := archive_kind(head):
+            text = f"the root disk is {kind} and not a disk"
+            raise ImageRejected(text, faults=[Fault("manifest.root", "not_a_disk", text)])
 
     def _publish(
         self, viewer: Viewer, publication: Publication, namespace: str, manifest: ImageManifest

@@ -108,7 +108,7 @@ def test_every_fault_is_told_at_once(repository: Repository) -> None:
 
 
 def test_a_digest_names_an_image_too(repository: Repository) -> None:
-    digest = repository.images.resolve("hep")
+    digest = repository.images.resolve(ADMIN, "hep")
     assert one(repository, image=digest).image_digest == digest
     with pytest.raises(InvalidSpec):
         one(repository, image="sha256:" + "0" * 64)
