@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from images.fetch import ContentFetch, ImageFetcher
+from images.fetch import ContentFetch
 from images.files import exclusive, write_atomically
 from images.manifest import ImageManifest, Part
+from images.remote import ImageFetcher
 from images.room import Room, is_full
 from images.store import ImageStore, checked_digest, shifted
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, StorageFull

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol, cast
+from typing import BinaryIO, Final, cast
 
+from images.blockindex import BlockIndex, note_blocks
 from images.content import (
     BLOCK,
     SEGMENT,
@@ -30,8 +31,8 @@ from images.content import (
 from images.files import write_all, write_atomically
 from images.folder import ContentFolder, mark_of
 from images.manifest import Part
+from images.remote import ImageFetcher, SegmentSource
 from images.room import Room, is_full
-from images.segment import unpack
 from vmjobs.errors import DigestMismatch, NotFound, StorageFull
 
 #: Segments that are fetched at once.
@@ -40,25 +41,6 @@ WORKERS: Final = 4
 _AHEAD: Final = 2
 #: Between two looks at whether the fetch is still wanted, in seconds.
 _LOOK_SECONDS: Final = 1.0
-
-
-class ImageFetcher(Protocol):
-    """Where images come from; the client library has one that speaks to the repository.
-
-    Every method raises NotFound or Unavailable, and may be called by several threads at once.
-    """
-
-    def manifest(self, digest: str) -> bytes:
-        """The manifest's exact bytes."""
-
-    def signature(self, digest: str) -> str:
-        """All signatures of an image, with spaces between; empty: it has none."""
-
-    def layout(self, image: str, content: str) -> bytes:
-        """The layout of one of an image's contents."""
-
-    def segment(self, image: str, segment: bytes) -> bytes:
-        """A stored segment, by its digest's 32 bytes."""
 
 
 @dataclass
@@ -79,6 +61,8 @@ class ContentFetch:
     _have: set[int] = field(default_factory=set)
     #: Segments where the file has something else than it should: zeros must be written there, too.
     _dirty: set[int] = field(default_factory=set)
+    #: Where the digests of its blocks go.
+    _beside: BinaryIO = field(init=False)
 
     def run(self) -> None:
         """Have the content in the folder.
@@ -93,16 +77,14 @@ class ContentFetch:
         if self.layout.size != self.part.size:
             raise DigestMismatch(f"{digest} has {self.layout.size} bytes instead of {self.part.size}")
         path = self.folder.partial(digest)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "r+b", buffering=0) as raw:
-            file = cast(BinaryIO, raw)
-            os.ftruncate(descriptor, self.layout.size)
+        with _opened(path) as file, _opened(path.with_suffix(".blocks")) as self._beside:
+            os.ftruncate(file.fileno(), self.layout.size)
             self._recall(file)
             with self._noting(file):
                 self._copy_local(file)
                 self._fetch_rest(file)
                 self.folder.adopt(file, path, self.layout)
+        path.with_suffix(".blocks").replace(self.folder.blocks_path(digest))
         self._note_path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ what is there
@@ -172,13 +154,13 @@ class ContentFetch:
                     self._write(file, number, bytes(length))
                 self._have.add(number)
         for content in list(self.folder.list()) if missing else ():
-            for digest, data in self._found_in(content, missing):
-                self._place(file, missing.pop(digest, ()), data)
+            for digest, data, blocks in self._found_in(content, missing):
+                self._place(file, missing.pop(digest, ()), data, blocks)
 
     def _found_in(
         self, content: str, missing: Mapping[bytes, object]
-    ) -> Iterator[tuple[bytes, memoryview]]:
-        """The segments of another content that are missing here, checked."""
+    ) -> Iterator[tuple[bytes, memoryview, list[bytes]]]:
+        """The segments of another content that are missing here, checked, and their blocks' digests."""
         buffer = bytearray(SEGMENT)
         with suppress(NotFound, DigestMismatch, FileNotFoundError):  # damaged, or evicted meanwhile
             layout = self.folder.layout(content)
@@ -189,40 +171,47 @@ class ContentFetch:
                         data = read_segment(cast(BinaryIO, raw), number, layout.size, buffer)
                     except OSError:
                         continue  # the disk fails there, or the file is shorter than it was
-                    if data is not None and segment_digest(block_digests(data)) == digest:
-                        yield digest, data
+                    blocks = [] if data is None else block_digests(data)
+                    if data is not None and segment_digest(blocks) == digest:
+                        yield digest, data, blocks
 
     # ------------------------------------------------------------------ from elsewhere
 
     def _fetch_rest(self, file: BinaryIO) -> None:
         missing = self._missing()
+        if not missing:
+            return
+        folder = self.folder
+        here = ((folder.path(content), folder.blocks_path(content)) for content in folder.list())
+        source = SegmentSource(self.fetch, self.image, BlockIndex(here))
         queue = iter(list(missing))
         pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="fetch")
-        pending: dict[Future[bytes], bytes] = {}
+        pending: dict[Future[tuple[bytes, list[bytes]]], bytes] = {}
         try:
             while True:
                 while len(pending) < WORKERS + _AHEAD and (digest := next(queue, None)) is not None:
-                    pending[pool.submit(self._segment, digest)] = digest
+                    length = self.layout.length(missing[digest][0])
+                    pending[pool.submit(source.get, digest, length)] = digest
                 if not pending:
                     return
                 ready, _ = wait(pending, _LOOK_SECONDS, FIRST_COMPLETED)
                 # What came is written before it is looked at what did not.
                 for future in sorted(ready, key=lambda done: done.exception() is not None):
-                    self._place(file, missing[pending.pop(future)], future.result())
+                    self._place(file, missing[pending.pop(future)], *future.result())
                 self._tell()
         finally:
             # Those under way end by themselves: they write nothing, and nobody waits for them.
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _segment(self, digest: bytes) -> bytes:
-        return unpack(self.fetch.segment(self.image, digest), digest)
-
     # ------------------------------------------------------------------ writing
 
-    def _place(self, file: BinaryIO, numbers: list[int] | tuple[()], data: bytes | memoryview) -> None:
+    def _place(
+        self, file: BinaryIO, numbers: Sequence[int], data: bytes | memoryview, blocks: Sequence[bytes]
+    ) -> None:
         """Write a segment, which was checked, wherever it belongs."""
         for number in numbers:
             self._write(file, number, data)
+            note_blocks(self._beside.fileno(), number, blocks)
             self._have.add(number)
             self._tell()
 
@@ -242,6 +231,14 @@ class ContentFetch:
 
     def _tell(self) -> None:
         self.step(min(len(self._have) * SEGMENT, self.layout.size))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        yield cast(BinaryIO, file)
 
 
 def _runs(data: bytes | memoryview, *, zeros: bool) -> Iterator[tuple[int, int]]:

@@ -162,6 +162,10 @@ class ContentFolder:
         """Where the content is while it is fetched."""
         return self.root / "partial" / _hex(digest)
 
+    def blocks_path(self, digest: str) -> Path:
+        """Where the digests of the content's blocks are, if they were noted."""
+        return self.path(digest).with_suffix(".blocks")
+
     @property
     def temporary(self) -> Path:
         """Where files are that nobody may read yet."""
@@ -293,13 +297,14 @@ class ContentFolder:
     def remove(self, digest: str) -> None:
         """Remove a content; that it is not here is no error. Who has it open keeps it."""
         path = self.path(digest)
-        for name in (path, _layout_path(path), self._note_path(path)):
+        beside = (_layout_path(path), self.blocks_path(digest), self._note_path(path))
+        for name in (path, *beside):
             name.unlink(missing_ok=True)
 
     def drop_partial(self, digest: str) -> None:
         """Remove what was fetched so far of a content. The caller holds its lock."""
         path = self.partial(digest)
-        for name in (path, path.with_suffix(".note")):
+        for name in (path, path.with_suffix(".note"), path.with_suffix(".blocks")):
             name.unlink(missing_ok=True)
 
     def _seen(self, path: Path) -> dict[str, int] | None:
@@ -325,7 +330,7 @@ def _hex(digest: str) -> str:
 
 
 def _layout_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.layout")
+    return path.with_suffix(".layout")
 
 
 def mark_of(status: os.stat_result) -> dict[str, int]:

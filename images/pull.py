@@ -10,9 +10,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from images.fetch import ContentFetch, ImageFetcher
+from images.fetch import ContentFetch
 from images.files import exclusive
 from images.manifest import ImageManifest, Part
+from images.remote import ImageFetcher
 from images.room import Room, is_full
 from images.store import ImageStore
 from vmjobs.durable import sync_directory

@@ -107,7 +107,7 @@ class Room:
     def _drop_partial(self) -> bool:
         """Remove an unfinished content that nobody is at work on."""
         folder = self._store.folder
-        paths = (p for p in self._store.root.glob("partial/*") if not p.suffix)
+        paths = {path.with_suffix("") for path in self._store.root.glob("partial/*")}
         for path in sorted(paths, key=_modified):
             digest = f"{PREFIX}{path.name}"
             with free(folder.lock(digest)) as alone:

@@ -55,7 +55,7 @@ def damage(path: Path, offset: int = 50_000) -> None:
 class Remote:
     """A fetcher that reads from a store. segments, layouts: what was asked for, in order.
 
-    asked: how often for a signature.
+    asked: how often for a signature. bytes, requests: of segments and parts of segments.
 
     before: called before each segment is handed out, with how many were asked for before.
     """
@@ -65,33 +65,46 @@ class Remote:
         self.segments: list[bytes] = []
         self.layouts: list[str] = []
         self.signatures: dict[str, str] = {}
-        self.asked = 0
+        self.asked = self.bytes = self.requests = 0
         self.before: Callable[[int], None] = lambda _count: None
         self.change: Callable[[bytes], bytes] = lambda data: data
         self._lock = threading.Lock()
 
     def manifest(self, digest: str) -> bytes:
-        """See ``images.fetch.ImageFetcher``."""
+        """See ``images.remote.ImageFetcher``."""
         return self.store.manifest_bytes(digest)
 
     def signature(self, digest: str) -> str:
-        """See ``images.fetch.ImageFetcher``."""
+        """See ``images.remote.ImageFetcher``."""
         self.asked += 1
         return self.signatures.get(digest, "")
 
     def layout(self, image: str, content: str) -> bytes:
-        """See ``images.fetch.ImageFetcher``."""
+        """See ``images.remote.ImageFetcher``."""
         self._check(image, content)
         self.layouts.append(content)
         return self.store.layout(content).to_bytes()
 
     def segment(self, image: str, segment: bytes) -> bytes:
-        """See ``images.fetch.ImageFetcher``."""
+        """See ``images.remote.ImageFetcher``."""
         with self._lock:
             count = len(self.segments)
             self.segments.append(segment)
         self.before(count)
-        return self.change(pack(self._bytes(image, segment)))
+        data = self.change(pack(self._bytes(image, segment)))
+        self._count(data)
+        return data
+
+    def segment_range(self, image: str, segment: bytes, begin: int, end: int) -> tuple[bytes, int]:
+        """See ``images.remote.ImageFetcher``."""
+        whole = self.change(pack(self._bytes(image, segment)))
+        self._count(whole[begin:end])
+        return whole[begin:end], len(whole)
+
+    def _count(self, data: bytes) -> None:
+        with self._lock:
+            self.bytes += len(data)
+            self.requests += 1
 
     def _bytes(self, image: str, segment: bytes) -> bytes:
         for part in self.store.manifest(image).parts():

@@ -138,11 +138,52 @@ def test_what_another_image_has_damaged_is_fetched(node: Path, remote: Remote) -
     second, _ = put(remote.store, disk + b"more")
     cache = ImageCache(node, remote)
     damage(cache.prepare(first).root)
-    remote.segments.clear()
+    remote.bytes = 0
     assert cache.prepare(second).root.read_bytes() == disk + b"more"
-    assert len(remote.segments) == 2  # the damaged one, and the new one
+    assert BLOCK < remote.bytes < 3 * BLOCK  # the damaged block, and what is new
+    remote.bytes = 0
     assert cache.prepare(first).root.read_bytes() == disk
-    assert len(remote.segments) == 2
+    assert remote.bytes == 0
+
+
+def test_of_a_changed_image_only_the_changed_blocks_are_fetched(node: Path, remote: Remote) -> None:
+    """Also where no segment is the same, and where the blocks moved."""
+    old = noise(6 * SEGMENT)
+    new = bytearray(old[20 * BLOCK :] + old[: 20 * BLOCK])
+    for segment in range(6):
+        new[segment * SEGMENT + 5 * BLOCK] ^= 1
+    new[3 * SEGMENT : 3 * SEGMENT + 10 * BLOCK] = bytes(10 * BLOCK)
+    first, _ = put(remote.store, old)
+    second, _ = put(remote.store, bytes(new))
+    cache = ImageCache(node, remote)
+    cache.prepare(first)
+    remote.bytes = remote.requests = 0
+    assert cache.prepare(second).root.read_bytes() == new
+    assert remote.bytes < 2 * 6 * BLOCK
+    assert remote.requests == 6 + 5  # a head of each segment, and a block where one changed
+
+
+def test_a_block_that_is_damaged_here_is_fetched(node: Path, remote: Remote) -> None:
+    old = noise(2 * SEGMENT)
+    new = old[:-1] + b"!"
+    first, _ = put(remote.store, old)
+    second, _ = put(remote.store, new)
+    cache = ImageCache(node, remote)
+    damage(cache.prepare(first).root, SEGMENT + 7 * BLOCK)
+    damage(cache.prepare(first).root, SEGMENT + 7 * BLOCK)  # mended, and damaged once more
+    remote.bytes = 0
+    assert cache.prepare(second).root.read_bytes() == new
+    assert remote.bytes < 4 * BLOCK
+
+
+def test_images_with_nothing_in_common_are_not_asked_about_for_long(node: Path, remote: Remote) -> None:
+    first, _ = put(remote.store, noise(SEGMENT))
+    second, _ = put(remote.store, noise(20 * SEGMENT, 1))
+    cache = ImageCache(node, remote)
+    cache.prepare(first)
+    remote.requests = 0
+    cache.prepare(second)
+    assert 20 < remote.requests <= 20 + 4 + 4  # those under way at once look at theirs as well
 
 
 # ------------------------------------------------------------------ what goes wrong
@@ -235,13 +276,13 @@ def test_a_cached_image_that_is_damaged_is_mended(node: Path, remote: Remote) ->
     digest, _ = put(remote.store, disk)
     cache = ImageCache(node, remote)
     damage(cache.prepare(digest).root)
-    remote.segments.clear()
+    remote.bytes = 0
     assert cache.prepare(digest).root.read_bytes() == disk
-    assert len(remote.segments) == 1  # only what is damaged
-    os.truncate(cache.prepare(digest).root, SEGMENT + 5)
-    remote.segments.clear()
+    assert BLOCK < remote.bytes < 2 * BLOCK  # only what is damaged
+    os.truncate(cache.prepare(digest).root, 2 * SEGMENT - 5)
+    remote.bytes = 0
     assert cache.prepare(digest).root.read_bytes() == disk
-    assert len(remote.segments) == 2
+    assert SEGMENT < remote.bytes < SEGMENT + 3 * BLOCK
 
 
 def test_an_image_that_nobody_has_is_not_found_and_leaves_nothing(node: Path, remote: Remote) -> None:
@@ -288,7 +329,7 @@ def test_what_is_in_use_stays_and_what_does_not_fit_says_so(node: Path, remote: 
         assert cache.cached() == [images[0]]
         assert not any(name.startswith("partial") for name in files(node))
         assert len(list((node / "manifests").iterdir())) == 1
-        assert len(list(node.glob("contents/*/*"))) == 4  # root, kernel, and their layouts
+        assert len(list(ImageStore(node).folder.list())) == 2
     cache.prepare(images[1])
     assert cache.cached() == [images[1]]
 

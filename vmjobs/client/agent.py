@@ -10,7 +10,7 @@ import requests
 from pydantic import BaseModel
 
 from vmjobs.client.transport import Retries, Transport, Upload, parse
-from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest
+from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, Unavailable
 from vmjobs.model import AttemptClaim, InputFile, JobTicket, Node, Output, Report, StreamName
 from vmjobs.paths import refusal
 from vmjobs.wire import NodeWishes
@@ -148,6 +148,22 @@ class ImageClient:
             NotFound: there is no such image, or the segment is none of its.
         """
         return self._whole(f"/v1/images/{_quoted(image)}/segments/{segment.hex()}", MAX_SEGMENT)
+
+    def segment_range(self, image: str, segment: bytes, begin: int, end: int) -> tuple[bytes, int]:
+        """A part of a stored segment, and the size of the whole; the caller checks it.
+
+        Raises:
+            NotFound: there is no such image, or the segment is none of its.
+        """
+        path = f"/v1/images/{_quoted(image)}/segments/{segment.hex()}"
+        headers = {"Accept-Encoding": "identity", "Range": f"bytes={begin}-{end - 1}"}
+        answer = self._http.call("GET", path, headers=headers)
+        if answer.status_code != 206:  # somebody on the way knows of no ranges
+            return answer.content[begin:end], len(answer.content)
+        first, _, whole = answer.headers.get("Content-Range", "").partition("/")
+        if not first.startswith(f"bytes {begin}-") or not whole.isdigit():
+            raise Unavailable("api", "the API answers with a range that was not asked for")
+        return answer.content[: end - begin], int(whole)
 
     def _whole(self, path: str, limit: int) -> bytes:
         data = bytearray()
