@@ -9,6 +9,7 @@ import shlex
 import stat
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -37,9 +38,16 @@ Tell = Callable[[str, float], None]
 _VERSION: Final = 1
 #: Free room on the root disk, in bytes: programs write where they were told to when they were packed.
 #: It is a hole in the disk's file and costs nothing until it is used.
-_SLACK: Final = 1024 * MIB
+_SLACK: Final = 512 * MIB
 _EPOCH: Final = 1735689600  # 2025-01-01, for what has no time of its own
 _HOSTS: Final = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+
+
+@dataclass(frozen=True)
+class ImportedImage(ImageEntry):
+    """source: the container image's reference, with the digest that it stood for."""
+
+    source: str = ""
 
 
 def import_reference(
@@ -52,7 +60,7 @@ def import_reference(
     architecture: str = "x86_64",
     name: str = "",
     tag: str = "",
-) -> ImageEntry:
+) -> ImportedImage:
     """Make a VM image of a container image, into ``store``, and tag it.
 
     The same container image gives the same VM image. One that was imported before is not fetched
@@ -81,12 +89,13 @@ def import_reference(
                 store.record_build(key, digest)
     manifest = store.manifest(digest)
     own_name, own_tag = parsed.suggested_name
-    entry = ImageEntry(
+    entry = ImportedImage(
         name or own_name,
         tag or ("latest" if name else own_tag),
         digest,
         manifest.size,
         manifest.architecture,
+        parsed.text if parsed.digest else f"{parsed.text}@{asked}",
     )
     store.tag(entry.name, entry.tag, digest)
     tell("done", 1.0)

@@ -1,0 +1,78 @@
+"""Container images where an image is asked for: imported, and pushed if a job needs it there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from rich.console import Console
+
+from images.oci import ImportedImage, import_reference, is_reference
+from images.oci.fetch import Access
+from images.store import ImageStore
+from vmjobs import __version__
+from vmjobs.cli.support import config
+from vmjobs.wire import ImageDetail, Origin, Publication
+
+_PARALLEL = 4
+
+
+def resolve_image(ref: str, *, push: bool = False) -> str:
+    """``ref``, or the digest of the image made of the container that it names.
+
+    push: have the image in the repository too. Credentials are those that skopeo or docker keep.
+
+    Raises:
+        what :func:`images.oci.import_reference` does; what the service says.
+    """
+    if not is_reference(ref):
+        return ref
+    found = import_container(ref, Access())
+    if push:
+        push_container(found)
+    return found.digest
+
+
+def import_container(ref: str, access: Access, name: str = "", tag: str = "") -> ImportedImage:
+    """Import a container image into the local store, telling a terminal what is being done."""
+    settings = config()
+    work = settings.images.parent / "work"
+    with _steps(ref) as tell:
+        return import_reference(
+            ref, ImageStore(settings.images), work, tell, access=access, name=name, tag=tag
+        )
+
+
+def push_container(found: ImportedImage, namespace: str = "") -> ImageDetail:
+    """Have an imported image in the repository, under the name that it has here."""
+    from vmjobs.cli.image_sending import from_store, send  # noqa: PLC0415 - only this needs the network
+    from vmjobs.cli.image_support import repository  # noqa: PLC0415
+
+    settings = config()
+    origin = Origin(source=found.source[:1024], format="oci", builder=f"vmjobs {__version__}")
+    brought = replace(from_store(ImageStore(settings.images), found.digest), origin=origin)
+    with brought, repository() as images:
+        sent = send(images, settings.api_url, replace(brought, name=found.name), _PARALLEL)
+        publication = Publication(
+            manifest=sent.manifest.model_dump(mode="json", by_alias=True),
+            upload=sent.upload,
+            namespace=namespace,
+            name=found.name,
+            tag=found.tag,
+            origin=origin,
+        )
+        detail = images.publish(publication)
+        sent.note.forget()
+    return detail
+
+
+@contextmanager
+def _steps(ref: str) -> Iterator[Callable[[str, float], None]]:
+    """Shows each step on a terminal's standard error; silence elsewhere."""
+    terminal = Console(stderr=True)
+    if not terminal.is_terminal:
+        yield lambda _step, _fraction: None
+        return
+    with terminal.status(ref) as status:
+        yield lambda step, fraction: status.update(f"{ref}: {step} ({fraction:.0%})")
