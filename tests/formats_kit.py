@@ -1,0 +1,130 @@
+"""Images to attack with: real ones that qemu-img made, and bytes to change in them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from images.admission import admit
+from images.formats import Limits
+from vmjobs.errors import ImageRejected
+
+SIZE = 8 * 1024 * 1024
+
+#: name -> what qemu-img is told to make it.
+MADE = {
+    "raw": ("raw",),
+    "qcow2-v2": ("qcow2", "-o", "compat=0.10"),
+    "qcow2-v3": ("qcow2", "-o", "compat=1.1"),
+    "qcow2-compressed": ("qcow2", "-c"),
+    "qcow2-zstd": ("qcow2", "-c", "-o", "compression_type=zstd"),
+    "qcow2-2M": ("qcow2", "-o", "cluster_size=2M"),
+    "qcow2-4k": ("qcow2", "-o", "cluster_size=4k"),
+    "qcow2-512": ("qcow2", "-o", "cluster_size=512"),
+    "qcow2-extended": ("qcow2", "-o", "extended_l2=on,cluster_size=128k"),
+    "qcow2-lazy": ("qcow2", "-o", "lazy_refcounts=on"),
+    "qcow2-falloc": ("qcow2", "-o", "preallocation=metadata"),
+    "vmdk-sparse": ("vmdk", "-o", "subformat=monolithicSparse"),
+    "vmdk-stream": ("vmdk", "-o", "subformat=streamOptimized"),
+    "vmdk-zeroed": ("vmdk", "-o", "zeroed_grain=on"),
+    "vdi-dynamic": ("vdi",),
+    "vdi-static": ("vdi", "-o", "static=on"),
+    "vhdx-dynamic": ("vhdx", "-o", "block_size=1M"),
+    "vhdx-fixed": ("vhdx", "-o", "subformat=fixed"),
+}
+
+
+def disk() -> bytes:
+    """A small disk: a boot sector, text, what does not compress, and zeros between."""
+    data = bytearray(SIZE)
+    data[510:512] = b"\x55\xaa"
+    data[446:462] = bytes.fromhex("80000000 83000000 00080000 00200000".replace(" ", ""))
+    data[1024 * 1024 : 1024 * 1024 + 400_000] = b"some text, again and again. " * 14285 + bytes(20)
+    noise, state = bytearray(), 1
+    while len(noise) < 300_000:
+        state = state * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
+        noise += state.to_bytes(8, "little")
+    data[5_000_192 : 5_000_192 + len(noise)] = noise
+    return bytes(data)
+
+
+def qemu_img(*words: str | Path) -> None:
+    subprocess.run(["qemu-img", *map(str, words)], check=True, capture_output=True, timeout=60)
+
+
+def make_all(directory: Path) -> dict[str, Path]:
+    """Every sample, by name."""
+    raw = directory / "raw"
+    raw.write_bytes(disk())
+    for name, (format_, *options) in MADE.items():
+        if name != "raw":
+            qemu_img("convert", "-f", "raw", "-O", format_, *options, raw, directory / name)
+    return {name: directory / name for name in MADE}
+
+
+class Lab:
+    """Samples, and copies of them with other bytes in some places."""
+
+    def __init__(self, samples: dict[str, Path], directory: Path) -> None:
+        self.samples = samples
+        self.directory = directory
+        self._count = 0
+
+    def data(self, name: str) -> bytearray:
+        return bytearray(self.samples[name].read_bytes())
+
+    def patched(self, name: str, *patches: tuple[int, bytes]) -> Path:
+        """A copy with bytes written over, each at its offset (from the end if negative)."""
+        data = self.data(name)
+        for offset, new in patches:
+            place = offset if offset >= 0 else len(data) + offset
+            if place + len(new) > len(data):
+                data.extend(bytes(place + len(new) - len(data)))
+            data[place : place + len(new)] = new
+        return self.file(bytes(data))
+
+    def replaced(self, name: str, old: bytes, new: bytes) -> Path:
+        """A copy where ``new``, of the same length or padded by zeros, stands for ``old``."""
+        data = self.data(name)
+        place = data.index(old)
+        data[place : place + len(old)] = new.ljust(len(old), b"\0")[: len(old)]
+        return self.file(bytes(data))
+
+    def changed(self, name: str, change: Callable[[bytearray], None]) -> Path:
+        data = self.data(name)
+        change(data)
+        return self.file(bytes(data))
+
+    def file(self, data: bytes, name: str = "") -> Path:
+        self._count += 1
+        path = self.directory / (name or f"attack-{self._count}")
+        path.write_bytes(data)
+        return path
+
+    def copy(self, name: str, to: str) -> Path:
+        return Path(shutil.copy(self.samples[name], self.directory / to))
+
+
+def refused(path: Path, code: str, *, pinned: str | None = None, limits: Limits | None = None) -> str:
+    """The sentence of the refusal; the code has to be this one."""
+    with pytest.raises(ImageRejected) as caught:
+        admit(path, pinned, limits)
+    assert caught.value.faults[0].code == code, caught.value.message
+    assert caught.value.message == caught.value.faults[0].message
+    assert caught.value.exit_code == 65
+    return caught.value.message
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One image in every format and kind, all of the same disk."""
+    return make_all(tmp_path_factory.mktemp("samples"))
+
+
+@pytest.fixture
+def lab(samples: dict[str, Path], tmp_path: Path) -> Lab:
+    return Lab(samples, tmp_path)

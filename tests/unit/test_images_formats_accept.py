@@ -1,0 +1,150 @@
+"""Honest images are taken, in every format and kind, and described as they are."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+from formats_kit import MADE, SIZE, Lab, qemu_img, refused
+
+from images.admission import admit, limits_of
+from images.formats import Format, Limits, detect, inspect
+from vmjobs.config import Config
+from vmjobs.errors import ImageRejected
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_an_honest_image_is_taken(lab: Lab, name: str) -> None:
+    path = lab.samples[name]
+    found = admit(path)
+    assert found == admit(path, MADE[name][0])
+    assert found.format == MADE[name][0]
+    assert found.virtual_size == SIZE
+    assert found.file_size == path.stat().st_size
+    # Its 750 KB of data, and not more than the format's own units round them up to.
+    assert 600_000 < found.allocated <= max(SIZE, found.unit)
+
+
+def test_what_the_header_says_is_told(lab: Lab) -> None:
+    told = {name: (admit(path).version, admit(path).features) for name, path in lab.samples.items()}
+    assert told["qcow2-v2"] == ("2", ())
+    assert told["qcow2-v3"] == ("3", ())
+    assert told["qcow2-compressed"] == ("3", ("compressed (zlib)",))
+    assert told["qcow2-zstd"] == ("3", ("compressed (zstd)",))
+    assert told["qcow2-extended"] == ("3", ("extended L2 entries",))
+    assert told["vmdk-sparse"] == ("1", ("monolithicSparse",))
+    assert told["vmdk-stream"] == ("3", ("streamOptimized, compressed",))
+    assert told["vdi-static"] == ("1.1", ("fixed",))
+    assert told["vhdx-dynamic"] == ("1", ("dynamic",))
+    assert admit(lab.samples["qcow2-4k"]).unit == 4096
+    assert admit(lab.samples["qcow2-2M"]).unit == 2 * MIB
+
+
+@pytest.mark.parametrize("format_", ["qcow2", "vmdk", "vdi", "vhdx"])
+def test_empty_and_larger_disks_are_taken(tmp_path: Path, format_: str) -> None:
+    for size in ("1M", "100G"):
+        path = tmp_path / f"{size}"
+        qemu_img("create", "-q", "-f", format_, path, size)
+        assert admit(path).allocated == 0
+
+
+def test_the_name_of_a_file_means_nothing(lab: Lab) -> None:
+    assert admit(lab.copy("qcow2-v3", "disk.vmdk")).format is Format.QCOW2
+    assert admit(lab.copy("vdi-dynamic", "disk.raw")).format is Format.VDI
+
+
+@pytest.mark.parametrize("name", [n for n in MADE if n != "raw"])
+@pytest.mark.parametrize("pinned", ["qcow2", "vmdk", "vdi", "vhdx"])
+def test_a_pinned_format_has_to_be_the_headers(lab: Lab, name: str, pinned: str) -> None:
+    if MADE[name][0] == pinned:
+        return
+    message = refused(lab.samples[name], "other_format", pinned=pinned)
+    assert pinned in message
+    assert MADE[name][0] in message
+
+
+def test_an_unknown_format_is_refused(lab: Lab) -> None:
+    assert "'iso'" in refused(lab.samples["raw"], "unknown_format", pinned="iso")
+    assert "/etc" in refused(lab.samples["raw"], "unknown_format", pinned="../../etc")
+
+
+def test_what_is_no_file_is_refused(lab: Lab, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", "not_a_file")
+    refused(tmp_path, "not_a_file")
+    refused(Path("/dev/zero"), "not_a_file")
+    refused(tmp_path / "missing", "unreadable")
+    refused(Path("a\0b"), "unreadable")
+
+
+def test_what_is_no_image_is_refused(lab: Lab) -> None:
+    refused(lab.file(b""), "empty")
+    for pinned in ("raw", "qcow2"):
+        refused(lab.file(b""), "empty", pinned=pinned)
+    refused(lab.file(b"just text\n" * 512), "not_an_image")
+    refused(lab.file(b"\0"), "not_an_image")
+    refused(lab.file(b"QFI"), "not_an_image")
+    refused(lab.file(bytes(MIB)), "not_an_image")
+    refused(lab.file(gzip.compress(b"a disk" * 1000)), "not_a_disk")
+    refused(lab.file(gzip.compress(b"a disk" * 1000)), "not_a_disk", pinned="raw")
+    refused(lab.file(b"\x7fELF" + bytes(1020)), "not_a_disk")
+    refused(lab.file(b"x" * 1000), "odd_size", pinned="raw")
+
+
+def test_bytes_that_look_like_nothing_are_raw_if_their_owner_says_so(lab: Lab) -> None:
+    assert admit(lab.file(bytes(MIB)), "raw").virtual_size == MIB
+
+
+def test_a_truncated_image_is_refused(lab: Lab) -> None:
+    for name in MADE:
+        if name == "raw":
+            continue
+        data = lab.data(name)
+        for part in (16, 70, 100, 511, 513, 70_000, len(data) // 2):
+            path = lab.file(bytes(data[:part]))
+            with pytest.raises(ImageRejected):
+                inspect(path, Format(MADE[name][0]))
+
+
+def test_a_disk_over_the_limit_is_refused(lab: Lab) -> None:
+    limits = Limits(virtual_size=4 * MIB)
+    for name in MADE:
+        assert "8 MiB" in refused(lab.samples[name], "disk_too_large", limits=limits)
+    assert limits_of(Config(max_image_size=7)).virtual_size == 7 * MIB
+
+
+def test_metadata_over_the_budget_is_refused(lab: Lab) -> None:
+    refused(lab.samples["qcow2-512"], "too_much_metadata", limits=Limits(metadata=80_000))
+
+
+def test_nothing_is_read_beyond_the_budget(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+    pread = os.pread
+
+    def counted(descriptor: int, length: int, offset: int) -> bytes:
+        nonlocal read
+        data = pread(descriptor, length, offset)
+        read += len(data)
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    for name in MADE:
+        read = 0
+        inspect(lab.samples[name])
+        # The largest: two tables of one cluster of 2 MiB each.
+        assert read < 5_000_000, name
+
+
+def test_an_open_file_stays_open_and_where_it_was(lab: Lab) -> None:
+    with lab.samples["qcow2-v3"].open("rb") as file:
+        file.seek(7)
+        assert inspect(file).format is Format.QCOW2
+        assert file.tell() == 7
+
+
+def test_raw_is_what_nobody_claims() -> None:
+    assert detect(bytes(4096)) is Format.RAW

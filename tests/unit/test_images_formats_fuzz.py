@@ -1,0 +1,120 @@
+"""Parsers and random damage: refused or taken, but never another error, much reading or long time.
+
+The random numbers are the same in every run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+from formats_kit import MADE, Lab
+
+from images import bootinfo
+from images.admission import admit
+from images.formats import Format, Limits, inspect
+from vmjobs.errors import ImageRejected
+
+ROUNDS = 150
+#: Where the headers and tables of all formats are: damage elsewhere is only data.
+HOT = 400_000
+INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, (1 << 64) - 1)
+LIMITS = Limits(metadata=16 * 1024 * 1024)
+
+
+def damage(data: bytearray, chance: random.Random) -> bytes:
+    """Some changes of bytes, numbers or pieces, and perhaps another length."""
+    for _ in range(chance.randint(1, 8)):
+        place = chance.randrange(min(len(data), chance.choice((128, 512, 4096, 70_000, HOT))))
+        kind = chance.randrange(4)
+        if kind == 0:
+            data[place] = chance.randrange(256)
+        elif kind == 1:
+            width, order = chance.choice((2, 4, 8)), chance.choice(("little", "big"))
+            value = chance.choice(INTERESTING) + chance.randint(-1, 1)
+            data[place : place + width] = (value % (1 << 8 * width)).to_bytes(width, order)
+        elif kind == 2:
+            other, length = chance.randrange(min(len(data), HOT)), chance.randrange(64)
+            data[place : place + length] = data[other : other + length]
+        else:
+            data[place] ^= 1 << chance.randrange(8)
+    if chance.random() < 0.15:
+        del data[chance.randrange(len(data)) :]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_damaged_images_are_refused_or_taken(
+    lab: Lab, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+    pread = os.pread
+
+    def counted(descriptor: int, length: int, offset: int) -> bytes:
+        nonlocal read
+        data = pread(descriptor, length, offset)
+        read += len(data)
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    chance = random.Random(f"vmjobs {name}")
+    sample = lab.data(name)
+    path = tmp_path / "fuzzed"
+    taken = 0
+    for number in range(ROUNDS):
+        path.write_bytes(damage(bytearray(sample), chance))
+        read, began = 0, time.process_time()
+        pinned = Format(MADE[name][0]) if number % 2 else None
+        try:
+            description = inspect(path, pinned, LIMITS)
+        except ImageRejected as refused:
+            assert len(refused.faults) == 1
+            assert refused.faults[0].code
+            assert refused.message.isprintable()
+        else:
+            taken += 1
+            assert 0 < description.virtual_size <= LIMITS.virtual_size
+            assert 0 <= description.allocated <= description.virtual_size
+        assert read <= LIMITS.metadata
+        assert time.process_time() - began < 5
+    # Some damage hits data, or nothing at all; most of it is found.
+    assert taken < ROUNDS
+
+
+def test_random_bytes_are_refused_or_taken(tmp_path: Path) -> None:
+    chance = random.Random("vmjobs")
+    marks = (b"QFI\xfb\0\0\0\x02", b"QFI\xfb\0\0\0\x03", b"KDMV\x01\0\0\0", b"vhdxfile", b"")
+    path = tmp_path / "random"
+    for _ in range(300):
+        mark = chance.choice(marks)
+        data = mark + chance.randbytes(chance.choice((0, 1, 64, 600, 5000, 70_000)))
+        if chance.random() < 0.2:
+            data = data[:0x40].ljust(0x40, b"\0") + b"\x7f\x10\xda\xbe" + data
+        path.write_bytes(data)
+        for format_ in (None, *Format):
+            try:
+                admit(path, format_)
+            except ImageRejected as refused:
+                assert refused.faults[0].code
+
+
+def test_no_content_is_an_error_for_boot_hints(lab: Lab) -> None:
+    chance = random.Random("boot")
+    for _ in range(ROUNDS):
+        head = bytearray(chance.randbytes(2048))
+        head[510:512] = b"\x55\xaa"
+        if chance.random() < 0.5:
+            head[446:510] = bytes(64)
+            head[450] = chance.choice((0x05, 0xEE, 0x83))
+            head[454:462] = b"\1\0\0\0\xff\xff\xff\xff"
+            head[512:520] = b"EFI PART"
+        for length in (0, 100, 511, 512, 600, 1100, 2048):
+            found = bootinfo.boot_of_bytes(bytes(head[:length]))
+            assert len(found.partitions) <= 3 * 128 + 4
+            assert found.why
+    assert bootinfo.boot_of_bytes(b"").boot is None
+    with lab.samples["raw"].open("rb") as file:
+        assert bootinfo.boot_of(file).table == "mbr"

@@ -1,0 +1,257 @@
+"""Attacks with qcow2: each refused, with its own reason."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from formats_kit import Lab, qemu_img, refused
+
+from images.admission import admit
+from images.formats import Limits
+
+MIB = 1024 * 1024
+
+
+def be32(value: int) -> bytes:
+    return struct.pack(">I", value)
+
+
+def be64(value: int) -> bytes:
+    return struct.pack(">Q", value)
+
+
+def test_a_backing_file_is_refused(tmp_path: Path) -> None:
+    for name, backing in (("absolute", "/etc/passwd"), ("json", 'json:{"driver":"nbd"}')):
+        path = tmp_path / name
+        qemu_img("create", "-q", "-f", "qcow2", "-u", "-b", backing, "-F", "raw", path, "1M")
+        message = refused(path, "backing_file")
+        # What the header says is not repeated: it is a stranger's.
+        assert backing not in message
+        refused(path, "backing_file", pinned="qcow2")
+
+
+def test_half_a_backing_file_is_refused(lab: Lab) -> None:
+    refused(lab.patched("qcow2-v3", (8, be64(0x200))), "backing_file")
+    refused(lab.patched("qcow2-v3", (16, be32(11))), "backing_file")
+    refused(lab.patched("qcow2-v2", (8, be64(0x200)), (16, be32(11))), "backing_file")
+    extension = be32(0xE2792ACA) + be32(3) + b"raw".ljust(8, b"\0")
+    refused(lab.patched("qcow2-v3", (112, extension)), "backing_file")
+
+
+def test_an_external_data_file_is_refused(tmp_path: Path, lab: Lab) -> None:
+    """CVE-2024-32498: the data file may be any file that the service can read."""
+    path = tmp_path / "disk"
+    options = f"data_file={tmp_path}/data,data_file_raw=on"
+    qemu_img("create", "-q", "-f", "qcow2", "-o", options, path, "1M")
+    data = path.read_bytes()
+    assert str(tmp_path).encode() in data
+    refused(path, "external_data_file")
+    # Each of the three places where it is said is enough.
+    refused(lab.patched("qcow2-v3", (72, be64(4))), "external_data_file")
+    refused(lab.patched("qcow2-v3", (88, be64(2))), "external_data_file")
+    extension = be32(0x44415441) + be32(8) + b"/etc/pwd"
+    refused(lab.patched("qcow2-v3", (112, extension)), "external_data_file")
+
+
+def test_encryption_is_refused(tmp_path: Path, lab: Lab) -> None:
+    for method in (1, 2, 77):
+        refused(lab.patched("qcow2-v3", (32, be32(method))), "encrypted")
+    refused(lab.patched("qcow2-v3", (112, be32(0x0537BE77) + be32(16))), "encrypted")
+    path = tmp_path / "luks"
+    secret = ("--object", "secret,id=s,data=abc")
+    options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10"
+    qemu_img("create", "-q", *secret, "-f", "qcow2", "-o", options, path, "1M")
+    refused(path, "encrypted")
+
+
+def test_features_that_are_not_known_are_refused(lab: Lab) -> None:
+    for bit in (5, 17, 63):
+        assert hex(1 << bit) in refused(
+            lab.patched("qcow2-v3", (72, be64(1 << bit))), "unknown_features"
+        )
+
+
+def test_images_that_were_not_closed_are_refused(lab: Lab) -> None:
+    refused(lab.patched("qcow2-v3", (72, be64(1))), "not_closed")
+    refused(lab.patched("qcow2-v3", (72, be64(2))), "marked_corrupt")
+
+
+def test_internal_snapshots_are_refused(lab: Lab) -> None:
+    path = lab.copy("qcow2-v3", "snapshot")
+    qemu_img("snapshot", "-c", "one", path)
+    assert "1 internal snapshots" in refused(path, "internal_snapshots")
+    refused(lab.patched("qcow2-v2", (60, be32(0xFFFFFFFF))), "internal_snapshots")
+
+
+def test_bitmaps_are_refused(lab: Lab) -> None:
+    path = lab.copy("qcow2-v3", "bitmap")
+    qemu_img("bitmap", "--add", path, "b0")
+    refused(path, "bitmaps")
+
+
+@pytest.mark.parametrize("version", [0, 1, 4, 0xFFFFFFFF])
+def test_other_versions_are_refused(lab: Lab, version: int) -> None:
+    code = "is_qcow" if version == 1 else "unknown_version"
+    refused(lab.patched("qcow2-v3", (4, be32(version))), code)
+
+
+@pytest.mark.parametrize("bits", [0, 8, 22, 31, 63, 0xFFFFFFFF])
+def test_odd_cluster_sizes_are_refused(lab: Lab, bits: int) -> None:
+    refused(lab.patched("qcow2-v3", (20, be32(bits))), "cluster_size")
+    refused(lab.patched("qcow2-v2", (20, be32(bits))), "cluster_size")
+
+
+def test_extended_tables_need_large_clusters(lab: Lab) -> None:
+    refused(lab.patched("qcow2-4k", (72, be64(16))), "cluster_size")
+
+
+def test_absurd_sizes_are_refused(lab: Lab) -> None:
+    for size, code in (
+        (0, "no_size"),
+        (1, "odd_size"),
+        ((1 << 63) - 512, "disk_too_large"),
+        ((1 << 64) - 512, "disk_too_large"),
+        (1 << 50, "disk_too_large"),
+    ):
+        refused(lab.patched("qcow2-v3", (24, be64(size))), code)
+
+
+def test_a_size_that_the_tables_do_not_carry_is_refused(lab: Lab) -> None:
+    refused(lab.patched("qcow2-v3", (24, be64(1 << 40))), "l1_size")
+    refused(lab.patched("qcow2-v3", (36, be32(0))), "l1_size")
+    refused(lab.patched("qcow2-v3", (36, be32(0x7FFFFFFF))), "l1_size")
+    refused(lab.patched("qcow2-v3", (36, be32(1 << 22))), "outside_file")
+    refused(lab.patched("qcow2-512", (24, be64(1 << 40)), (36, be32(0xFFFFFFFF))), "l1_size")
+
+
+def test_tables_outside_the_file_are_refused(lab: Lab) -> None:
+    for field in (40, 48):
+        for offset, code in (
+            (0, "misaligned"),
+            (513, "misaligned"),
+            (1 << 40, "outside_file"),
+            ((1 << 64) - 65536, "outside_file"),
+        ):
+            refused(lab.patched("qcow2-v3", (field, be64(offset))), code)
+
+
+def test_refcount_tables_that_cannot_be_are_refused(lab: Lab) -> None:
+    refused(lab.patched("qcow2-v3", (56, be32(0))), "refcount_table")
+    refused(lab.patched("qcow2-v3", (56, be32(0xFFFFFFFF))), "refcount_table")
+    refused(lab.patched("qcow2-v3", (56, be32(100))), "outside_file")
+    refused(lab.patched("qcow2-v3", (96, be32(7))), "refcount_order")
+
+
+def test_headers_of_an_odd_length_are_refused(lab: Lab) -> None:
+    for size in (0, 72, 105, 65536 + 8, 0xFFFFFFF8):
+        refused(lab.patched("qcow2-v3", (100, be32(size))), "header_size")
+
+
+def test_compression_that_is_not_known_is_refused(lab: Lab) -> None:
+    refused(lab.patched("qcow2-v3", (104, b"\x07")), "compression")
+    refused(lab.patched("qcow2-v3", (104, b"\x01")), "compression")
+    refused(lab.patched("qcow2-v3", (72, be64(8))), "compression")
+
+
+def test_extensions_that_leave_the_header_are_refused(lab: Lab) -> None:
+    for length in (65536, 0x7FFFFFFF, 0xFFFFFFFF):
+        extension = be32(0x12345678) + be32(length)
+        refused(lab.patched("qcow2-v3", (112, extension)), "header_extension")
+
+
+def l1_of(data: bytearray) -> int:
+    return int(struct.unpack_from(">Q", data, 40)[0])
+
+
+def l2_of(data: bytearray) -> int:
+    return int(struct.unpack_from(">Q", data, l1_of(data))[0]) & 0x00FFFFFFFFFFFE00
+
+
+def allocated(data: bytearray, width: int = 8) -> list[int]:
+    """Places of second-level entries that name a cluster."""
+    table = l2_of(data)
+    places = range(table, table + (1 << data[23]), width)
+    return [place for place in places if struct.unpack_from(">Q", data, place)[0]]
+
+
+def entry(offset: int) -> bytes:
+    return be64(offset | 1 << 63)
+
+
+def test_a_table_that_names_itself_is_refused(lab: Lab) -> None:
+    data = lab.data("qcow2-v3")
+    for place in (l1_of(data), int(struct.unpack_from(">Q", data, 48)[0])):
+        refused(lab.patched("qcow2-v3", (l1_of(data), entry(place))), "overlap")
+    refused(lab.patched("qcow2-v3", (l2_of(data), entry(l2_of(data)))), "overlap")
+
+
+def test_tables_that_are_shared_are_refused(lab: Lab) -> None:
+    """The zip bomb of disks: one table, or one cluster, all over."""
+    data = lab.data("qcow2-4k")
+    first = data[l1_of(data) : l1_of(data) + 8]
+    assert struct.unpack(">Q", first)[0]
+    refused(lab.patched("qcow2-4k", (l1_of(data) + 16, first)), "overlap")
+    data = lab.data("qcow2-v3")
+    one, other, *_ = allocated(data)
+    refused(lab.patched("qcow2-v3", (other, bytes(data[one : one + 8]))), "overlap")
+
+
+def test_clusters_outside_the_file_are_refused(lab: Lab) -> None:
+    data = lab.data("qcow2-v3")
+    place = allocated(data)[0]
+    refused(lab.patched("qcow2-v3", (place, entry(1 << 40))), "outside_file")
+    refused(lab.patched("qcow2-v3", (l1_of(data), entry(1 << 40))), "outside_file")
+    refused(lab.patched("qcow2-v3", (place, entry(65536 * 5 + 512))), "misaligned")
+    refused(lab.patched("qcow2-v3", (l1_of(data), entry(65536 + 512))), "misaligned")
+
+
+def test_data_that_is_a_table_is_refused(lab: Lab) -> None:
+    data = lab.data("qcow2-v3")
+    place = allocated(data)[0]
+    for offset in (l1_of(data), l2_of(data), 65536, 2 * 65536):
+        refused(lab.patched("qcow2-v3", (place, entry(offset))), "overlap")
+
+
+def test_reserved_bits_are_refused(lab: Lab) -> None:
+    data = lab.data("qcow2-v3")
+    refused(lab.patched("qcow2-v3", (l1_of(data), entry(l2_of(data) | 2))), "reserved_bits")
+    place = allocated(data)[0]
+    refused(lab.patched("qcow2-v3", (place, entry(65536 * 5 | 1 << 57))), "reserved_bits")
+    place = allocated(lab.data("qcow2-v2"))[0]
+    refused(lab.patched("qcow2-v2", (place, entry(65536 * 5 | 1))), "reserved_bits")
+    refcounts = int(struct.unpack_from(">Q", data, 48)[0])
+    refused(lab.patched("qcow2-v3", (refcounts, be64(65536 * 2 | 4))), "reserved_bits")
+
+
+def test_subclusters_that_cannot_be_are_refused(lab: Lab) -> None:
+    data = lab.data("qcow2-extended")
+    place = allocated(data, 16)[0]
+    refused(lab.patched("qcow2-extended", (place + 8, b"\xff" * 8)), "reserved_bits")
+    empty = l2_of(data) + (1 << data[23]) - 16
+    refused(lab.patched("qcow2-extended", (empty + 8, be64(1))), "reserved_bits")
+
+
+def test_compressed_clusters_outside_or_shared_are_refused(lab: Lab) -> None:
+    data = lab.data("qcow2-compressed")
+    places = [p for p in allocated(data) if data[p] & 0x40]
+    one, other = places[0], places[1]
+    refused(lab.patched("qcow2-compressed", (one, be64(1 << 62 | 1 << 40))), "outside_file")
+    refused(lab.patched("qcow2-compressed", (one, be64(1 << 62 | 16))), "outside_file")
+    refused(lab.patched("qcow2-compressed", (one, be64((1 << 63) - 1))), "outside_file")
+    shared = bytes(data[other : other + 8])
+    refused(lab.patched("qcow2-compressed", (one, shared)), "overlap")
+    table = be64(1 << 62 | l2_of(data) + 24)
+    refused(lab.patched("qcow2-compressed", (one, table)), "overlap")
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    """64 MiB of one letter become some KiB of zstd, and a file may hold very much of that."""
+    raw, bomb = tmp_path / "raw", tmp_path / "bomb"
+    raw.write_bytes(b"A" * 64 * MIB)
+    options = "compression_type=zstd,cluster_size=2M"
+    qemu_img("convert", "-c", "-f", "raw", "-O", "qcow2", "-o", options, raw, bomb)
+    limits = Limits(expansion_floor=16 * MIB, expansion=4)
+    assert admit(bomb).allocated == 64 * MIB
+    refused(bomb, "expands_too_much", limits=limits)

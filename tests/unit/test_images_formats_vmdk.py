@@ -1,0 +1,209 @@
+"""Attacks with VMDK: each refused, with its own reason."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from formats_kit import SIZE, Lab, qemu_img, refused
+
+from images.admission import admit
+from images.formats import Limits
+
+BOTH = ("vmdk-sparse", "vmdk-stream")
+MIB = 1024 * 1024
+
+
+def le16(value: int) -> bytes:
+    return struct.pack("<H", value)
+
+
+def le32(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
+def le64(value: int) -> bytes:
+    return struct.pack("<Q", value)
+
+
+def extent_line(lab: Lab, name: str) -> bytes:
+    """The extent's line as it is in the descriptor."""
+    data = bytes(lab.data(name))
+    begin = data.index(b"RW 16384 SPARSE")
+    return data[begin : data.index(b"\n", begin)]
+
+
+@pytest.mark.parametrize(
+    "subformat",
+    ["monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat"],
+)
+def test_disks_in_other_files_are_refused(tmp_path: Path, subformat: str) -> None:
+    path = tmp_path / "disk.vmdk"
+    qemu_img("create", "-q", "-f", "vmdk", "-o", f"subformat={subformat}", path, "1M")
+    message = refused(path, "extents_elsewhere")
+    assert "descriptor" in message
+    refused(path, "extents_elsewhere", pinned="vmdk")
+    refused(path, "raw_with_header", pinned="raw")
+
+
+def test_an_extent_by_itself_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "disk.vmdk"
+    options = "subformat=twoGbMaxExtentSparse"
+    qemu_img("create", "-q", "-f", "vmdk", "-o", options, path, "1M")
+    refused(tmp_path / "disk-s001.vmdk", "vmdk_type")
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_header_without_capacity_is_refused(lab: Lab, name: str) -> None:
+    """QEMU takes the descriptor inside for one of other files then: any file of the host."""
+    refused(lab.patched(name, (12, le64(0))), "extents_elsewhere")
+    line = extent_line(lab, name)
+    path = lab.replaced(name, line, b'RW 8 FLAT "/etc/hosts" 0'.ljust(len(line)))
+    refused(path, "extents_elsewhere")
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'RW 16384 FLAT "a.vmdk" 0',
+        b'RW 16384 SPARSE "/a.vmdk"',
+        b'RW 16384 SPARSE "../a"',
+        b'RW 16384 SPARSE "nbd:h:1"',
+        b"RW 16384 ZERO",
+        b'RW 8 SPARSE "a"\nRW 9 SPARSE "b"',
+        b'NOACCESS 16384 SPARSE "a"',
+        b"# none",
+    ],
+)
+def test_extents_in_other_files_are_refused(lab: Lab, name: str, line: bytes) -> None:
+    old = extent_line(lab, name)
+    path = lab.replaced(name, old, line.ljust(len(old)))
+    refused(path, "extents_elsewhere")
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_parents_are_refused(lab: Lab, name: str) -> None:
+    refused(lab.replaced(name, b"parentCID=ffffffff", b"parentCID=12345678"), "backing_file")
+    hint = b'parentFileNameHint="/etc/passwd"'
+    old = b'ddb.toolsVersion = "2147483647"\n'
+    assert len(hint) == len(old)
+    refused(lab.replaced(name, old, hint), "backing_file")
+    # Where QEMU looks, but no honest reader of descriptors does.
+    refused(lab.patched(name, (512 + 20 * 512 - 200, hint)), "backing_file")
+    refused(lab.patched(name, (512 + 20 * 512 - 200, hint.upper())), "backing_file")
+
+
+def test_real_parents_are_refused(lab: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "overlay.vmdk"
+    backing = lab.samples["vmdk-sparse"]
+    qemu_img("create", "-q", "-f", "vmdk", "-b", backing, "-F", "vmdk", path)
+    refused(path, "backing_file")
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_descriptors_that_say_two_things_are_refused(lab: Lab, name: str) -> None:
+    old = b'ddb.toolsVersion = "2147483647"\n'
+    refused(lab.replaced(name, old, b'createType="custom"'), "descriptor")
+    refused(lab.replaced(name, old, b"CID=12345678"), "descriptor")
+    refused(lab.patched(name, (512 + 15 * 512, b"createType")), "descriptor")
+
+
+@pytest.mark.parametrize("kind", [b"custom", b"vmfsSparse", b"fullDevice", b""])
+def test_other_types_are_refused(lab: Lab, kind: bytes) -> None:
+    old = b'createType="monolithicSparse"'
+    new = b'createType="' + kind + b'"'
+    path = lab.replaced("vmdk-sparse", old, new.ljust(len(old)))
+    refused(path, "vmdk_type")
+
+
+def test_a_type_that_is_not_the_headers_is_refused(lab: Lab) -> None:
+    old = b'createType="monolithicSparse"'
+    path = lab.replaced("vmdk-sparse", old, b'createType="streamOptimized"'.ljust(len(old)))
+    refused(path, "vmdk_type")
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_headers_that_cannot_be_are_refused(lab: Lab, name: str) -> None:
+    for offset, value, code in (
+        (4, le32(0), "unknown_version"),
+        (4, le32(4), "unknown_version"),
+        (8, le32(0xFFFFFFFF), "unknown_features"),
+        (12, le64((1 << 63) - 1), "disk_too_large"),
+        (12, le64(1 << 60), "disk_too_large"),
+        (12, le64(16384 + 128), "capacity"),
+        (20, le64(0), "grain_size"),
+        (20, le64(3), "grain_size"),
+        (20, le64(1 << 40), "grain_size"),
+        (28, le64(0), "descriptor"),
+        (28, le64(7), "descriptor"),
+        (28, le64(1 << 60), "descriptor"),
+        (36, le64(0), "descriptor"),
+        (36, le64(1 << 60), "descriptor"),
+        (44, le32(0), "grain_tables"),
+        (44, le32(0xFFFFFFFF), "grain_tables"),
+        (72, b"\x01", "not_closed"),
+        (73, b"\n\n\n\n", "mangled"),
+        (77, le16(9), "compression"),
+    ):
+        refused(lab.patched(name, (offset, value)), code)
+
+
+def test_tables_outside_or_on_top_of_each_other_are_refused(lab: Lab) -> None:
+    data = lab.data("vmdk-sparse")
+    (directory,) = struct.unpack_from("<Q", data, 56)
+    refused(lab.patched("vmdk-sparse", (56, le64(1 << 50))), "outside_file")
+    refused(lab.patched("vmdk-sparse", (56, le64(1))), "overlap")
+    refused(lab.patched("vmdk-sparse", (directory * 512, le32(0xFFFFFFF0))), "truncated")
+    refused(lab.patched("vmdk-sparse", (directory * 512, le32(1))), "overlap")
+    refused(lab.patched("vmdk-sparse", (directory * 512, le32(directory))), "overlap")
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_grains_outside_or_shared_are_refused(lab: Lab, name: str) -> None:
+    data = lab.data(name)
+    (directory,) = struct.unpack_from("<Q", data, 56)
+    (table,) = struct.unpack_from("<I", data, directory * 512)
+    grains = struct.unpack_from("<512I", data, table * 512)
+    one, other, *_ = [number for number, grain in enumerate(grains) if grain]
+    places = (table * 512 + one * 4, table * 512 + other * 4)
+    refused(lab.patched(name, (places[0], le32(0xFFFFFFFF))), "outside_file")
+    refused(lab.patched(name, (places[0], le32(grains[other]))), "overlap")
+    refused(lab.patched(name, (places[0], le32(1))), "overlap")
+    refused(lab.patched(name, (places[0], le32(table))), "overlap")
+
+
+def stream_with_footer(lab: Lab, *patches: tuple[int, bytes]) -> Path:
+    """The stream as VMware writes it: where the tables are is said at its end only."""
+    data = lab.data("vmdk-stream")
+    header = bytearray(data[:512])
+    data[56:64] = le64((1 << 64) - 1)
+    for offset, new in patches:
+        header[offset : offset + len(new)] = new
+    marker = struct.pack("<QII", 1, 0, 3).ljust(512, b"\0")
+    return lab.file(bytes(data[: len(data) // 512 * 512]) + marker + bytes(header) + bytes(512))
+
+
+def test_a_stream_with_its_tables_at_the_end_is_taken(lab: Lab) -> None:
+    found = admit(stream_with_footer(lab))
+    assert found.virtual_size == SIZE
+    assert found.allocated == admit(lab.samples["vmdk-stream"]).allocated
+
+
+def test_streams_that_end_otherwise_are_refused(lab: Lab) -> None:
+    refused(stream_with_footer(lab, (12, le64(32768))), "footer")
+    refused(stream_with_footer(lab, (56, le64((1 << 64) - 1))), "footer")
+    whole = stream_with_footer(lab).read_bytes()
+    refused(lab.file(whole[:-512]), "truncated")
+    refused(lab.file(whole[:-1536] + bytes(1536)), "truncated")
+    refused(lab.patched("vmdk-sparse", (56, le64((1 << 64) - 1))), "truncated")
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    raw, bomb = tmp_path / "raw", tmp_path / "bomb"
+    raw.write_bytes(b"A" * 32 * MIB)
+    options = "subformat=streamOptimized"
+    qemu_img("convert", "-f", "raw", "-O", "vmdk", "-o", options, raw, bomb)
+    assert admit(bomb).allocated == 32 * MIB
+    refused(bomb, "expands_too_much", limits=Limits(expansion_floor=16 * MIB, expansion=20))
