@@ -117,7 +117,13 @@ def test_no_daemon(tmp_path: Path) -> None:
 
 
 def test_probe_without_a_kernel() -> None:
-    driver = Libvirt(HypervisorKind.QEMU, Connection("test:///default"), kernels=list)
+    result = Libvirt(HypervisorKind.QEMU, Connection(), kernels=list).probe(60)
+    assert result.works, result.detail
+    assert result.detail == "a boot sector ran and powered off"
+
+
+def test_probe_of_kvm_without_a_kernel() -> None:
+    driver = Libvirt(HypervisorKind.KVM, Connection(), kernels=list)
     result = driver.probe(5)
     assert not result.works
-    assert "there is no kernel to boot" in result.detail
+    assert "/dev/kvm cannot" in result.detail or "there is no kernel to boot" in result.detail

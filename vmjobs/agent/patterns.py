@@ -53,7 +53,7 @@ class Pattern:
         try:
             self._compiled = regex.compile(self.expression)
         except (regex.error, RecursionError, OverflowError) as error:
-            raise TooSlow(f"the expression {self.expression!r} cannot be used: {error}") from error
+            raise TooSlow(f"the expression /{self.expression}/ cannot be used: {error}") from error
 
     def found_in(self, line: str) -> bool:
         """Whether the expression is found in a line.
@@ -68,7 +68,7 @@ class Pattern:
             found = self._compiled.search(line, timeout=seconds, concurrent=True)
         except TimeoutError as error:
             raise TooSlow(
-                f"looking for {self.expression!r} on the console took longer than {seconds:.3g} s; "
+                f"looking for /{self.expression}/ on the console took longer than {seconds:.3g} s; "
                 "use a simpler expression"
             ) from error
         self.all_seconds = max(0.001, self.all_seconds - (time.monotonic() - began))

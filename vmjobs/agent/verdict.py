@@ -140,7 +140,7 @@ def _early_end(panic: str | None, ready: bool, rule: str, ending: Ending) -> tup
     if rule != REPORT:
         wanted = rule.removeprefix(CONSOLE_RULE)
         return ReasonCode.NO_EXIT_REPORT, (
-            f"the machine {did} before its console had shown a line that matches {wanted!r}"
+            f"the machine {did} before its console had shown a line that matches /{wanted}/"
         )
     if not ready:
         return ReasonCode.BOOT_FAILED, f"the machine {did} before the guest was ready"
@@ -167,7 +167,7 @@ def overdue(rule: str, seconds: int, *, script: bool) -> str:
         return f"the machine had not powered off after {seconds} s"
     if rule != REPORT:
         wanted = rule.removeprefix(CONSOLE_RULE)
-        return f"the console had not shown a line that matches {wanted!r} after {seconds} s"
+        return f"the console had not shown a line that matches /{wanted}/ after {seconds} s"
     subject = "the script was still running" if script else "the guest had not reported"
     return f"{subject} after {seconds} s"
 

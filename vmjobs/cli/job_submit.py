@@ -31,7 +31,7 @@ from vmjobs.model import MAX_ARRAY
 @click.option("--wait", "and_wait", is_flag=True, help="Wait until the jobs have ended.")
 @json_option
 def submit(
-    script: Path,
+    script: Path | None,
     arguments: tuple[str, ...],
     inputs: tuple[str, ...],
     environment: tuple[str, ...],
@@ -42,7 +42,7 @@ def submit(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Submit SCRIPT with ARGUMENTS as a job.
+    """Submit SCRIPT with ARGUMENTS as a job, or an image that knows itself what to do.
 
     In the guest, VMJOBS_ARRAY_INDEX counts from 0 to one less than VMJOBS_ARRAY_COUNT.
     """

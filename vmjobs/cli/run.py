@@ -1,4 +1,4 @@
-"""``vmjobs run``: a script in a VM on this machine, in one process."""
+"""``vmjobs run``: a job in a VM on this machine, in one process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DOING = {
 @click.option("--console", type=click.Path(path_type=Path), help="Keep the VM's console in this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON on standard error.")
 def run(
-    script: Path,
+    script: Path | None,
     arguments: tuple[str, ...],
     inputs: tuple[str, ...],
     output_dir: Path,
@@ -47,9 +47,10 @@ def run(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Run SCRIPT in a VM on this machine: no scheduler, no server.
+    """Run a job in a VM on this machine: no scheduler, no server.
 
-    The script's output and exit status become this command's own.
+    With SCRIPT, its output and exit status become this command's own. Without, the image knows
+    what to do, and --exit says how to tell that it is done.
     """
     settings = config()
     files = split_inputs(inputs)

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from vmjobs.errors import Fault, InvalidSpec
-from vmjobs.model import HypervisorKind, InputFile, JobSpec, NetworkMode, parse_spec
+from vmjobs.model import HypervisorKind, InputFile, JobSpec, NetworkMode, Strategy, parse_spec
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _OPTIONS = (
-    click.argument("script", type=click.Path(path_type=Path, dir_okay=False)),
+    click.argument("script", type=click.Path(path_type=Path, dir_okay=False), required=False),
     click.argument("arguments", nargs=-1),
-    click.option("--image", required=True, help="Image: NAME, NAME:TAG or sha256:DIGEST."),
+    click.option("--image", required=True, help="Image: [NAMESPACE/]NAME[:TAG] or sha256:DIGEST."),
+    click.option(
+        "--exit",
+        "exit",
+        metavar="RULE",
+        help="What says how the job ended: `report` by the guest (default), `poweroff` of the "
+        "machine, or `console:REGEX`, a line of its console.",
+    ),
+    click.option(
+        "--ready",
+        metavar="RULE",
+        help="What says that the guest is up: `report` by the guest, `started` (nothing is waited "
+        "for; default where --exit is not `report`), or `console:REGEX`.",
+    ),
+    click.option(
+        "--user-data",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="cloud-init user data for the image, instead of what would run SCRIPT.",
+    ),
+    click.option(
+        "--strategy",
+        type=click.Choice([s.value for s in Strategy]),
+        help="Default: `image` without SCRIPT or with --exit, --ready or --user-data, else `script`.",
+    ),
     click.option(
         "--input",
         "inputs",
@@ -93,17 +116,31 @@ def read_script(path: Path) -> str:
     """The script's text.
 
     Raises:
-        InvalidSpec: it cannot be read, or is not text.
+        InvalidSpec: it cannot be read, is empty, or is not text.
     """
+    text = _read_text(path, "script")
+    if not text:
+        why = f"{path} is empty"
+        raise InvalidSpec(why, faults=[Fault("script", "empty", why)])
+    return text
+
+
+def _read_text(path: Path, field: str) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = f"cannot read {path}: {error}"
-        raise InvalidSpec(why, faults=[Fault("script", "unreadable", why)]) from error
+        raise InvalidSpec(why, faults=[Fault(field, "unreadable", why)]) from error
+
+
+def strategy_of(script: Path | None, fields: Mapping[str, Any]) -> str:
+    """What is meant where ``--strategy`` does not say it."""
+    own_rules = any(fields.get(name) is not None for name in ("exit", "ready", "user_data"))
+    return Strategy.SCRIPT if script is not None and not own_rules else Strategy.IMAGE
 
 
 def build_spec(
-    script: Path,
+    script: Path | None,
     arguments: tuple[str, ...],
     described: tuple[InputFile, ...],
     environment: tuple[str, ...],
@@ -116,9 +153,12 @@ def build_spec(
     """
     fields.pop("inputs", None)
     pairs = split_pairs(environment, "--env")
+    fields["strategy"] = fields.get("strategy") or strategy_of(script, fields)
+    if user_data := fields.get("user_data"):
+        fields["user_data"] = _read_text(user_data, "user_data")
     data = {
         **{name: value for name, value in fields.items() if value is not None},
-        "script": read_script(script),
+        "script": read_script(script) if script else "",
         "arguments": arguments,
         "environment": pairs,
         "inputs": described,

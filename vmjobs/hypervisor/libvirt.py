@@ -256,7 +256,10 @@ class Libvirt:
         if device is not None and (fault := _fault(device)):
             return ProbeResult(self.kind, False, fault, time.monotonic() - began)
         kernel = first_kernel(self._kernels())
-        if kernel is None:
+        # A processor that is emulated runs a kernel as it runs a boot sector; one that is lent by
+        # the host's kernel may not.
+        by_bios = kernel is None and self.kind is HypervisorKind.QEMU
+        if kernel is None and not by_bios:
             detail = "there is no kernel to boot: none comes with the node or with an image on it"
             return ProbeResult(self.kind, False, detail, time.monotonic() - began)
         return boot_probe(
@@ -265,6 +268,7 @@ class Libvirt:
             deadline=deadline,
             kernel=kernel,
             where=str(device) if device else "",
+            by_bios=by_bios,
         )
 
     def start(self, machine: Machine) -> None:

@@ -1,6 +1,6 @@
-"""The smallest thing a kernel can boot: an initial file system of one program.
+"""The smallest things that can be booted: a file system of one program, and a boot sector.
 
-The program says one line on the console and powers the machine off. It is put together here,
+Each says one line on the console and powers the machine off. They are put together here,
 instruction by instruction, so that a probe needs neither a compiler nor busybox.
 """
 
@@ -34,6 +34,17 @@ def initramfs(line: str) -> bytes:
             _entry("TRAILER!!!", 0),
         ]
     )
+
+
+def boot_sector(line: str) -> bytes:
+    """A disk of one sector for a PC with an ICH9, which says ``line`` and powers off."""
+    end = b"\xba\x04\x06\xb8\x00\x20\xef"  # mov dx, 0604h; mov ax, 2000h; out dx, ax
+    end += b"\xf4\xeb\xfd"  # hlt; jmp to it
+    say = b"\xba\xf8\x03\xac\x08\xc0\x74\x03\xee\xeb\xf8"  # mov dx, 03f8h; lodsb, out, until 0
+    begin = b"\xfc\x31\xc0\x8e\xd8\xbe"  # cld; xor ax, ax; mov ds, ax; mov si, message
+    message = 0x7C00 + len(begin) + 2 + len(say) + len(end)
+    code = begin + struct.pack("<H", message) + say + end + line.encode() + b"\r\n\0"
+    return code.ljust(510, b"\0") + b"\x55\xaa"
 
 
 def _program(message: bytes) -> bytes:

@@ -11,12 +11,13 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor import payload
 from vmjobs.hypervisor.base import NAME_PREFIX, BootImage, Hypervisor, Machine, ProbeResult
-from vmjobs.model import MIB
+from vmjobs.model import MIB, BootMethod
 
 #: MiB; enough for a distribution's kernel without its modules.
 MEMORY = 256
@@ -60,6 +61,7 @@ def boot_probe(
     kernel: Path | None = None,
     cmdline: tuple[str, ...] = (),
     where: str = "",
+    by_bios: bool = False,
 ) -> ProbeResult:
     """Boot a kernel whose first program speaks and powers off.
 
@@ -67,6 +69,7 @@ def boot_probe(
         version: names the hypervisor's version; raises HypervisorError where there is none.
         deadline: seconds for all of it.
         kernel: what to boot, where the hypervisor brings none.
+        by_bios: boot a disk of one sector instead.
         cmdline: parameters of the kernel.
         where: what a failure is blamed on, e.g. ``/dev/kvm``.
     """
@@ -80,24 +83,30 @@ def boot_probe(
         if not payload.supported():
             return result(False, "there is no program to boot for this node's processors", told)
         with tempfile.TemporaryDirectory(prefix="vmjobs-probe-") as scratch:
-            heard = _boot(driver, Path(scratch), deadline, kernel, cmdline)
+            image = partial(_image, Path(scratch), kernel, by_bios)
+            heard = _boot(driver, Path(scratch), deadline, image, cmdline)
     except (VMJobsError, OSError) as error:
         subject = f"{where} opens, but no machine starts on it: " if where else ""
         return result(False, subject + " ".join(str(error).split()))
     if heard is None:
-        return result(True, "a kernel booted and powered off", told)
+        what = "a boot sector ran" if by_bios else "a kernel booted"
+        return result(True, f"{what} and powered off", told)
     subject = f"{where} opens, but no kernel boots on it" if where else "no kernel boots"
     return result(False, f"{subject}: {heard} in {time.monotonic() - began:.0f} s", told)
 
 
+_Prepare = Callable[[str], BootImage]
+
+
 def _boot(
-    driver: Hypervisor, scratch: Path, deadline: float, kernel: Path | None, cmdline: tuple[str, ...]
+    driver: Hypervisor, scratch: Path, deadline: float, prepare: _Prepare, cmdline: tuple[str, ...]
 ) -> str | None:
     """``None`` if the kernel was heard, else what was heard instead."""
     until = time.monotonic() + deadline
     secret = secrets.token_hex(8)
     line = f"vmjobs-probe:{secret}"
-    machine = _machine(scratch, f"{NAME_PREFIX}probe-{driver.kind}-{secret[:8]}", line, kernel, cmdline)
+    name = f"{NAME_PREFIX}probe-{driver.kind}-{secret[:8]}"
+    machine = _machine(scratch, name, prepare(line), cmdline)
     try:
         driver.start(machine)
         driver.wait(machine.name, max(0.0, until - time.monotonic()))
@@ -112,21 +121,28 @@ def _boot(
     return "nothing heard"
 
 
-def _machine(
-    scratch: Path, name: str, line: str, kernel: Path | None, cmdline: tuple[str, ...]
-) -> Machine:
-    workdir = scratch / "machine"
-    workdir.mkdir()
+def _image(scratch: Path, kernel: Path | None, by_bios: bool, line: str) -> BootImage:
     root = scratch / "root"
     with root.open("wb") as file:
+        if by_bios:
+            file.write(payload.boot_sector(line))
         file.truncate(MIB)
-    initrd = workdir / "initrd"
+    if by_bios:
+        return BootImage(digest="", root=root, boot=BootMethod.BIOS)
+    (scratch / "machine").mkdir()
+    initrd = scratch / "machine" / "initrd"  # where UML, told a relative name, looks for it
     initrd.write_bytes(payload.initramfs(line))
+    return BootImage(digest="", root=root, kernel=kernel, initrd=initrd)
+
+
+def _machine(scratch: Path, name: str, image: BootImage, cmdline: tuple[str, ...]) -> Machine:
+    workdir = scratch / "machine"
+    workdir.mkdir(exist_ok=True)
     return Machine(
         name=name,
         cpus=1,
         memory=MEMORY,
-        image=BootImage(digest="", root=root, kernel=kernel, initrd=initrd),
+        image=image,
         disks=(),
         console=scratch / "console",
         workdir=workdir,
