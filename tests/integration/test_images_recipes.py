@@ -1,0 +1,193 @@
+"""The shipped recipes: built by the command, gated by their boot test, used for what they are for."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from images_kit import STORE, need
+
+from images.store import ImageStore
+from vmjobs.errors import NotFound
+
+VMJOBS = Path(__file__).parents[2] / ".venv" / "bin" / "vmjobs"
+BUILD_SECONDS = 900
+REALM = "VMJOBS.TEST"
+
+
+def vmjobs(*words: str | Path, state: Path, seconds: float = 180) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user would, with a state directory of the test's own."""
+    environment = {**os.environ, "VMJOBS_IMAGE_DIR": str(STORE), "VMJOBS_STATE_DIR": str(state)}
+    return subprocess.run(
+        [VMJOBS, *words], env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+def build(name: str, state: Path) -> None:
+    """Build a recipe; a second call finds it built and tested."""
+    need("mmdebstrap")
+    done = vmjobs("image", "build", name, state=state, seconds=BUILD_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{name.rpartition('/')[2].removesuffix('.toml')}:latest sha256:")
+
+
+def script(folder: Path, text: str) -> Path:
+    """A script to run."""
+    file = folder / "script"
+    file.write_text(text)
+    return file
+
+
+# --------------------------------------------------------------------------- the gate
+
+
+def test_an_image_that_fails_its_probe_gets_no_name(tmp_path: Path) -> None:
+    recipe = tmp_path / "broken.toml"
+    recipe.write_text(
+        'name = "broken"\nversion = "1"\nlayers = ["generic"]\nprobe = "echo the cause; exit 3"\n'
+    )
+    done = vmjobs("image", "build", str(recipe), state=tmp_path, seconds=BUILD_SECONDS)
+    assert done.returncode == 70
+    assert "fails its boot test" in done.stderr
+    assert "the cause" in done.stderr
+    assert "status 3" in done.stderr
+    with pytest.raises(NotFound):
+        ImageStore(STORE).resolve("broken")
+
+
+def test_an_image_that_does_not_boot_gets_no_name(tmp_path: Path) -> None:
+    recipe = tmp_path / "dead.toml"
+    recipe.write_text(
+        'name = "dead"\nversion = "1"\nlayers = ["generic"]\ncmdline = ["init=/no/such/program"]\n'
+    )
+    done = vmjobs("image", "build", str(recipe), state=tmp_path, seconds=BUILD_SECONDS)
+    assert done.returncode == 70
+    assert "fails its boot test" in done.stderr
+    assert "panicked" in done.stderr
+    with pytest.raises(NotFound):
+        ImageStore(STORE).resolve("dead")
+
+
+def test_a_site_s_own_packages_have_to_be_named(tmp_path: Path) -> None:
+    done = vmjobs("image", "build", "cvmfs", state=tmp_path)
+    assert done.returncode == 64
+    assert "--repository" in done.stderr
+
+
+# --------------------------------------------------------------------------- what they are for
+
+
+def test_root_trees_are_written_and_read(tmp_path: Path) -> None:
+    build("root", tmp_path)
+    analysis = """#!/usr/bin/python3
+import awkward, numpy, uproot
+random = numpy.random.default_rng(7)
+muons = awkward.unflatten(random.exponential(20.0, 3000), random.multinomial(3000, [0.001] * 1000))
+with uproot.recreate("muons.root") as file:
+    file.mktree("events", {"pt": "var * float64"})
+    file["events"].extend({"pt": muons})
+tree = uproot.open("muons.root:events")
+back = tree["pt"].array()
+print(tree.num_entries, len(awkward.flatten(back)), bool(awkward.all(back == muons)))
+"""
+    done = vmjobs(
+        "run", "--image", "root", "--memory", "1024", "--output", "muons.root",
+        "--output-dir", tmp_path, script(tmp_path, analysis), state=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "1000 3000 True\n"), done.stderr
+    assert (tmp_path / "muons.root").read_bytes().startswith(b"root")
+
+
+def test_a_worker_has_htcondor_inside(tmp_path: Path) -> None:
+    build("worker", tmp_path)
+    asked = "condor_version | head -n 1\ncondor_config_val -evaluate 'DAEMON_LIST'\n"
+    done = vmjobs("run", "--image", "worker", script(tmp_path, asked), state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("$CondorVersion: ")
+
+
+@dataclass(frozen=True)
+class Kdc:
+    """A key distribution centre of the test's own, where a guest can reach it."""
+
+    config: Path
+    keytab: Path
+
+
+@contextmanager
+def own_address() -> Iterator[str]:
+    """An address of this host that no other program has, and that leads nowhere else.
+
+    Guests cannot reach the host's loopback; 198.18.0.0/15 is for tests (RFC 2544).
+    """
+    need("ip")
+    number = secrets.randbelow(1 << 16)
+    name, address = f"vmj{number:04x}", f"198.18.{number >> 8}.{max(1, number & 0xFF)}"
+    subprocess.run(["ip", "link", "add", name, "type", "bridge"], check=True)
+    try:
+        subprocess.run(["ip", "address", "add", f"{address}/32", "dev", name], check=True)
+        subprocess.run(["ip", "link", "set", name, "up"], check=True)
+        yield address
+    finally:
+        subprocess.run(["ip", "link", "delete", name], check=True)
+
+
+@pytest.fixture
+def kdc(tmp_path: Path) -> Iterator[Kdc]:
+    """A running KDC with the principal ``physicist`` and its keytab."""
+    need("krb5kdc", "kdb5_util", "kadmin.local")
+    folder = tmp_path / "kdc"
+    folder.mkdir()
+    with own_address() as address:
+        config = folder / "krb5.conf"
+        config.write_text(
+            f"[libdefaults]\ndefault_realm = {REALM}\ndns_lookup_kdc = false\n"
+            f"[realms]\n{REALM} = {{\n  kdc = {address}:8888\n}}\n"
+        )
+        (folder / "kdc.conf").write_text(
+            f"[realms]\n{REALM} = {{\n  database_name = {folder}/principal\n"
+            f"  key_stash_file = {folder}/stash\n  kdc_listen = {address}:8888\n"
+            f"  kdc_tcp_listen = {address}:8888\n}}\n[logging]\nkdc = FILE:{folder}/log\n"
+        )
+        environment = {
+            **os.environ,
+            "KRB5_CONFIG": str(config),
+            "KRB5_KDC_PROFILE": str(folder / "kdc.conf"),
+        }
+
+        def call(*words: str) -> None:
+            subprocess.run(words, env=environment, check=True, capture_output=True)
+
+        call("kdb5_util", "create", "-s", "-r", REALM, "-P", secrets.token_hex(8))
+        call("kadmin.local", "-q", "addprinc -randkey physicist")
+        call("kadmin.local", "-q", f"ktadd -k {folder}/keytab physicist")
+        with subprocess.Popen(
+            ["krb5kdc", "-n", "-P", str(folder / "pid")],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            try:
+                yield Kdc(config, folder / "keytab")
+                assert process.poll() is None, (folder / "log").read_text()
+            finally:
+                process.terminate()
+
+
+def test_a_job_gets_a_kerberos_ticket_from_a_real_kdc(kdc: Kdc, tmp_path: Path) -> None:
+    build("kerberos", tmp_path)
+    login = "kinit -k -t keytab physicist && klist\n"
+    done = vmjobs(
+        "run", "--image", "kerberos", "--network", "outbound",
+        "--input", f"krb5.conf={kdc.config}", "--input", f"keytab={kdc.keytab}",
+        "--env", "KRB5_CONFIG=krb5.conf", script(tmp_path, login), state=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"Default principal: physicist@{REALM}" in done.stdout
+    assert f"krbtgt/{REALM}@{REALM}" in done.stdout
