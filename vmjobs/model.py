@@ -19,6 +19,8 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -325,7 +327,7 @@ class JobSpec(Frozen):
     strategy: Strategy = Strategy.SCRIPT
     name: str = Field(default="", max_length=128)
     image: ImageRef
-    script: Annotated[str, AfterValidator(_script)] = ""
+    script: Annotated[str, AfterValidator(_script)] = Field(default="", validate_default=True)
     exit: Annotated[str, AfterValidator(_exit_rule)] = REPORT
     ready: Annotated[str, AfterValidator(_ready_rule)] | None = None
     user_data: Annotated[str, StringConstraints(max_length=64 * 1024), AfterValidator(_no_nul)] = ""
@@ -352,12 +354,18 @@ class JobSpec(Frozen):
             raise ValueError(f"inputs: the same name twice: {', '.join(twice)}")
         return self
 
+    @field_validator("script")
+    @classmethod
+    def _has_script(cls, value: str, info: ValidationInfo) -> str:
+        # Here and not below, so that it is told together with the faults of other fields.
+        if not value and info.data.get("strategy") is Strategy.SCRIPT:
+            raise ValueError("a job of the strategy 'script' needs a script")
+        return value
+
     @model_validator(mode="after")
     def _fits_strategy(self) -> JobSpec:
         if self.strategy is not Strategy.SCRIPT:
             return self
-        if not self.script:
-            raise ValueError("a job of the strategy 'script' needs a script")
         if self.exit != REPORT or self.ready not in {None, REPORT} or self.user_data:
             raise ValueError("exit, ready and user_data are for the strategy 'image' only")
         return self

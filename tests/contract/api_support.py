@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +12,12 @@ from typing import Any
 
 from flask import Flask
 from flask.testing import FlaskClient
+from repository_kit import push_library
 from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.test import TestResponse
 
 from api.app import create_app
-from api.tokens import Issuer
-from images.manifest import Blob, ImageManifest
-from images.store import ImageStore
+from api.tokens import USER_SCOPES, Issuer, Scope
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
@@ -58,19 +56,22 @@ class Site:
     app: Flask
     config: Config
     repository: Repository
-    store: ImageStore
     queue: Queue
     issuer: Issuer
     image: str
-    blob: str
+    disk: str
 
     def caller(self, token: str = "") -> Caller:
         """Somebody with this token."""
         return Caller(self.app.test_client(), token)
 
-    def user(self, name: str = "ada") -> Caller:
+    def user(self, name: str = "ada", *groups: str) -> Caller:
         """A user with all of a user's rights."""
-        return self.caller(self.issuer.user_token(name))
+        return self.caller(self.issuer.user_token(name, groups=groups))
+
+    def admin(self, name: str = "root") -> Caller:
+        """Somebody who runs the service."""
+        return self.caller(self.issuer.user_token(name, USER_SCOPES | {Scope.ADMIN}))
 
     def agent(self, job_id: str, owner: str = "ada") -> Caller:
         """The agent that runs a job."""
@@ -117,20 +118,15 @@ def report_of(state: JobState, **more: Any) -> dict[str, Any]:
 
 
 def make_site(directory: Path, **settings: Any) -> Site:
-    """A site with one image, ``tiny:latest``."""
+    """A site whose library has one image, ``tiny:latest``."""
     config = Config(data_dir=directory, **settings)
-    store = ImageStore(config.images)
-    digest, size = store.put_blob(io.BytesIO(ROOT_DISK))
-    manifest = ImageManifest(
-        name="tiny", architecture="x86_64", root=Blob(digest=digest, size=size, format="raw")
-    )
-    image = store.put_manifest(manifest)
-    store.tag("tiny", "latest", image)
-    repository = open_repository(config, store)
+    repository = open_repository(config)
+    image = push_library(repository.images, "tiny", ROOT_DISK)
     queue = Queue()
     issuer = Issuer(directory / "keys" / "issuer.pem", config.issuer)
-    app = create_app(config, repository, store=store, dispatcher=queue, issuer=issuer)
-    return Site(app, config, repository, store, queue, issuer, image, digest)
+    app = create_app(config, repository, dispatcher=queue, issuer=issuer)
+    disk = image.manifest["root"]["digest"]
+    return Site(app, config, repository, queue, issuer, image.digest, disk)
 
 
 class _Quiet(WSGIRequestHandler):

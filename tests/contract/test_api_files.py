@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from api_support import ATTEMPT, OTHER_ATTEMPT, ROOT_DISK, Caller, Site, make_site, report_of
+from api_support import ATTEMPT, OTHER_ATTEMPT, Caller, Site, make_site, report_of
 
 from vmjobs.model import MIB, JobState
 
@@ -324,43 +324,3 @@ def test_only_the_jobs_own_token_is_good(site: Site, job: str) -> None:
         stranger.problem(403, "POST", f"/v1/jobs/{job}/attempts", json=claim)
         stranger.problem(403, "GET", f"/v1/jobs/{job}/inputs/data/in.root")
         stranger.problem(403, "PUT", f"{attempt_of(job)}/outputs/a", data=b"x")
-
-
-# ----------------------------------------------------------------- images
-
-
-def test_images_are_listed_and_shown(site: Site) -> None:
-    user = site.user()
-    (entry,) = user("GET", "/v1/images").get_json()["images"]
-    assert (entry["name"], entry["tag"], entry["digest"]) == ("tiny", "latest", site.image)
-    for ref in ("tiny", "tiny:latest", site.image):
-        shown = user("GET", f"/v1/images/{ref}").get_json()
-        assert (shown["name"], shown["tag"], shown["digest"]) == ("tiny", "latest", site.image)
-        assert shown["manifest"]["root"]["digest"] == site.blob
-        assert shown["size"] == len(ROOT_DISK)
-    user.problem(404, "GET", "/v1/images/nothing")
-    user.problem(404, "GET", "/v1/images/sha256:" + "0" * 64)
-    user.problem(422, "GET", "/v1/images/No%20Name")
-
-
-def test_image_bytes(site: Site, job: str) -> None:
-    manifest, blob = (f"/v1/images/{site.image}/{p}" for p in ("manifest", f"blobs/{site.blob}"))
-    for who in (site.user(), site.agent(job), site.caller(site.issuer.node_token("wn1"))):
-        answer = who("GET", manifest)
-        assert digest_of(answer.data) == site.image
-        assert "immutable" in answer.headers["Cache-Control"]
-        answer = who("GET", blob)
-        assert answer.data == ROOT_DISK
-        part = who("GET", blob, headers={"Range": "bytes=1000000-1000002"})
-        assert (part.status_code, part.data) == (206, ROOT_DISK[1000000:1000003])
-        assert who("GET", blob, headers={"If-None-Match": f'"{site.blob}"'}).status_code == 304
-
-
-def test_image_bytes_that_are_not_to_be_had(site: Site, job: str) -> None:
-    user, nothing = site.user(), "sha256:" + "0" * 64
-    user.problem(404, "GET", f"/v1/images/{nothing}/manifest")
-    user.problem(404, "GET", f"/v1/images/{site.image}/blobs/{nothing}")
-    # A blob of the job repository is none of the image's.
-    user.problem(404, "GET", f"/v1/images/{site.image}/blobs/{digest_of(b'events')}")
-    site.agent(job).problem(403, "GET", f"/v1/images/{nothing}/manifest")
-    site.caller().problem(401, "GET", f"/v1/images/{site.image}/manifest")

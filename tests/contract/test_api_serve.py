@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import socket
@@ -12,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from repository_kit import push_library
 
 from api.serve import make_issuer
-from images.manifest import Blob, ImageManifest
-from images.store import ImageStore
+from repository.service import open_repository
 from vmjobs.client import Client, JobAgentClient, Retries
 from vmjobs.config import Config
 from vmjobs.model import AttemptClaim, JobSpec
@@ -46,12 +45,8 @@ def free_port() -> int:
 def settings(tmp_path: Path) -> Config:
     listen = f"127.0.0.1:{free_port()}"
     config = Config(data_dir=tmp_path / "data", listen=listen, api_workers=3)
-    store = ImageStore(config.images)
-    digest, size = store.put_blob(io.BytesIO(b"disk" * 1024))
-    manifest = ImageManifest(
-        name="tiny", architecture="x86_64", root=Blob(digest=digest, size=size, format="raw")
-    )
-    store.tag("tiny", "latest", store.put_manifest(manifest))
+    with closing(open_repository(config)) as repository:
+        push_library(repository.images, "tiny", b"disk" * 1024)
     return config
 
 

@@ -43,7 +43,7 @@ def node(name: str = "wn1.grid", **changes: Any) -> dict[str, Any]:
 def test_node_announces_itself(site: Site) -> None:
     agent = site.caller(site.issuer.node_token("wn1.grid"))
     for _ in range(2):
-        assert agent("PUT", "/v1/nodes/wn1.grid", json=node()).status_code == 204
+        assert agent("PUT", "/v1/nodes/wn1.grid", json=node()).status_code == 200
     user = site.user()
     (listed,) = user("GET", "/v1/nodes").get_json()["nodes"]
     assert listed == user("GET", "/v1/nodes/wn1.grid").get_json()
@@ -106,7 +106,6 @@ def test_unhealthy_names_what_is_down_and_no_more(site: Site) -> None:
     app = create_app(
         site.config,
         site.repository,
-        store=site.store,
         dispatcher=site.queue,
         issuer=site.issuer,
         checks={"broker": down},
@@ -175,10 +174,14 @@ def test_guarded_routes_refuse_strangers(site: Site) -> None:
         "job": "0" * 32,
         "attempt": "0" * 32,
         "digest": "sha256:" + "0" * 64,
-        "blob": "sha256:" + "0" * 64,
         "path": "a",
         "name": "out",
         "ref": "tiny",
+        "content": "tree:" + "0" * 64,
+        "segment": "0" * 64,
+        "upload": "0" * 32,
+        "namespace": "ada",
+        "tag": "latest",
     }
     stranger = site.caller()
     for rule, method, record in declared(site.app):

@@ -9,8 +9,8 @@ import pytest
 from flask import Flask
 
 from api.problems import RangeNotSatisfiable, install
-from api.ranges import Cut, FileSource, MemorySource, Span, parse_range, send
-from vmjobs.errors import NotFound
+from api.ranges import Cut, MemorySource, ObjectSource, PartSource, Span, parse_range, send
+from repository.objects.local import LocalObjects
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,32 @@ def test_cut_gives_every_range_and_checks_at_the_end() -> None:
             assert whole.checked == (stop == 10)
 
 
-def test_file_source(tmp_path: Path) -> None:
-    path = tmp_path / "blob"
-    path.write_bytes(bytes(range(256)) * 4096)
-    source = FileSource(path)
+def test_object_source(tmp_path: Path) -> None:
+    objects = LocalObjects(tmp_path)
+    objects.put_bytes("blobs/a", bytes(range(256)) * 4096)
+    source = ObjectSource(objects.open("blobs/a"))
     assert source.size == 1 << 20
     assert b"".join(source.chunks(255, 258)) == b"\xff\x00\x01"
     assert len(b"".join(source.chunks())) == 1 << 20
+    assert source.file is not None
     source.close()
-    with pytest.raises(NotFound):
-        FileSource(tmp_path / "none")
+    assert source.file.closed
+
+
+def test_an_object_that_is_gone_is_sent_from_the_open_file(tmp_path: Path) -> None:
+    objects = LocalObjects(tmp_path)
+    objects.put_bytes("blobs/a", b"0123456789")
+    reader = objects.open("blobs/a")
+    objects.delete("blobs/a")
+    source = ObjectSource(reader)
+    assert source.file is None
+    assert b"".join(source.chunks(2, 5)) == b"234"
+    source.close()
+
+
+def test_part_source() -> None:
+    source = PartSource(10, lambda at, length: iter([b"0123456789"[at : at + length]]))
+    assert (source.size, list(source.chunks(3, 5))) == (10, [b"34"])
 
 
 def test_replies() -> None:
