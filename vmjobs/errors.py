@@ -178,7 +178,7 @@ class StorageFull(VMJobsError):
 class Unavailable(VMJobsError):
     """A service that is needed does not answer; trying again later is right.
 
-    ``service`` names it: ``database``, ``broker``, ``schedd``, ``api``, ``agent``.
+    ``service`` names it: ``database``, ``storage``, ``broker``, ``schedd``, ``api``, ``agent``.
     """
 
     code = "UNAVAILABLE"
