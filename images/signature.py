@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -26,8 +27,10 @@ from vmjobs.errors import ConfigError, ImageRejected, InvalidRequest
 _TAG: Final = b"vmjobs-image-1\0"
 #: A key file is never larger, in bytes.
 MAX_KEY: Final = 16 * 1024
-#: Signatures of one image that are looked at.
-MAX_SIGNATURES: Final = 16
+#: Signatures that one holder of an image may give; and those of all holders that are looked at.
+MAX_OWN: Final = 4
+MAX_SIGNATURES: Final = 64
+_WORD: Final = re.compile(r"[A-Za-z0-9+/]{86}==")
 
 TrustedKeys = Mapping[str, Ed25519PublicKey]
 
@@ -35,6 +38,16 @@ TrustedKeys = Mapping[str, Ed25519PublicKey]
 def sign(digest: str, key: Ed25519PrivateKey) -> str:
     """The signature of the image that ``digest`` names."""
     return base64.b64encode(key.sign(_message(digest))).decode("ascii")
+
+
+def check_form(signature: str) -> None:
+    """Raises InvalidRequest unless these are signatures by their form, at most four; or none."""
+    words = signature.split()
+    if len(words) > MAX_OWN or not all(_WORD.fullmatch(word) for word in words):
+        raise InvalidRequest(
+            f"a signature is 88 characters of base64; there may be {MAX_OWN}, with spaces between",
+            hint="`vmjobs image push --sign KEY` makes one",
+        )
 
 
 def signers(digest: str, signature: str, keys: TrustedKeys) -> tuple[str, ...]:

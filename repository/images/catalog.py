@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from images.signature import require_signed, signers, trusted_keys
+from images.signature import MAX_SIGNATURES, check_form, require_signed, signers, trusted_keys
 from repository.images.access import (
     alive,
     expired,
@@ -90,12 +90,15 @@ class Catalog(Reading):
     def signature(self, viewer: Viewer, digest: str) -> str:
         """All signatures that were given for an image, with spaces between; empty: none.
 
-        Whoever boots the image checks them against keys of his own.
+        Whoever boots the image checks them against keys of his own. The library's come first, so
+        that nobody can push a good one out of sight.
         """
         with self.database.read() as session:
             holding_of(session, viewer, digest)
             query = select(HoldingRow.signature).where(HoldingRow.image == digest)
-            return " ".join(word for text in session.scalars(query) for word in text.split())
+            found = session.scalars(query.order_by(HoldingRow.namespace != LIBRARY, HoldingRow.id))
+            words = dict.fromkeys(word for text in found for word in text.split())
+            return " ".join(list(words)[:MAX_SIGNATURES])
 
     def kinds(self, viewer: Viewer, digest: str) -> tuple[HypervisorKind, ...]:
         """What can boot an image, best first."""
@@ -191,7 +194,8 @@ class Catalog(Reading):
         return [self._own(session, viewer, digest)]
 
     def check_signature(self, digest: str, signature: str) -> None:
-        """Raises ImageRejected where a trusted signature is asked for and this is none."""
+        """Raises InvalidRequest (not one by its form); ImageRejected: a trusted one is asked for."""
+        check_form(signature)
         if self.config.image_trust_dir is not None:
             require_signed(digest, signature, trusted_keys(self.config.image_trust_dir))
 

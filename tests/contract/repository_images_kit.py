@@ -1,0 +1,63 @@
+"""What the tests of the image repository share."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from repository_kit import push, send
+
+from images.content import SEGMENT, Layout, block_digests, layout_of_bytes, segment_digest
+from images.manifest import ImageManifest, Part
+from images.segment import pack
+from repository.images import Images, Viewer
+from vmjobs.wire import ImageDetail
+
+ADA, BOB, EVE = Viewer("ada"), Viewer("bob"), Viewer("eve")
+MIB = 1024 * 1024
+
+__all__ = ["ADA", "BOB", "EVE", "MIB", "noise", "pieces", "push", "read", "send", "sweeper"]
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    """Bytes that nobody can compress, always the same for a seed."""
+    return random.Random(seed).randbytes(size)
+
+
+def pieces(data: bytes) -> list[tuple[bytes, bytes]]:
+    """The segments of a content: digest and bytes."""
+    cut = [data[begin : begin + SEGMENT] for begin in range(0, len(data), SEGMENT)]
+    return [(segment_digest(block_digests(memoryview(piece))), piece) for piece in cut]
+
+
+def packed(piece: bytes, absent: list[int] | None = None) -> bytes:
+    """A segment as it is sent."""
+    return pack(piece, absent=absent or [])
+
+
+def manifest_of(layout: Layout, **more: Any) -> dict[str, Any]:
+    """A manifest of an image with this root disk."""
+    image = ImageManifest(root=Part(digest=layout.digest, size=layout.size), **more)
+    return image.model_dump(mode="json", by_alias=True)
+
+
+def read(images: Images, viewer: Viewer, detail: ImageDetail, part: str = "root") -> bytes:
+    """All bytes of a part of an image."""
+    content = detail.manifest[part]["digest"]
+    return b"".join(images.read_content(viewer, detail.digest, content))
+
+
+def sweeper(images: Images, patience: float = 0, orphans: float = 0) -> Images:
+    """The same repository, seen by one without patience (seconds)."""
+    config = images.config.model_copy(update={"upload_seconds": patience})
+    return Images(images.database, images.objects, config, orphan_seconds=orphans)
+
+
+def stored(images: Images) -> list[str]:
+    """Keys of all segments' objects."""
+    return [info.key for info in images.objects.keys("segments")]
+
+
+def layout(data: bytes) -> Layout:
+    """The layout of some bytes."""
+    return layout_of_bytes(data)

@@ -1,0 +1,404 @@
+"""Uploads: what is checked, what is stored once, what heals, and what is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from repository_images_kit import (
+    ADA,
+    BOB,
+    EVE,
+    MIB,
+    layout,
+    manifest_of,
+    noise,
+    packed,
+    pieces,
+    push,
+    read,
+    send,
+    stored,
+    sweeper,
+)
+from sqlalchemy import select
+
+from images.content import BLOCK, SEGMENT, Layout, block_digest, segment_digest
+from images.segment import Kind, assemble, parse_index, unpack
+from repository.database import Database
+from repository.images import Images, Viewer
+from repository.images.tables import BlockRow, SegmentRow
+from repository.objects import open_objects
+from vmjobs.config import Config
+from vmjobs.errors import (
+    DigestMismatch,
+    ImageRejected,
+    InvalidRequest,
+    MissingBlocks,
+    NotFound,
+    PayloadTooLarge,
+    QuotaExceeded,
+)
+from vmjobs.wire import Publication
+
+TWO = noise(SEGMENT + 3 * BLOCK + 17)
+
+
+@pytest.fixture(params=["local", "s3"])
+def images(request: pytest.FixtureRequest, config: Config) -> Iterator[Images]:
+    """An image repository on each database and each storage."""
+    url = "" if request.param == "local" else request.getfixturevalue("s3_url")
+    chosen = config.model_copy(update={"storage_url": url})
+    database = Database(config.database)
+    yield Images(database, open_objects(chosen), chosen)
+    database.close()
+
+
+def begin(images: Images, viewer: Viewer = ADA, size: int = 64 * MIB) -> str:
+    return images.open_upload(viewer, size).id
+
+
+def test_what_was_pushed_is_what_is_read(images: Images) -> None:
+    data = TWO[:SEGMENT] + bytes(SEGMENT) + TWO[SEGMENT:]
+    done = push(images, ADA, data, kernel=b"a kernel", name="hep")
+    assert read(images, ADA, done) == data
+    assert read(images, ADA, done, "kernel") == b"a kernel"
+    assert done.size == len(data) + len(b"a kernel")
+    assert len(stored(images)) == 3  # two of the disk, none for zeros, one of the kernel
+    assert done.stored == sum(info.size for info in images.objects.keys("segments"))
+    content = done.manifest["root"]["digest"]
+    for offset, length in [(0, 1), (BLOCK - 1, 2), (SEGMENT - 5, SEGMENT + 10), (len(data) - 3, 99)]:
+        found = b"".join(images.read_content(ADA, done.digest, content, offset, length))
+        assert found == data[offset : offset + length]
+    parts = Layout.parse(images.layout(ADA, done.digest, content), content)
+    for number, digest in parts.stored():
+        with images.open_segment(ADA, done.digest, digest) as reader:
+            assert unpack(reader.read(), digest) == data[number * SEGMENT :][: parts.length(number)]
+    report = images.verify(ADA, done.digest, [digest for _, digest in parts.stored()])
+    assert (report.checked, report.damaged, report.missing) == (2, (), ())
+
+
+def test_a_segment_is_stored_once_whoever_brings_it(images: Images) -> None:
+    upload = begin(images)
+    (first, piece), _ = pieces(TWO)
+    assert images.missing_segments(ADA, upload, [first]) == [True]
+    assert images.put_segment(ADA, upload, first, packed(piece))
+    assert not images.put_segment(ADA, upload, first, packed(piece))
+    assert images.missing_segments(BOB, begin(images, BOB), [first]) == [False]
+    assert not images.put_segment(BOB, begin(images, BOB), first, packed(piece))
+    assert len(stored(images)) == 1
+    assert images.upload(ADA, upload).received == len(packed(piece))
+
+
+def test_the_same_segment_at_the_same_moment(images: Images) -> None:
+    (first, piece), _ = pieces(TWO)
+    body = packed(piece)
+    uploads = [begin(images) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        new = list(pool.map(lambda u: images.put_segment(ADA, u, first, body), uploads * 2))
+    assert new.count(True) == 1
+    assert len(stored(images)) == 1
+    assert sum(images.upload(ADA, upload).received for upload in uploads) == len(body)
+
+
+def test_blocks_that_are_here_need_not_be_sent(images: Images) -> None:
+    push(images, ADA, TWO)
+    changed = bytearray(TWO[:SEGMENT])
+    changed[5 * BLOCK : 6 * BLOCK] = noise(BLOCK, 1)
+    changed[9 * BLOCK : 10 * BLOCK] = bytes(BLOCK)
+    ((digest, piece),) = pieces(bytes(changed))
+    blocks = [block_digest(piece[i : i + BLOCK]) for i in range(0, SEGMENT, BLOCK)]
+    upload = begin(images, BOB)
+    missing = images.missing_blocks(BOB, upload, blocks)
+    assert [n for n, is_missing in enumerate(missing) if is_missing] == [5]
+    here = [n for n, is_missing in enumerate(missing) if not is_missing]
+    body = packed(piece, here)
+    assert len(body) < 2 * BLOCK
+    assert images.put_segment(BOB, upload, digest, body)
+    done = images.open_upload(BOB, 1)
+    again = send(images, BOB, done.id, bytes(changed))
+    wish = Publication(manifest=manifest_of(again), upload=done.id)
+    assert read(images, BOB, images.publish(BOB, wish)) == bytes(changed)
+
+
+def test_a_block_that_is_not_here_is_asked_for(images: Images) -> None:
+    upload = begin(images)
+    (first, piece), _ = pieces(TWO)
+    with pytest.raises(MissingBlocks, match="3 of the 3 blocks"):
+        images.put_segment(ADA, upload, first, packed(piece, [0, 7, 127]))
+    assert stored(images) == []
+
+
+def damage(images: Images, digest: bytes, lose: bool = False) -> None:
+    """Change a byte of a stored segment's first block, or lose the segment."""
+    with images.database.read() as session:
+        key = session.scalars(select(SegmentRow.object).where(SegmentRow.digest == digest)).one()
+    body = bytearray(images.objects.get(key))
+    index = parse_index(bytes(body), whole=len(body))
+    body[index.entries[0].offset] ^= 1
+    images.objects.delete(key)
+    if not lose:
+        images.objects.put_bytes(key, bytes(body))
+
+
+@pytest.mark.parametrize("lose", [False, True])
+def test_a_damaged_segment_is_named_and_heals(images: Images, lose: bool) -> None:
+    done = push(images, ADA, TWO, name="hep")
+    (first, piece), _ = pieces(TWO)
+    damage(images, first, lose)
+    report = images.verify(ADA, done.digest, [digest for digest, _ in pieces(TWO)])
+    if lose:
+        assert report.missing == (first.hex(),)
+    else:
+        assert [(d.segment, d.number) for d in report.damaged] == [(first.hex(), 0)]
+    with pytest.raises((DigestMismatch, NotFound)):
+        read(images, ADA, done)
+    upload = begin(images)
+    assert images.missing_segments(ADA, upload, [first]) == [True]
+    assert images.missing_blocks(ADA, upload, [block_digest(piece[:BLOCK])]) == [True]
+    assert images.put_segment(ADA, upload, first, packed(piece))
+    assert read(images, ADA, done) == TWO
+    assert images.verify(ADA, done.digest, [first]).damaged == ()
+    assert len(stored(images)) == 2
+
+
+def test_a_damaged_block_is_not_copied(images: Images) -> None:
+    push(images, ADA, TWO)
+    (first, piece), _ = pieces(TWO)
+    damage(images, first)
+    changed = piece[:-BLOCK] + noise(BLOCK, 2)
+    ((digest, _),) = pieces(changed)
+    upload = begin(images)
+    with pytest.raises(MissingBlocks):
+        images.put_segment(ADA, upload, digest, packed(changed, [0, 1, 2]))
+    assert images.missing_segments(ADA, upload, [first]) == [True]  # noted
+    assert images.put_segment(ADA, upload, digest, packed(changed))
+    blocks = [block_digest(changed[i : i + BLOCK]) for i in range(0, SEGMENT, BLOCK)]
+    assert not any(images.missing_blocks(ADA, upload, blocks))  # to be had of the new one
+
+
+def test_a_lie_about_a_blocks_length_is_not_stored(images: Images) -> None:
+    push(images, ADA, TWO)
+    piece = TWO[:BLOCK]
+    real = block_digest(piece)
+    index = parse_index(packed(TWO[:BLOCK]), whole=len(packed(TWO[:BLOCK])))
+    short = assemble(index, [(Kind.ABSENT, b"")]).replace(BLOCK.to_bytes(4, "big"), b"\0\0\0\x64", 1)
+    with pytest.raises(MissingBlocks):
+        images.put_segment(ADA, begin(images), segment_digest([real]), short)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda body: b"",
+        lambda body: body[:-1],
+        lambda body: body + b"x",
+        lambda body: b"QFI\xfb" + body[4:],
+        lambda body: body[:-1] + bytes([body[-1] ^ 1]),
+        lambda body: body[:20] + b"\xff" + body[21:],
+        lambda body: body[:12] + b"\xff\xff\xff\xff" + body[16:],
+    ],
+)
+def test_damaged_bytes_are_refused(images: Images, spoil) -> None:  # type: ignore[no-untyped-def]
+    upload = begin(images)
+    (first, piece), _ = pieces(TWO)
+    with pytest.raises((DigestMismatch, PayloadTooLarge)):
+        images.put_segment(ADA, upload, first, spoil(packed(piece)))
+    with pytest.raises(DigestMismatch):
+        images.put_segment(ADA, upload, bytes(32), packed(piece))
+    assert stored(images) == []
+    assert images.upload(ADA, upload).received == 0
+
+
+def test_a_content_needs_all_of_its_segments(images: Images) -> None:
+    upload = begin(images)
+    parts = layout(TWO)
+    (first, piece), (second, rest) = pieces(TWO)
+    images.put_segment(ADA, upload, first, packed(piece))
+    with pytest.raises(MissingBlocks, match="1 of the 2 segments"):
+        images.put_content(ADA, upload, parts.digest, parts.to_bytes())
+    wish = Publication(manifest=manifest_of(parts), upload=upload)
+    with pytest.raises(MissingBlocks):
+        images.publish(ADA, wish)
+    with pytest.raises(DigestMismatch):
+        images.put_content(ADA, upload, parts.digest, parts.to_bytes()[:-32])
+    images.put_segment(ADA, upload, second, packed(rest))
+    wrong = Layout(2 * SEGMENT, (first, second))
+    with pytest.raises(InvalidRequest, match="belong there"):
+        images.put_content(ADA, upload, wrong.digest, wrong.to_bytes())
+    images.put_content(ADA, upload, parts.digest, parts.to_bytes())
+    images.put_content(ADA, upload, parts.digest, parts.to_bytes())
+    assert read(images, ADA, images.publish(ADA, wish)) == TWO
+
+
+def test_a_killed_upload_goes_on(images: Images) -> None:
+    before = begin(images)
+    (first, piece), (second, rest) = pieces(TWO)
+    images.put_segment(ADA, before, first, packed(piece))
+    now = begin(images)
+    assert images.missing_segments(ADA, now, [first, second]) == [False, True]
+    images.drop_upload(ADA, before)
+    sweeper(images, patience=60).collect()
+    images.put_segment(ADA, now, second, packed(rest))
+    parts = layout(TWO)
+    images.put_content(ADA, now, parts.digest, parts.to_bytes())
+    wish = Publication(manifest=manifest_of(parts), upload=now)
+    assert read(images, ADA, images.publish(ADA, wish)) == TWO
+    again = images.publish(ADA, wish)  # the answer to the first one was lost
+    assert again.digest == images.publish(ADA, wish.model_copy(update={"upload": ""})).digest
+    with pytest.raises(NotFound):
+        images.upload(ADA, now)
+
+
+def test_another_users_upload_does_not_exist(images: Images) -> None:
+    upload = begin(images)
+    (first, piece), _ = pieces(TWO)
+    parts = send(images, ADA, upload, TWO)
+    for ask in (
+        lambda: images.upload(EVE, upload),
+        lambda: images.drop_upload(EVE, upload),
+        lambda: images.missing_segments(EVE, upload, [first]),
+        lambda: images.missing_blocks(EVE, upload, [first]),
+        lambda: images.put_segment(EVE, upload, first, packed(piece)),
+        lambda: images.put_content(EVE, upload, parts.digest, parts.to_bytes()),
+        lambda: images.upload(EVE, "0" * 32),
+        lambda: images.upload(EVE, "../../etc/passwd"),
+    ):
+        with pytest.raises(NotFound):
+            ask()
+    # Knowing what a content is called does not make it one's own.
+    with pytest.raises(MissingBlocks):
+        images.publish(EVE, Publication(manifest=manifest_of(parts), upload=upload))
+    push(images, ADA, TWO)
+    with pytest.raises(MissingBlocks):
+        images.publish(EVE, Publication(manifest=manifest_of(parts)))
+
+
+def test_more_than_was_announced(images: Images) -> None:
+    upload = begin(images, size=SEGMENT)
+    (first, piece), (second, rest) = pieces(TWO)
+    images.put_segment(ADA, upload, first, packed(piece))
+    with pytest.raises(QuotaExceeded, match=f"{SEGMENT} bytes of content"):
+        images.put_segment(ADA, upload, second, packed(rest))
+    assert len(stored(images)) == 1
+    assert images.upload(ADA, upload).received == len(packed(piece))
+    assert not images.put_segment(ADA, upload, first, packed(piece))
+
+
+def test_a_quota(images: Images) -> None:
+    config = images.config.model_copy(update={"image_quota": 9})
+    images = Images(images.database, images.objects, config)
+    push(images, ADA, noise(6 * MIB, 1), name="first")
+    upload = begin(images)
+    for seed in range(2, 5):
+        ((digest, piece),) = pieces(noise(MIB - 64 * 1024, seed))
+        images.put_segment(ADA, upload, digest, packed(piece))
+    ((digest, piece),) = pieces(noise(MIB, 9))
+    with pytest.raises(QuotaExceeded, match="9 MiB"):
+        images.put_segment(ADA, upload, digest, packed(piece))
+    assert images.missing_segments(ADA, upload, [digest]) == [True]
+    assert images.put_segment(BOB, begin(images, BOB), digest, packed(piece))
+    images.drop_upload(ADA, upload)  # gives the room back
+    upload = begin(images)
+    ((digest, piece),) = pieces(noise(MIB, 10))
+    assert images.put_segment(ADA, upload, digest, packed(piece))
+    images.remove(ADA, images.resolve(ADA, "first"))
+    push(images, ADA, noise(7 * MIB, 1), name="second")
+    # What others hold already counts, too, for who holds it.
+    other = push(images, BOB, noise(5 * MIB, 3), visibility="public")
+    with pytest.raises(QuotaExceeded):
+        images.tag(ADA, "", "third", "latest", other.digest)
+    with pytest.raises(QuotaExceeded):
+        push(images, ADA, noise(5 * MIB, 3))
+
+
+def test_quota_at_the_same_moment(images: Images) -> None:
+    config = images.config.model_copy(update={"image_quota": 3})
+    images = Images(images.database, images.objects, config)
+    uploads = [begin(images) for _ in range(3)]
+
+    def put(seed: int) -> bool:
+        ((digest, piece),) = pieces(noise(MIB - BLOCK, seed))
+        try:
+            return images.put_segment(ADA, uploads[seed % 3], digest, packed(piece))
+        except QuotaExceeded:
+            return False
+
+    with ThreadPoolExecutor(6) as pool:
+        done = list(pool.map(put, range(9)))
+    assert done.count(True) == 3
+    assert len(stored(images)) == 3
+
+
+def test_too_large(images: Images) -> None:
+    config = images.config.model_copy(update={"max_image_size": 1})
+    small = Images(images.database, images.objects, config)
+    with pytest.raises(PayloadTooLarge):
+        small.open_upload(ADA, 100 * MIB)
+    upload = small.open_upload(ADA, 2 * MIB).id
+    parts = layout(bytes(MIB + 1))
+    with pytest.raises(PayloadTooLarge):
+        small.put_content(ADA, upload, parts.digest, parts.to_bytes())
+    with pytest.raises(PayloadTooLarge):
+        small.put_segment(ADA, upload, bytes(32), bytes(SEGMENT + 2 * MIB))
+    images.put_content(ADA, upload, parts.digest, parts.to_bytes())
+    with pytest.raises(ImageRejected, match="the limit here is 1 MiB"):
+        small.publish(ADA, Publication(manifest=manifest_of(parts), upload=upload))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "why"),
+    [
+        ({}, "root"),
+        ({"root": {"digest": "tree:" + "0" * 64, "size": 0}}, "size"),
+        ({"root": {"digest": "sha256:" + "0" * 64, "size": 1}}, "digest"),
+        ({"schema": 1}, "schema"),
+        ({"architecture": "../x"}, "architecture"),
+        ({"architecture": "sparc64"}, "no machine here"),
+        ({"kernel": None, "initrd": {"digest": "tree:" + "0" * 64, "size": 1}}, "initrd"),
+        ({"name": "a name is no part of an image"}, "name"),
+        ({"cmdline": ["init=/bin/sh\nroot=/dev/sda"]}, "cmdline"),
+    ],
+)
+def test_a_manifest_that_is_none(images: Images, manifest: dict[str, object], why: str) -> None:
+    upload = begin(images)
+    parts = send(images, ADA, upload, b"a disk")
+    body = {**manifest_of(parts), **manifest} if manifest else {}
+    with pytest.raises(ImageRejected, match=why):
+        images.publish(ADA, Publication(manifest=body, upload=upload))
+
+
+def test_a_size_that_is_another(images: Images) -> None:
+    upload = begin(images)
+    parts = send(images, ADA, upload, b"a disk")
+    body = {**manifest_of(parts), "root": {"digest": parts.digest, "size": 7}}
+    with pytest.raises(ImageRejected, match="it has 6"):
+        images.publish(ADA, Publication(manifest=body, upload=upload))
+
+
+@pytest.mark.parametrize(
+    "disk",
+    [
+        b"QFI\xfb\0\0\0\3" + noise(2 * BLOCK),
+        b"KDMV" + noise(2 * BLOCK),
+        noise(2 * BLOCK) + b"conectix" + bytes(504),
+        b"# Disk DescriptorFile\nversion=1\n" + bytes(BLOCK),
+        b"\x1f\x8b\x08" + noise(BLOCK),
+    ],
+)
+def test_a_disk_that_looks_like_something_else(images: Images, disk: bytes) -> None:
+    with pytest.raises(ImageRejected):
+        push(images, ADA, disk, name="evil")
+    assert images.list(ADA) == []
+    # A boot sector and a CD are what disks begin with.
+    push(images, ADA, bytes(510) + b"\x55\xaa" + bytes(32256) + b"\x01CD001" + bytes(BLOCK), name="cd")
+
+
+def test_block_rows_are_few(images: Images) -> None:
+    """Nothing is noted of zeros, and of a block only one place."""
+    piece = noise(BLOCK) * 3 + bytes(BLOCK) + noise(100, 3)
+    push(images, ADA, piece)
+    push(images, ADA, piece + noise(100, 4))
+    with images.database.read() as session:
+        assert len(session.scalars(select(BlockRow.digest)).all()) == 3
