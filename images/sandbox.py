@@ -24,7 +24,7 @@ from typing import BinaryIO, Final
 
 from images import seccomp
 from images.formats.base import refusal
-from vmjobs.errors import Unavailable
+from vmjobs.errors import StorageFull, Unavailable
 from vmjobs.subprocess import environment
 
 #: Where the sandboxed program finds the file to read and the directory to write to.
@@ -76,6 +76,7 @@ def run(
 
     Raises:
         ImageRejected: it failed, or was stopped at a limit; the code says at which.
+        StorageFull: no room is left for what it writes.
         Unavailable: there is no sandbox on this machine.
     """
     require(limits)
@@ -275,5 +276,7 @@ def _explain(program: str, code: int, errors: bytes, limits: SandboxLimits) -> N
         )
     if number == signal.SIGSYS:
         raise refusal("forbidden_call", f"{program} was stopped: it tried what it must not")
+    if b"No space left on device" in errors or b"Disk quota exceeded" in errors:
+        raise StorageFull(f"no room is left for what {program} writes")
     words = errors.decode("utf-8", "replace").strip()[-_QUOTED:] or f"exit status {code}"
     raise refusal("conversion_failed", f"{program} could not read the image: {words}")

@@ -1,0 +1,163 @@
+"""One disk in every format has one digest, and goes there and back unchanged."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from formats_kit import MADE, SIZE, Lab, disk, qemu_img
+
+from images.admission import admit
+from images.content import layout_of, layout_of_bytes
+from images.convert import from_raw, head_of, to_raw
+from images.formats import Format
+from images.sandbox import SandboxLimits
+from vmjobs.errors import ImageRejected, StorageFull
+
+MIB = 1024 * 1024
+
+
+def digest(path: Path) -> str:
+    with path.open("rb", buffering=0) as file:
+        return layout_of(file, path.stat().st_size).digest
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_one_disk_has_one_digest(lab: Lab, tmp_path: Path, name: str) -> None:
+    source, sink = lab.samples[name], tmp_path / "sink"
+    seen: list[float] = []
+    to_raw(source, admit(source, MADE[name][0]), sink, progress=seen.append)
+    assert digest(sink) == layout_of_bytes(disk()).digest
+    assert sink.stat().st_size == SIZE
+    assert sink.stat().st_blocks * 512 < 1_500_000, "holes stay holes"
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    assert [p.name for p in tmp_path.iterdir()] == ["sink"]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("format_", list(Format))
+def test_there_and_back(lab: Lab, tmp_path: Path, format_: Format, compressed: bool) -> None:
+    there, back = tmp_path / "there", tmp_path / "back"
+    if compressed and format_ not in (Format.QCOW2, Format.VMDK):
+        with pytest.raises(ImageRejected):
+            from_raw(lab.samples["raw"], format_, there, compressed=True)
+        return
+    from_raw(lab.samples["raw"], format_, there, compressed=compressed)
+    found = admit(there, format_)
+    assert found.virtual_size == SIZE
+    if compressed:
+        assert any("compressed" in feature for feature in found.features)
+    to_raw(there, found, back)
+    assert back.read_bytes() == disk()
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_head_of_a_disk_is_read_without_the_rest(lab: Lab, name: str) -> None:
+    source = lab.samples[name]
+    assert head_of(source, admit(source), 2 * MIB + 5) == disk()[: 2 * MIB + 5]
+
+
+def test_odd_sizes_survive(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.write_bytes(b"A" * 512 * 2051)
+    for format_ in Format:
+        there, back = tmp_path / f"{format_}", tmp_path / "back"
+        from_raw(raw, format_, there)
+        to_raw(there, admit(there, format_), back)
+        assert back.read_bytes() == raw.read_bytes(), format_
+
+
+def test_zeros_at_the_end_survive(tmp_path: Path) -> None:
+    raw, sink = tmp_path / "raw", tmp_path / "sink"
+    raw.write_bytes(b"A" * 65536)
+    os.truncate(raw, 64 * MIB)
+    to_raw(raw, admit(raw, "raw"), sink)
+    assert sink.stat().st_size == 64 * MIB
+    assert digest(sink) == digest(raw)
+
+
+def test_an_image_that_was_changed_meanwhile_is_refused(lab: Lab, tmp_path: Path) -> None:
+    source = lab.copy("qcow2-v3", "image")
+    description = admit(source)
+    qemu_img("create", "-q", "-f", "qcow2", "-u", "-b", "/etc/passwd", "-F", "raw", source, "8M")
+    with pytest.raises(ImageRejected) as caught:
+        to_raw(source, description, tmp_path / "sink")
+    assert caught.value.faults[0].code == "backing_file"
+    lab.copy("qcow2-4k", "image")
+    with pytest.raises(ImageRejected) as caught:
+        to_raw(source, description, tmp_path / "sink")
+    assert caught.value.faults[0].code == "changed"
+    assert not (tmp_path / "sink").exists()
+
+
+def test_damaged_data_is_refused_and_leaves_nothing(lab: Lab, tmp_path: Path) -> None:
+    def spoil(data: bytearray) -> None:
+        """Make garbage of all data: compressed clusters do not unpack any more."""
+        data[5 * 65536 :] = b"\xa5" * (len(data) - 5 * 65536)
+
+    (tmp_path / "sink").write_bytes(b"what was there")
+    source = lab.changed("qcow2-compressed", spoil)
+    with pytest.raises(ImageRejected) as caught:
+        to_raw(source, admit(source), tmp_path / "sink")
+    assert caught.value.faults[0].code == "conversion_failed"
+    assert "qemu-img" in caught.value.message
+    assert (tmp_path / "sink").read_bytes() == b"what was there"
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_names_of_files_have_no_meaning(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To qemu-img some names are protocols; here every name is a name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("nbd:localhost:1", 'json:{"driver":"nbd"}', "-O", "a,b=c", "a b\n", "fat:rw:x"):
+        source = lab.copy("qcow2-v3", name)
+        sink = tmp_path / f"{name}.raw"
+        to_raw(Path(name), admit(Path(name)), Path(sink.name))
+        assert sink.read_bytes() == disk()
+        source.unlink()
+
+
+def test_a_conversion_is_stopped_at_the_callers_limits(lab: Lab, tmp_path: Path) -> None:
+    source = lab.samples["qcow2-v3"]
+    for limits, code in (
+        (SandboxLimits(file_size=MIB), "too_much_output"),
+        (SandboxLimits(file_size=1 << 40, seconds=0.0), "too_long"),
+        (SandboxLimits(file_size=1 << 40, written=1 << 40, memory=32 * MIB), "conversion_failed"),
+    ):
+        with pytest.raises(ImageRejected) as caught:
+            to_raw(source, admit(source), tmp_path / "sink", limits)
+        assert caught.value.faults[0].code == code, caught.value.message
+    assert not (tmp_path / "sink").exists()
+
+
+def test_a_place_that_cannot_be_written_is_said(lab: Lab, tmp_path: Path) -> None:
+    source = lab.samples["qcow2-v3"]
+    with pytest.raises(ImageRejected) as caught:
+        to_raw(source, admit(source), tmp_path / "missing" / "sink")
+    assert caught.value.faults[0].code == "unwritable"
+    with pytest.raises(ImageRejected) as caught:
+        to_raw(source, replace(admit(source), virtual_size=MIB), tmp_path / "sink")
+    assert caught.value.faults[0].code == "disk_too_large"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_full_disk_is_said_to_be_full(lab: Lab, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", small], check=True)
+    try:
+        for name in ("qcow2-v3", "raw"):
+            source = lab.samples[name]
+            with pytest.raises(StorageFull):
+                to_raw(source, admit(source, MADE[name][0]), small / "sink")
+            assert list(small.iterdir()) == []
+        with pytest.raises(StorageFull):
+            from_raw(lab.samples["raw"], Format.QCOW2, small / "sink")
+        assert list(small.iterdir()) == []
+    finally:
+        subprocess.run(["umount", small], check=True)

@@ -1,0 +1,365 @@
+"""The sandbox, with the door's checks out of the way: what an attack that got through would find."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from formats_kit import Lab, disk, qemu_img
+
+from images import sandbox
+from images.sandbox import OUTPUT, SOURCE, SandboxLimits
+from vmjobs.errors import ImageRejected, Unavailable
+
+MIB = 1024 * 1024
+NOBODY = 65534
+LIMITS = SandboxLimits(seconds=60, cpu_seconds=30, file_size=64 * MIB, written=64 * MIB)
+SECRET = b"a secret of the host" * 100
+
+
+def python(program: str, source: Path | None = None, output: Path | None = None) -> object:
+    """Run some Python in the sandbox and return what it prints, which is JSON."""
+    said = bytearray()
+    argv = ("python3", "-c", f"import os, json, socket, ctypes\n{program}")
+    if source is None:
+        sandbox.run(argv, output=output, limits=LIMITS, said=said.extend)
+    else:
+        with source.open("rb") as file:
+            sandbox.run(argv, source=file, output=output, limits=LIMITS, said=said.extend)
+    return json.loads(said)
+
+
+def attempt(*lines: str) -> object:
+    """What comes of some statements: the error's name, or ``done``."""
+    body = "".join(f"    {line}\n" for line in lines)
+    return python(f"try:\n{body}    r = 'done'\nexcept OSError as e:\n    r = type(e).__name__\n"
+                  "print(json.dumps(r))")  # fmt: skip
+
+
+def convert(image: Path, output: Path, format_: str) -> None:
+    """As careless as can be: the format only, and whatever the image says is followed."""
+    argv = ("qemu-img", "convert", "-f", format_, "-O", "raw", SOURCE, f"{OUTPUT}/disk")
+    with image.open("rb") as file:
+        sandbox.run(argv, source=file, output=output, limits=LIMITS)
+
+
+def stolen(image: Path, tmp_path: Path, format_: str) -> bytes:
+    """What the same conversion gets without a sandbox."""
+    qemu_img("convert", "-f", format_, "-O", "raw", image, tmp_path / "stolen")
+    return (tmp_path / "stolen").read_bytes()
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(SECRET.ljust(65536, b"\0"))
+    return path
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    path = tmp_path / "output"
+    path.mkdir()
+    return path
+
+
+def check_nothing_got_out(image: Path, output: Path, format_: str) -> None:
+    with pytest.raises(ImageRejected) as caught:
+        convert(image, output, format_)
+    assert caught.value.faults[0].code == "conversion_failed"
+    assert all(SECRET[:20] not in path.read_bytes() for path in output.iterdir())
+
+
+def test_the_sandbox_works_here() -> None:
+    sandbox.require()
+
+
+def test_a_backing_file_cannot_be_read(tmp_path: Path, secret: Path, output: Path) -> None:
+    image = tmp_path / "image"
+    qemu_img("create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", image)
+    assert SECRET in stolen(image, tmp_path, "qcow2"), "the attack is a real one"
+    check_nothing_got_out(image, output, "qcow2")
+
+
+def test_an_external_data_file_cannot_be_read(tmp_path: Path, secret: Path, output: Path) -> None:
+    """CVE-2024-32498."""
+    image = tmp_path / "image"
+    options = f"data_file={tmp_path}/data,data_file_raw=on,preallocation=metadata"
+    qemu_img("create", "-q", "-f", "qcow2", "-o", options, image, "64k")
+    data = image.read_bytes()
+    place = data.index(f"{tmp_path}/data".encode())
+    name = f"{tmp_path}/data".encode()
+    (tmp_path / "data").unlink()
+    (tmp_path / "data").symlink_to(secret)
+    assert data[place : place + len(name)] == name
+    assert SECRET in stolen(image, tmp_path, "qcow2"), "the attack is a real one"
+    check_nothing_got_out(image, output, "qcow2")
+
+
+def test_a_vmdks_extent_elsewhere_cannot_be_read(tmp_path: Path, secret: Path, output: Path) -> None:
+    image = tmp_path / "image"
+    image.write_text(
+        "# Disk DescriptorFile\nversion=1\nCID=12345678\nparentCID=ffffffff\n"
+        f'createType="monolithicFlat"\nRW 128 FLAT "{secret}" 0\n'
+        'ddb.adapterType = "ide"\nddb.geometry.cylinders = "1"\n'
+    )
+    assert SECRET in stolen(image, tmp_path, "vmdk"), "the attack is a real one"
+    check_nothing_got_out(image, output, "vmdk")
+
+
+def test_a_guests_header_cannot_make_anybody_read_the_host(
+    tmp_path: Path, secret: Path, output: Path
+) -> None:
+    """CVE-2026-24708: a guest writes a qcow2 header over its raw disk, and somebody probes it."""
+    image = tmp_path / "disk.raw"
+    qemu_img("create", "-q", "-f", "qcow2", "-b", secret, "-F", "raw", image)
+    qemu_img("convert", image, tmp_path / "probed")
+    assert SECRET in (tmp_path / "probed").read_bytes(), "the attack is a real one"
+    argv = ("qemu-img", "convert", "-O", "raw", SOURCE, f"{OUTPUT}/disk")
+    with image.open("rb") as file, pytest.raises(ImageRejected):
+        sandbox.run(argv, source=file, output=output, limits=LIMITS)
+    assert all(SECRET[:20] not in path.read_bytes() for path in output.iterdir())
+
+
+def test_the_network_cannot_be_reached(tmp_path: Path, output: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(20)
+        port = server.getsockname()[1]
+        image = tmp_path / "image"
+        backing = json.dumps(
+            {
+                "driver": "raw",
+                "file": {
+                    "driver": "nbd",
+                    "server": {"type": "inet", "host": "127.0.0.1", "port": str(port)},
+                },
+            }
+        )
+        qemu_img("create", "-q", "-f", "qcow2", "-u", "-b", f"json:{backing}", "-F", "raw", image, "1M")
+        words = ["qemu-img", "info", "-f", "qcow2", "--backing-chain", str(image)]
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as free:
+            connection, _ = server.accept()
+            connection.close()
+            free.wait(20)
+        server.settimeout(0.0)
+        check_nothing_got_out(image, output, "qcow2")
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_there_are_no_sockets_no_processes_and_no_namespaces() -> None:
+    for lines in (
+        ("socket.socket()",),
+        ("socket.socket(socket.AF_UNIX)",),
+        ("socket.socketpair()",),
+        ("os.fork()",),
+        ("os.posix_spawn('/usr/bin/true', ['true'], {})",),
+    ):
+        assert attempt(*lines) == "PermissionError", lines
+    calls = {"unshare": (0x10000000,), "mount": (0, 0, 0, 0, 0), "ptrace": (0, 0, 0, 0)}
+    for name, arguments in calls.items():
+        line = f"f = ctypes.CDLL(None, use_errno=True).{name}"
+        call = f"assert f{arguments} == -1"
+        raised = "raise OSError(ctypes.get_errno(), 'no')"
+        assert attempt(line, call.replace(",)", ")"), raised) == "PermissionError", name
+
+
+def test_threads_are_allowed() -> None:
+    program = "import threading\nt = threading.Thread(target=lambda: print('7'))\nt.start(); t.join()"
+    assert python(program) == 7
+
+
+def test_there_are_no_other_files(output: Path, secret: Path) -> None:
+    found = python("print(json.dumps(sorted(os.listdir('/'))))", secret, output)
+    assert isinstance(found, list)
+    assert set(found) <= {"bin", "in", "lib", "lib32", "lib64", "out", "sbin", "tmp", "usr"}
+    for path in ("/etc/passwd", "/proc/self/status", "/dev/null", "/sys", str(secret)):
+        assert attempt(f"open({path!r})") == "FileNotFoundError"
+    assert python("print(json.dumps(os.listdir('/in')))", secret, output) == ["disk"]
+
+
+def test_nothing_but_the_output_can_be_written(output: Path, secret: Path) -> None:
+    program = """
+r = []
+for path in ('/in/disk', '/in/new', '/new', '/tmp/new', '/usr/new', '/out/new'):
+    try:
+        open(path, 'a').close()
+        r.append('done')
+    except OSError as e:
+        r.append(os.strerror(e.errno))
+print(json.dumps(r))
+"""
+    *others, last = python(program, secret, output)  # type: ignore[misc]
+    assert last == "done"
+    assert set(others) == {"Read-only file system"}
+    assert secret.read_bytes().startswith(SECRET)
+
+
+def test_the_source_cannot_be_written_by_its_descriptor_either(secret: Path, output: Path) -> None:
+    program = """
+r = []
+for number in range(3, 64):
+    try:
+        os.write(number, b'x')
+        r.append(number)
+    except OSError:
+        pass
+print(json.dumps(r))
+"""
+    assert python(program, secret, output) == []
+    assert secret.read_bytes().startswith(SECRET)
+
+
+def test_nothing_of_our_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMJOBS_TOKEN", "secret")
+    found = python("print(json.dumps(dict(os.environ)))")
+    assert isinstance(found, dict)
+    assert set(found) <= {"PATH", "LC_ALL", "MALLOC_ARENA_MAX", "PWD", "LC_CTYPE"}
+
+
+def code_of(argv: tuple[str, ...], limits: SandboxLimits, output: Path | None = None) -> str:
+    with pytest.raises(ImageRejected) as caught:
+        sandbox.run(argv, output=output, limits=limits)
+    return caught.value.faults[0].code
+
+
+def test_time_is_limited_and_nothing_is_left_behind() -> None:
+    mark = uuid.uuid4().hex
+    began = time.monotonic()
+    program = f"import time, signal\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)  # {mark}"
+    assert code_of(("python3", "-c", program), SandboxLimits(seconds=1.0)) == "too_long"
+    assert time.monotonic() - began < 30
+    deadline = time.monotonic() + 20
+    while running(mark):
+        assert time.monotonic() < deadline, "a process of the sandbox is left"
+        time.sleep(0.05)
+
+
+def running(mark: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark.encode() in path.read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def test_processor_time_is_limited() -> None:
+    limits = SandboxLimits(cpu_seconds=1, seconds=120)
+    assert code_of(("python3", "-c", "while True: pass"), limits) == "too_much_cpu"
+
+
+def test_memory_is_limited() -> None:
+    limits = SandboxLimits(memory=256 * MIB, seconds=60)
+    assert code_of(("python3", "-c", "x = bytearray(1 << 30)"), limits) == "conversion_failed"
+
+
+def test_the_size_of_a_file_is_limited(output: Path) -> None:
+    limits = SandboxLimits(file_size=MIB, seconds=60)
+    program = "open('/out/big', 'wb').write(bytes(1 << 22))"
+    assert code_of(("python3", "-c", program), limits, output) == "too_much_output"
+    assert (output / "big").stat().st_size <= MIB
+    program = "import os\nos.truncate(os.open('/out/hole', os.O_CREAT | os.O_RDWR), 1 << 40)"
+    assert code_of(("python3", "-c", program), limits, output) == "too_much_output"
+
+
+def test_all_files_together_are_limited(output: Path) -> None:
+    limits = SandboxLimits(file_size=MIB, written=8 * MIB, seconds=120)
+    program = """
+import itertools, time
+for number in itertools.count():
+    with open(f'/out/{number}', 'wb', buffering=0) as file:
+        file.write(bytes(1 << 19))
+    time.sleep(0.02)
+"""
+    assert code_of(("python3", "-c", program), limits, output) == "too_much_output"
+
+
+def test_directories_in_the_output_are_refused(output: Path) -> None:
+    program = "import os, time\nos.mkdir('/out/hidden')\ntime.sleep(600)"
+    limits = SandboxLimits(seconds=60)
+    assert code_of(("python3", "-c", program), limits, output) == "conversion_failed"
+
+
+def test_a_flood_of_words_is_taken_in_bounded_memory() -> None:
+    count = 0
+
+    def said(data: bytes) -> None:
+        nonlocal count
+        count += len(data)
+
+    program = (
+        "import sys\nfor _ in range(100):\n    print('x' * 100000); sys.stderr.write('y' * 100000)"
+    )
+    sandbox.run(("python3", "-c", program), limits=LIMITS, said=said)
+    assert count == 100 * 100001
+
+
+def test_a_failure_is_told_in_the_programs_words() -> None:
+    with pytest.raises(ImageRejected, match="the reason") as caught:
+        sandbox.run(("python3", "-c", "raise SystemExit('the reason')"), limits=LIMITS)
+    assert len(caught.value.message) < 2000
+
+
+@pytest.mark.parametrize("script", ["echo bwrap: No permissions to creating new namespace >&2; exit 1"])
+def test_without_a_sandbox_nothing_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, lab: Lab
+) -> None:
+    broken = tmp_path / "bin"
+    broken.mkdir()
+    (broken / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
+    (broken / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{broken}:{os.environ['PATH']}")
+    with pytest.raises(Unavailable, match="No permissions") as caught:
+        convert(lab.samples["qcow2-v3"], tmp_path, "qcow2")
+    assert caught.value.service == "sandbox"
+    assert "user namespaces" in caught.value.hint
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(Unavailable, match="not installed"):
+        sandbox.require()
+
+
+def test_the_filter_is_a_program_that_the_kernel_takes() -> None:
+    from images import seccomp
+
+    for machine in ("x86_64", "aarch64"):
+        program = seccomp.program(machine)
+        lines = list(struct.iter_unpack("=HBBI", program))
+        # Every jump stays inside, and the last line returns.
+        for number, (code, yes, no, _) in enumerate(lines):
+            if code & 7 == 5:
+                assert number + 1 + max(yes, no) < len(lines)
+        assert lines[-1][0] == 6
+    with pytest.raises(Unavailable, match="riscv64"):
+        seccomp.program("riscv64")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="everything here ran unprivileged already")
+def test_an_unprivileged_user_converts_what_another_opened(lab: Lab) -> None:
+    with tempfile.TemporaryDirectory() as scratch, lab.samples["qcow2-v3"].open("rb") as file:
+        os.chown(scratch, NOBODY, NOBODY)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+                argv = ("qemu-img", "convert", "-f", "qcow2", "-O", "raw", SOURCE, f"{OUTPUT}/disk")
+                sandbox.run(argv, source=file, output=Path(scratch), limits=LIMITS)
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        result = Path(scratch) / "disk"
+        assert result.read_bytes() == disk()
+        assert result.stat().st_uid == NOBODY
