@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from images.cloudinit import NoCloud
 from vmjobs.agent.fleet import Fleet
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import Parts, RunSettings
@@ -34,4 +35,5 @@ def parts(settings: Config, images: ImageSource, hypervisors: Fleet, runs: Path)
             max_console=settings.max_console_bytes,
             max_log=settings.max_stream_bytes,
         ),
+        seeds=NoCloud(),
     )

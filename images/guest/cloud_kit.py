@@ -1,0 +1,362 @@
+# ruff: noqa: UP006, UP007, UP035
+"""The guest contract, version 1, for images that have cloud-init and so Python.
+
+One file without dependencies, for Python 3.6 and later: ``images/cloudinit.py`` puts it into the user
+data of jobs that bring none of their own. It reads the job disk, runs the script, tells how it ended
+by the endpoint or on the output disk, and powers the machine off.
+"""
+
+import contextlib
+import errno
+import fcntl
+import glob
+import http.client
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import threading
+import time
+import urllib.parse
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple, Union
+
+HOME = Path("/var/lib/vmjobs")
+WORK = HOME / "work"
+SCRIPT = HOME / "script"
+MAX_CHUNK = 1024 * 1024
+DRAIN_SECONDS = 2.0
+FLUSH_SECONDS = 120.0
+F_SETPIPE_SZ = 1031
+PREFIXES = ("vd", "ubd", "xvd", "sd")
+
+
+class Failure(Exception):
+    """The guest cannot do its work; the host is told on the console."""
+
+
+def say(text: str) -> None:
+    """One line on the console, and on the serial port where that is another one."""
+    targets = [Path("/dev/console")]
+    with contextlib.suppress(OSError):
+        if "ttyS0" not in Path("/sys/class/tty/console/active").read_text().split():
+            targets.append(Path("/dev/ttyS0"))
+    for target in targets:
+        with contextlib.suppress(OSError), target.open("wb", buffering=0) as console:
+            console.write(f"\r\n{text}\r\n".encode())
+
+
+class Host:
+    """The endpoint."""
+
+    def __init__(self, endpoint: str, token: str) -> None:
+        self.address = urllib.parse.urlsplit(endpoint).netloc
+        self.token = token
+
+    def ask(self, method: str, path: str, body: Union[bytes, Path] = b"") -> Tuple[int, bytes]:
+        """One request, repeated a few times where that may help; status (0: none) and answer."""
+        status, answer = 0, b""
+        for pause in (1, 2, 4, 8, 0):
+            try:
+                status, answer = self._once(method, path, body)
+            except (OSError, http.client.HTTPException) as error:
+                status, answer = 0, str(error).encode()
+            if status not in (0, 408, 429) and status < 500:
+                break
+            time.sleep(pause)
+        return status, answer
+
+    def must(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """The answer to a request without which nothing goes on."""
+        status, answer = self.ask(method, path, body)
+        if not 200 <= status < 300:
+            raise Failure(f"{method} {path} is not answered (status {status})")
+        return answer
+
+    def _once(self, method: str, path: str, body: Union[bytes, Path]) -> Tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self.address, timeout=60.0)
+        headers = {"Authorization": f"Bearer {self.token}"}
+        headers["Content-Type"] = "application/octet-stream"
+        try:
+            if isinstance(body, bytes):
+                connection.request(method, path, body, headers)
+            else:
+                headers["Content-Length"] = str(body.stat().st_size)
+                with body.open("rb") as file:
+                    connection.request(method, path, file, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+# --------------------------------------------------------------------------- disks
+
+
+def find_disks() -> Tuple[Path, Path, Path]:
+    """Job disk, scratch disk and output disk, which follow one another."""
+    for prefix in PREFIXES:
+        for letter in "abcdefgh":
+            if is_job_disk(Path(f"/dev/{prefix}{letter}")):
+                job, scratch, output = (Path(f"/dev/{prefix}{chr(ord(letter) + n)}") for n in range(3))
+                return job, scratch, output
+    raise Failure("there is no job disk")
+
+
+def is_job_disk(device: Path) -> bool:
+    """Whether a tar stream with a job begins there."""
+    try:
+        with device.open("rb") as file:
+            head = file.read(512)
+    except OSError:
+        return False
+    return head.startswith(b"job.json\0") and head[257:262] == b"ustar"
+
+
+def make_scratch(device: Path) -> None:
+    """Have the job on the scratch disk; on the root disk, where no file system can be made."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    if succeeds("mkfs.ext4", "-q", "-F", "-m", "0", str(device)):
+        succeeds("mount", "-o", "noatime", str(device), str(HOME))
+    for name in ("work", "home", "tmp"):
+        (HOME / name).mkdir(exist_ok=True)
+    (HOME / "tmp").chmod(0o1777)
+
+
+def succeeds(*argv: str) -> bool:
+    """Run a program of the image, if it has it."""
+    try:
+        return subprocess.call(argv, stdin=subprocess.DEVNULL) == 0
+    except OSError:
+        return False
+
+
+def unpack(archive: tarfile.TarFile) -> None:
+    """Script and inputs, to their places. The host made this archive."""
+    for entry in archive:
+        content = archive.extractfile(entry)
+        if content is None:
+            continue
+        if entry.name == "script":
+            target, mode = SCRIPT, 0o755
+        elif entry.name.startswith("inputs/"):
+            target, mode = WORK / entry.name[len("inputs/") :], 0o644
+        else:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            shutil.copyfileobj(content, file, MAX_CHUNK)
+        target.chmod(mode)
+
+
+# --------------------------------------------------------------------------- the script
+
+
+def start_script(job: Dict[str, Any], out: Any, err: Any) -> "subprocess.Popen[bytes]":
+    """In a session of its own, so that a signal reaches all of it; never with the token."""
+    environment = {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(HOME / "home"),
+        "TMPDIR": str(HOME / "tmp"),
+        "LANG": "C.UTF-8",
+        "VMJOBS_JOB_ID": job["job_id"],
+        "VMJOBS_ARRAY_INDEX": str(job["index"]),
+        "VMJOBS_ARRAY_COUNT": str(job["count"]),
+    }
+    environment.update(job["environment"])
+    argv = [str(SCRIPT), *job["arguments"]]
+    options = {
+        "cwd": str(WORK),
+        "env": environment,
+        "stdin": subprocess.DEVNULL,
+        "stdout": out,
+        "stderr": err,
+        "start_new_session": True,
+    }  # type: Dict[str, Any]
+    try:
+        return subprocess.Popen(argv, **options)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise Failure(f"the script cannot be run: {error}") from error
+        return subprocess.Popen(["/bin/sh", *argv], **options)
+
+
+def kill_group(process: "subprocess.Popen[bytes]", number: int) -> None:
+    """Signal the script and what it started."""
+    with contextlib.suppress(OSError):  # all of it has ended
+        os.killpg(process.pid, number)
+
+
+def wait_for(process: "subprocess.Popen[bytes]") -> int:
+    """The script's status; a machine that is asked to stop asks the script."""
+    signal.signal(signal.SIGTERM, lambda *_: kill_group(process, signal.SIGTERM))
+    return int(process.wait())
+
+
+def pump(host: Host, name: str, handle: int) -> None:
+    """What the script prints goes to the host, as soon as it is there."""
+    offset = 0
+    while True:
+        chunk = os.read(handle, MAX_CHUNK)
+        if not chunk:
+            return
+        status, _ = host.ask("POST", f"/v1/log/{name}?offset={offset}", chunk)
+        if not 200 <= status < 300:
+            say(f"vmjobs: error: std{name} lost bytes ({status})")
+        offset += len(chunk)
+
+
+def control(host: Host, process: "subprocess.Popen[bytes]") -> None:
+    """Ask again and again what to do; the request is the heartbeat too."""
+    while process.poll() is None:
+        status, orders = host.ask("GET", "/v1/control?wait=25")
+        for line in orders.decode("ascii", "replace").splitlines() if status == 200 else ():
+            words = line.split()
+            if len(words) == 2 and words[0] == "signal" and words[1].isdigit():
+                kill_group(process, int(words[1]))
+        if status != 200:
+            time.sleep(1)
+
+
+def pipe() -> Tuple[int, int]:
+    """A large one: fewer requests for a script that says much."""
+    reader, writer = os.pipe()
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(writer, F_SETPIPE_SZ, MAX_CHUNK)
+    return reader, writer
+
+
+def run_online(job: Dict[str, Any], host: Host) -> int:
+    """Run the script; its output goes to the endpoint."""
+    ends = {"out": pipe(), "err": pipe()}
+    process = start_script(job, ends["out"][1], ends["err"][1])
+    for _, writer in ends.values():
+        os.close(writer)
+    pumps = [
+        threading.Thread(target=pump, args=(host, name, ends[name][0]), daemon=True) for name in ends
+    ]
+    orders = threading.Thread(target=control, args=(host, process), daemon=True)
+    for thread in (*pumps, orders):
+        thread.start()
+    status = wait_for(process)
+    # What the script left behind may finish what it prints, then it is killed.
+    for seconds in (DRAIN_SECONDS, FLUSH_SECONDS):
+        deadline = time.time() + seconds
+        for thread in pumps:
+            thread.join(max(0.0, deadline - time.time()))
+        kill_group(process, signal.SIGKILL)
+    return status
+
+
+def run_offline(job: Dict[str, Any]) -> int:
+    """Run the script; its output goes to files."""
+    with (HOME / "stdout").open("wb") as out, (HOME / "stderr").open("wb") as err:
+        process = start_script(job, out, err)
+        status = wait_for(process)
+        kill_group(process, signal.SIGKILL)
+    return status
+
+
+# --------------------------------------------------------------------------- outputs
+
+
+def outputs(globs: List[str]) -> Iterator[str]:
+    """Regular files that match, each once, and none that a link takes from outside."""
+    os.chdir(str(WORK))
+    inside, seen = WORK.resolve(), set()
+    for pattern in globs:
+        for name in sorted(glob.glob(pattern)):  # noqa: PTH207 - as a shell: hidden files are hidden
+            path = Path(name)
+            plain = path.is_file() and not path.is_symlink() and inside in path.resolve().parents
+            if plain and name not in seen and "\n" not in name:
+                seen.add(name)
+                yield name
+
+
+def send_outputs(host: Host, globs: List[str]) -> None:
+    """Each output is a request of its own; what is refused does not keep the others back."""
+    for name in outputs(globs):
+        status, _ = host.ask("POST", f"/v1/outputs/{urllib.parse.quote(name)}", WORK / name)
+        if not 200 <= status < 300:
+            say(f"vmjobs: error: output {name} was not taken (status {status})")
+
+
+def write_output_disk(device: Path, result: str, globs: List[str]) -> None:
+    """One tar stream, the exit status first, so that it arrives whatever follows."""
+    key, _, number = result.partition("=")
+    try:
+        with device.open("r+b") as disk:
+            with tarfile.open(fileobj=disk, mode="w|", format=tarfile.GNU_FORMAT) as tar:
+                report = json.dumps({key: int(number)}).encode()
+                entry = tarfile.TarInfo("exit.json")
+                entry.size = len(report)
+                tar.addfile(entry, io.BytesIO(report))
+                for name in ("stdout", "stderr"):
+                    tar.add(str(HOME / name), name)
+                for name in outputs(globs):
+                    tar.add(str(WORK / name), f"outputs/{name}")
+            disk.flush()
+            os.fsync(disk.fileno())
+    except OSError as error:
+        say(f"vmjobs: error: the output disk: {error}")
+
+
+def disk_full() -> bool:
+    """Whether the job's disk has no room, for bytes or for names."""
+    room = os.statvfs(str(HOME))
+    return room.f_bavail * room.f_frsize < 65536 or room.f_favail == 0
+
+
+# --------------------------------------------------------------------------- all of it
+
+
+def main() -> None:
+    """From the job disk to the exit report."""
+    job_disk, scratch_disk, output_disk = find_disks()
+    with tarfile.open(str(job_disk), "r:") as tar:
+        described = tar.extractfile("job.json")
+        job = json.loads(described.read().decode() if described else "{}")
+        if job.get("contract") != 1:
+            raise Failure("this kit speaks version 1 of the guest contract, the host another")
+        make_scratch(scratch_disk)
+        unpack(tar)
+    host, online = Host(job["endpoint"], job["token"]), bool(job["endpoint"])
+    mark = f"vmjobs:{job['sentinel']}:"
+    if online and not SCRIPT.exists():
+        with tarfile.open(fileobj=io.BytesIO(host.must("GET", "/v1/job.tar"))) as tar:
+            unpack(tar)
+    if not SCRIPT.exists():
+        raise Failure("the job has no script")
+    if online:
+        host.must("POST", "/v1/ready")
+    say(f"{mark}ready")
+    status = run_online(job, host) if online else run_offline(job)
+    result = f"code={status}" if status >= 0 else f"signal={-status}"
+    note = f"{result} disk=full" if status != 0 and disk_full() else result
+    say(f"{mark}collecting {note}")
+    if online:
+        host.must("POST", "/v1/collecting", note.encode())
+        send_outputs(host, job["outputs"])
+    else:
+        write_output_disk(output_disk, result, job["outputs"])
+    say(f"{mark}exit {result}")
+    if online:
+        host.must("POST", "/v1/exit", result.encode())
+
+
+def power_off() -> None:
+    """At once: the disks are thrown away, and what matters has been flushed."""
+    for argv in (("systemctl", "poweroff", "-ff"), ("poweroff", "-f"), ("busybox", "poweroff", "-f")):
+        succeeds(*argv)
+    Path("/proc/sysrq-trigger").write_text("o")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as problem:  # whatever it is, the host must hear of it and not wait
+        say(f"vmjobs: error: {type(problem).__name__}: {problem}")
+    power_off()
