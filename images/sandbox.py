@@ -152,7 +152,7 @@ def _command(
     words += ["--dir", "/tmp", "--chdir", "/"]  # noqa: S108 - the sandbox's own, which is empty
     if source is not None:
         descriptors.append(source.fileno())
-        words += ["--ro-bind", f"/proc/self/fd/{source.fileno()}", SOURCE]
+        words += ["--ro-bind-fd", str(source.fileno()), SOURCE]
     if output is not None:
         words += ["--bind", str(output.absolute()), OUTPUT]
     words += ["--remount-ro", "/", "--seccomp", str(syscalls), "--"]

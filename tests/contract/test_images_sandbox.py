@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -344,9 +345,11 @@ def test_the_filter_is_a_program_that_the_kernel_takes() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="everything here ran unprivileged already")
-def test_an_unprivileged_user_converts_what_another_opened(lab: Lab) -> None:
-    with tempfile.TemporaryDirectory() as scratch, lab.samples["qcow2-v3"].open("rb") as file:
-        os.chown(scratch, NOBODY, NOBODY)
+def test_an_unprivileged_user_has_the_sandbox_too(lab: Lab) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        image = Path(shutil.copy(lab.samples["qcow2-v3"], scratch))
+        for path in (Path(scratch), image):
+            os.chown(path, NOBODY, NOBODY)
         child = os.fork()
         if child == 0:
             code = 1
@@ -354,8 +357,7 @@ def test_an_unprivileged_user_converts_what_another_opened(lab: Lab) -> None:
                 os.setgroups([])
                 os.setgid(NOBODY)
                 os.setuid(NOBODY)
-                argv = ("qemu-img", "convert", "-f", "qcow2", "-O", "raw", SOURCE, f"{OUTPUT}/disk")
-                sandbox.run(argv, source=file, output=Path(scratch), limits=LIMITS)
+                convert(image, Path(scratch), "qcow2")
                 code = 0
             finally:
                 os._exit(code)
@@ -363,3 +365,14 @@ def test_an_unprivileged_user_converts_what_another_opened(lab: Lab) -> None:
         result = Path(scratch) / "disk"
         assert result.read_bytes() == disk()
         assert result.stat().st_uid == NOBODY
+
+
+def test_the_file_that_was_opened_is_what_is_seen(lab: Lab, tmp_path: Path) -> None:
+    """Another file in its place, after it was looked at, is not what the program gets."""
+    path = lab.copy("qcow2-v3", "image")
+    said = bytearray()
+    with path.open("rb") as file:
+        path.rename(tmp_path / "moved")
+        path.write_bytes(b"another file")
+        sandbox.run(("head", "-c", "4", SOURCE), source=file, limits=LIMITS, said=said.extend)
+    assert said == b"QFI\xfb"
