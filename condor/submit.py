@@ -19,7 +19,7 @@ from urllib.parse import quote
 from condor import names
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, Fault, InvalidSpec
-from vmjobs.model import JobSpec
+from vmjobs.model import HypervisorKind, JobSpec
 from vmjobs.ports import BatchJob
 
 #: The route that needs no entry in the settings: the schedd's own pool.
@@ -109,8 +109,14 @@ def grid_resource(config: Config, route: str) -> str:
     return resource
 
 
-def requirements(spec: JobSpec) -> str:
-    """What a slot must offer. Complete: over Condor-C nothing is added to it at the site."""
+def requirements(spec: JobSpec, kinds: Sequence[HypervisorKind] = ()) -> str:
+    """What a slot must offer. Complete: over Condor-C nothing is added to it at the site.
+
+    kinds: what can boot the image; empty: anything.
+
+    Raises:
+        InvalidSpec: the job demands a hypervisor that cannot boot its image.
+    """
     terms = [
         f"TARGET.{names.HAS_VMJOBS} =?= true",
         "TARGET.HasFileTransfer",
@@ -118,11 +124,21 @@ def requirements(spec: JobSpec) -> str:
         "TARGET.Memory >= RequestMemory",
         "TARGET.Disk >= RequestDisk",
     ]
-    if spec.hypervisor is not None:
-        terms.append(
-            f'stringListMember("{spec.hypervisor.value}", TARGET.{names.HYPERVISORS}) =?= true'
-        )
+    if wanted := _wanted(spec, kinds):
+        found = (f'stringListMember("{k.value}", TARGET.{names.HYPERVISORS}) =?= true' for k in wanted)
+        terms.append(" || ".join(f"({term})" for term in found) if len(wanted) > 1 else next(found))
     return " && ".join(f"({term})" for term in terms)
+
+
+def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKind]:
+    """The hypervisors of which a node must have one; empty: it does not matter which."""
+    able = sorted(set(kinds) or set(HypervisorKind))
+    if spec.hypervisor is None:
+        return able if len(able) < len(HypervisorKind) else []
+    if spec.hypervisor not in able:
+        message = f"the image cannot be booted by {spec.hypervisor}, but by {' or '.join(able)}"
+        raise InvalidSpec(message, faults=[Fault("spec.hypervisor", "cannot_boot", message)])
+    return [spec.hypervisor]
 
 
 def rank(image: str) -> str:
@@ -157,10 +173,10 @@ def describe(jobs: Sequence[BatchJob], config: Config, program: Program) -> Subm
     """The submit description of jobs that belong to one array and share one spec.
 
     Raises:
-        ValueError: no jobs, or jobs of different arrays, owners or specs, or a bad id.
-        InvalidSpec: the spec's route does not exist.
+        ValueError: no jobs, or jobs of different arrays, owners, specs or images, or a bad id.
+        InvalidSpec: the spec's route does not exist, or its hypervisor cannot boot the image.
     """
-    if not jobs or len({(job.array, job.owner, job.spec) for job in map(_hashable, jobs)}) != 1:
+    if not jobs or len(set(map(_hashable, jobs))) != 1:
         raise ValueError("jobs of one submission must share array, owner and spec")
     first = jobs[0]
     resource = grid_resource(config, first.spec.route)
@@ -168,7 +184,7 @@ def describe(jobs: Sequence[BatchJob], config: Config, program: Program) -> Subm
         **_universe(resource),
         **_payload(first, config, program),
         **_resources(first.spec),
-        **_policy(first.spec, config, remote=bool(resource)),
+        **_policy(first, config, remote=bool(resource)),
         **_identity(first, config),
     }
     items = [{"vmjobs_id": checked_id(job.id), "vmjobs_index": str(int(job.index))} for job in jobs]
@@ -183,10 +199,11 @@ class _Common:
     array: str
     owner: str
     spec: str
+    kinds: tuple[HypervisorKind, ...]
 
 
 def _hashable(job: BatchJob) -> _Common:
-    return _Common(job.array, job.owner, job.spec.model_dump_json())
+    return _Common(job.array, job.owner, job.spec.model_dump_json(), job.kinds)
 
 
 def _universe(resource: str) -> dict[str, str]:
@@ -226,9 +243,11 @@ def _resources(spec: JobSpec) -> dict[str, str]:
     }
 
 
-def _policy(spec: JobSpec, config: Config, *, remote: bool) -> dict[str, str]:
+def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
+    spec = first.spec
+    wanted = requirements(spec, first.kinds)
     policy = {
-        "requirements": "true" if remote else requirements(spec),
+        "requirements": "true" if remote else wanted,
         "rank": rank(spec.image),
         "want_io_proxy": "true",
         "kill_sig": "SIGTERM",
@@ -240,7 +259,7 @@ def _policy(spec: JobSpec, config: Config, *, remote: bool) -> dict[str, str]:
         policy["on_exit_remove"] = KEEP_TRYING
     if remote:
         policy |= {
-            "+remote_Requirements": requirements(spec),
+            "+remote_Requirements": wanted,
             "+remote_ShouldTransferFiles": '"YES"',
             "+remote_WhenToTransferOutput": '"ON_EXIT"',
             "+remote_WantIOProxy": "true",

@@ -156,6 +156,21 @@ def matches(expression: str, machine: classad2.ClassAd) -> Any:
     return classad2.ExprTree(expression).eval(job, machine)
 
 
+def test_an_image_goes_where_it_can_be_booted() -> None:
+    spec = batch()[0].spec
+    disk = (HypervisorKind.KVM, HypervisorKind.QEMU)
+    assert requirements(spec, tuple(HypervisorKind)) == requirements(spec)
+    assert matches(requirements(spec, disk), slot(VMJobsHypervisors="uml")) is False
+    assert matches(requirements(spec, disk), slot(VMJobsHypervisors="uml,qemu")) is True
+    assert matches(requirements(spec, disk), slot(VMJobsHypervisors="kvm")) is True
+    assert matches(requirements(spec, (HypervisorKind.UML,)), slot(VMJobsHypervisors="kvm")) is False
+    uml = batch(hypervisor="uml")[0].spec
+    with pytest.raises(InvalidSpec, match="cannot be booted by uml, but by kvm or qemu"):
+        requirements(uml, disk)
+    described = describe([BatchJob("j", "a", 0, "o", spec, "t", disk)], config(), Program())
+    assert '"kvm"' in described.description["requirements"]
+
+
 def test_requirements_and_rank_against_machine_ads() -> None:
     spec = batch()[0].spec
     uml = batch(hypervisor=HypervisorKind.UML)[0].spec
