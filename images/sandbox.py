@@ -115,9 +115,10 @@ def require(limits: SandboxLimits | None = None) -> None:
         raise Unavailable(
             "sandbox",
             f"no image is opened here: the sandbox for it does not work: {why}",
-            hint="bubblewrap needs user namespaces: in a container, `--security-opt seccomp=…` with "
-            "unshare and mount allowed; on a host, kernel.unprivileged_userns_clone=1. "
-            "Or convert elsewhere: raw images need no conversion",
+            hint="bubblewrap needs user namespaces. A container has to be started with "
+            "`--security-opt seccomp=unconfined`, or a profile that allows unshare, clone, mount, "
+            "umount2 and pivot_root; a host needs kernel.unprivileged_userns_clone=1. Or convert "
+            "elsewhere: raw images need no conversion",
         )
 
 
