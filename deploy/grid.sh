@@ -61,7 +61,7 @@ wait_healthy() {
 }
 
 up() {
-    mkdir -p $state build/images
+    mkdir -p $state
     deploy/engine.sh start $state
     write_kvm
     say "images that the grid stands on"
@@ -89,7 +89,32 @@ export VMJOBS_API_URL=http://127.0.0.1:$VMJOBS_API_PORT
 export VMJOBS_TOKEN_FILE=$PWD/$state/token
 export PATH=$PWD/.venv/bin:\$PATH
 END
+    say "images for the library"
+    publish
     say "the grid is up: http://127.0.0.1:$VMJOBS_API_PORT; eval \"\$(make -s env)\" to use it"
+}
+
+# Every image of the local store that has a plain name becomes the library's. What is there already costs
+# one question; what changed, its changed blocks.
+publish() {
+    VMJOBS_API_URL=http://127.0.0.1:$VMJOBS_API_PORT
+    VMJOBS_TOKEN_FILE=$PWD/$state/admin-token
+    VMJOBS_IMAGE_DIR=${VMJOBS_IMAGE_DIR:-$PWD/build/images}
+    export VMJOBS_API_URL VMJOBS_TOKEN_FILE VMJOBS_IMAGE_DIR
+    [ -s $state/admin-token ] || administrate
+    push_all || { administrate && push_all; } || die "$(tail -n 20 $state/publish.log)"
+    grep -v ' unchanged$' $state/publish.log || true
+}
+
+push_all() {
+    .venv/bin/vmjobs image push --all-local --namespace library --public >$state/publish.log 2>&1
+}
+
+administrate() {
+    (
+        umask 077
+        docker exec "$(container api)" vmjobs token user operator --admin >$state/admin-token
+    )
 }
 
 remove() {

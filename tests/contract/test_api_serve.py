@@ -7,14 +7,14 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from api_process import SERVE, children, free_port, running, until
 from repository_kit import push_library
 
 from api.serve import make_issuer
@@ -23,22 +23,7 @@ from vmjobs.client import Client, JobAgentClient, Retries
 from vmjobs.config import Config
 from vmjobs.model import AttemptClaim, JobSpec
 
-SERVE = "from api.serve import serve; from vmjobs.config import load; serve(load())"
 SPEC = JobSpec(image="tiny", script="true", disk=1)
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait for ``condition``; an assertion fails after ``seconds``."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -50,39 +35,10 @@ def settings(tmp_path: Path) -> Config:
     return config
 
 
-@contextmanager
-def running(config: Config, log: Path, program: str = SERVE) -> Iterator[subprocess.Popen[bytes]]:
-    """The service as a process, ready."""
-    environ = {
-        **os.environ,
-        "VMJOBS_DATA_DIR": str(config.data_dir),
-        "VMJOBS_LISTEN": config.listen,
-        "VMJOBS_API_WORKERS": str(config.api_workers),
-        "VMJOBS_CONFIG": "/dev/null",
-    }
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program], env=environ, stderr=sink, stdout=sink
-        )
-    try:
-        with Client(f"http://{config.listen}", retries=Retries(deadline=20, ceiling=0.2)) as client:
-            until(lambda: client.health().status == "ok")
-        until(lambda: len(children(process)) == config.api_workers)
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(40)
-
-
 @pytest.fixture
 def service(settings: Config, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     with running(settings, tmp_path / "log") as process:
         yield process
-
-
-def children(process: subprocess.Popen[bytes]) -> list[int]:
-    text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    return [int(pid) for pid in text.split()]
 
 
 def test_many_clients_many_processes_one_database(

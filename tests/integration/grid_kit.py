@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,6 +105,17 @@ text = """#!/bin/sh
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
         build(str(file), grid.images, ROOT / "build" / "work")
+    publish(grid)
+
+
+def publish(grid: Grid) -> None:
+    """Have all images of the local store in the grid's library, as `make grid` does."""
+    token = {"VMJOBS_TOKEN_FILE": str(ROOT / "build" / "grid" / "admin-token")}
+    environment = {**os.environ, **token, "VMJOBS_IMAGE_DIR": str(grid.images.root)}
+    program = str(Path(sys.executable).with_name("vmjobs"))
+    command = [program, "image", "push", "--all-local", "--namespace", "library", "--public"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def healthy(container: str) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from images.store import ImageStore
 from vmjobs.cli.image_change import parse_share
-from vmjobs.cli.image_sending import Brought, Sent, Wishes, from_file, from_store, send
+from vmjobs.cli.image_sending import Brought, Terms, Wishes, from_file, from_store, publish, send
 from vmjobs.cli.image_support import (
     Name,
     called,
@@ -21,28 +21,17 @@ from vmjobs.cli.image_support import (
     say,
 )
 from vmjobs.cli.support import config, json_option, print_json
+from vmjobs.client.images import Images
 from vmjobs.errors import InvalidRequest
 from vmjobs.model import MIB, BootMethod
-from vmjobs.wire import ImageDetail, Publication, Share, Visibility
+from vmjobs.wire import Visibility
 
 FORMATS = ("raw", "qcow2", "vmdk", "vdi", "vhdx")
 _path = click.Path(path_type=Path, dir_okay=False)
 
 
-@dataclass(frozen=True)
-class _Naming:
-    """What the image is to be called, and who may see it."""
-
-    name: str
-    namespace: str
-    visibility: Visibility
-    shares: tuple[Share, ...]
-    keep_days: int
-    key: Path | None
-
-
 @click.command()
-@click.argument("source", metavar="FILE|LOCALIMAGE", shell_complete=complete_local)
+@click.argument("source", metavar="FILE|LOCALIMAGE", required=False, shell_complete=complete_local)
 @click.argument("name", metavar="[NAME[:TAG]]", required=False, default="")
 @click.option(
     "--format", "pinned", type=click.Choice(FORMATS), help="What FILE must be; else told by its head."
@@ -66,10 +55,11 @@ class _Naming:
 @click.option("--keep-days", type=click.IntRange(0, 36500), default=0, help="0: until it is removed.")
 @click.option("--namespace", default="", help="Whose name it gets; `library` takes an admin's token.")
 @click.option("--sign", "key", type=_path, help="Sign it with this Ed25519 key (PEM or OpenSSH).")
+@click.option("--all-local", is_flag=True, help="All of the local store; those unchanged are skipped.")
 @jobs_option
 @json_option
 def push(
-    source: str,
+    source: str | None,
     name: str,
     pinned: str | None,
     boot: str | None,
@@ -85,6 +75,7 @@ def push(
     keep_days: int,
     namespace: str,
     key: Path | None,
+    all_local: bool,
     parallel: int,
     as_json: bool,
 ) -> None:
@@ -105,29 +96,64 @@ def push(
         guest=guest,
         architecture=architecture,
     )
-    began = time.monotonic()
-    brought = _brought(source, wishes)
-    with brought:
-        naming = _Naming(
-            name=name or brought.name,
-            namespace=namespace,
-            visibility=Visibility.PUBLIC if public else Visibility.PRIVATE,
-            shares=tuple(parse_share(text) for text in shares),
-            keep_days=keep_days,
-            key=key,
-        )
-        wanted = parse_name(naming.name, naming.namespace)
-        sent, found = _push(brought, wanted, naming, parallel)
-    seconds = time.monotonic() - began
+    if all_local == bool(source):
+        raise click.UsageError("push what? FILE, LOCALIMAGE or --all-local")
+    terms = Terms(
+        visibility=Visibility.PUBLIC if public else Visibility.PRIVATE,
+        shares=tuple(parse_share(text) for text in shares),
+        keep_days=keep_days,
+        key=key,
+    )
+    with repository() as images:
+        if source:
+            wanted = parse_name(name, namespace) if name else None
+            done = [_push_one(images, source, wanted, namespace, wishes, terms, parallel, as_json)]
+        else:
+            done = list(_push_all(images, namespace, terms, parallel, as_json))
     if as_json:
-        print_json(
-            {"image": found, "bytes": sent.size, "sent": sent.sent, "seconds": round(seconds, 3)}
-        )
-        return
-    rate = sent.size / MIB / max(seconds, 0.001)
-    wire = f"{sent.sent / MIB:.1f} MiB sent"
-    say(f"{sent.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s), {wire}")
-    click.echo(f"{called(found, wanted)} {found.digest}")
+        print_json(done if all_local else done[0])
+
+
+def _push_one(
+    images: Images,
+    source: str,
+    wanted: Name | None,
+    namespace: str,
+    wishes: Wishes,
+    terms: Terms,
+    parallel: int,
+    as_json: bool,
+) -> dict[str, object]:
+    began = time.monotonic()
+    with _brought(source, wishes) as brought:
+        wanted = wanted or parse_name(brought.name, namespace)
+        sent = send(images, config().api_url, brought, parallel)
+        found = publish(images, sent, wanted, terms)
+    seconds = time.monotonic() - began
+    if not as_json:
+        rate = sent.size / MIB / max(seconds, 0.001)
+        wire = f"{sent.sent / MIB:.1f} MiB sent"
+        say(f"{sent.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s), {wire}")
+        click.echo(f"{called(found, wanted)} {found.digest}")
+    return {"image": found, "bytes": sent.size, "sent": sent.sent, "seconds": round(seconds, 3)}
+
+
+def _push_all(
+    images: Images, namespace: str, terms: Terms, parallel: int, as_json: bool
+) -> Iterator[dict[str, object]]:
+    """Every image of the local store with a plain name, under that name."""
+    there = {(i.namespace, i.name, i.tag): i for i in images.list()}
+    for entry in ImageStore(config().images).list():
+        if "/" in entry.name:
+            continue  # fetched from somebody's namespace, and at home there
+        known = there.get((namespace, entry.name, entry.tag))
+        if known and (known.digest, known.visibility) == (entry.digest, terms.visibility):
+            if not as_json:
+                click.echo(f"{namespace}/{entry.name}:{entry.tag} unchanged")
+            continue
+        wanted = Name(namespace, entry.name, entry.tag)
+        ref = f"{entry.name}:{entry.tag}"
+        yield _push_one(images, ref, wanted, namespace, Wishes(), terms, parallel, as_json)
 
 
 def _brought(source: str, wishes: Wishes) -> Brought:
@@ -144,31 +170,3 @@ def _brought(source: str, wishes: Wishes) -> Brought:
             hint=f"there is no file {source}; is that what you meant?",
         )
     return from_store(store, source)
-
-
-def _push(brought: Brought, wanted: Name, naming: _Naming, parallel: int) -> tuple[Sent, ImageDetail]:
-    with repository() as images:
-        sent = send(images, config().api_url, brought, parallel)
-        publication = Publication(
-            manifest=sent.manifest.model_dump(mode="json", by_alias=True),
-            upload=sent.upload,
-            namespace=wanted.namespace,
-            name=wanted.name,
-            tag=wanted.tag,
-            visibility=naming.visibility,
-            shares=naming.shares,
-            keep_days=naming.keep_days,
-            origin=brought.origin,
-            signature=_signature(sent.manifest.digest, naming.key),
-        )
-        found = images.publish(publication)
-        sent.note.forget()
-    return sent, found
-
-
-def _signature(digest: str, key: Path | None) -> str:
-    if key is None:
-        return ""
-    from images.signature import private_key, sign  # noqa: PLC0415 - few sign
-
-    return sign(digest, private_key(key))

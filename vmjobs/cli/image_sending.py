@@ -22,13 +22,14 @@ from images.formats import Description, Format
 from images.manifest import GuestSupport, ImageManifest, Part
 from images.push import mark_of, send_content
 from images.push_notes import KEEP_SECONDS, Notes, UploadNote
+from images.signature import private_key, sign
 from images.store import ImageStore
 from vmjobs import __version__
-from vmjobs.cli.image_support import Bar, bar, cache_folder, say
+from vmjobs.cli.image_support import Bar, Name, bar, cache_folder, say
 from vmjobs.client.images import Images, UploadClient
 from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.model import BootMethod, faults_of
-from vmjobs.wire import Origin
+from vmjobs.wire import ImageDetail, Origin, Publication, Share, Visibility
 
 NOTES = "push"
 
@@ -46,6 +47,16 @@ class Wishes:
     cloud_init: bool = False
     guest: bool = False
     architecture: str = "x86_64"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Who may see an image, and for how long it is kept. key: a private key to sign it with."""
+
+    visibility: Visibility = Visibility.PRIVATE
+    shares: tuple[Share, ...] = ()
+    keep_days: int = 0
+    key: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,7 @@ class Sent:
     manifest: ImageManifest
     upload: str
     note: UploadNote
+    origin: Origin
     size: int
     sent: int
 
@@ -226,7 +238,28 @@ def send(images: Images, service: str, brought: Brought, parallel: int) -> Sent:
             parts[content.role] = Part(digest=layout.digest, size=layout.size)
             wire += sent
             shown.next()
-    return Sent(brought.finish(parts), upload.id, note, brought.size, wire)
+    return Sent(brought.finish(parts), upload.id, note, brought.origin, brought.size, wire)
+
+
+def publish(images: Images, sent: Sent, wanted: Name, terms: Terms) -> ImageDetail:
+    """Make an image of what was sent. Raises what the service says: ImageRejected and others."""
+    digest = sent.manifest.digest
+    found = images.publish(
+        Publication(
+            manifest=sent.manifest.model_dump(mode="json", by_alias=True),
+            upload=sent.upload,
+            namespace=wanted.namespace,
+            name=wanted.name,
+            tag=wanted.tag,
+            visibility=terms.visibility,
+            shares=terms.shares,
+            keep_days=terms.keep_days,
+            origin=sent.origin,
+            signature=sign(digest, private_key(terms.key)) if terms.key else "",
+        )
+    )
+    sent.note.forget()
+    return found
 
 
 def _send_content(
