@@ -1,0 +1,322 @@
+"""Names, owners and terms: who sees what, and who may change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from repository_images_kit import ADA, BOB, EVE, layout, manifest_of, noise, push, read, send, sweeper
+from repository_kit import ADMIN
+from sqlalchemy import update
+
+from images.signature import sign
+from repository.database import Database
+from repository.images import Images, Viewer
+from repository.images.tables import HoldingRow
+from repository.objects import open_objects
+from vmjobs.config import Config
+from vmjobs.errors import Forbidden, ImageRejected, InvalidRequest, NotFound
+from vmjobs.model import HypervisorInfo, HypervisorKind, Node, now
+from vmjobs.wire import (
+    ImageChange,
+    ImageDetail,
+    Origin,
+    PrefetchRequest,
+    Publication,
+    Share,
+    Visibility,
+)
+
+NODE = Viewer("node1", node=True)
+DISK = noise(1000)
+
+
+@pytest.fixture
+def images(config: Config) -> Iterator[Images]:
+    """An image repository on either database."""
+    database = Database(config.database)
+    yield Images(database, open_objects(config), config)
+    database.close()
+
+
+def names(images: Images, viewer: Viewer) -> list[str]:
+    return [f"{i.namespace}/{i.name}:{i.tag}" for i in images.list(viewer)]
+
+
+def sees(images: Images, viewer: Viewer, done: ImageDetail) -> bool:
+    """Whether the viewer can read the image; all ways of asking agree."""
+    content = done.manifest["root"]["digest"]
+    answers = []
+    for ask in (
+        lambda: images.detail(viewer, done.digest),
+        lambda: images.resolve(viewer, done.digest),
+        lambda: images.manifest(viewer, done.digest),
+        lambda: images.layout(viewer, done.digest, content),
+        lambda: images.open_segment(viewer, done.digest, layout(DISK).segments[0]).close(),
+        lambda: list(images.read_content(viewer, done.digest, content)),
+        lambda: images.verify(viewer, done.digest, []),
+        lambda: images.visibility(viewer, done.digest),
+        lambda: images.signature(viewer, done.digest),
+    ):
+        try:
+            ask()
+            answers.append(True)
+        except NotFound:
+            answers.append(False)
+    assert len(set(answers)) == 1
+    return answers[0]
+
+
+def expire(images: Images, digest: str) -> None:
+    with images.database.write() as session:
+        past = now() - timedelta(days=1)
+        session.execute(update(HoldingRow).where(HoldingRow.image == digest).values(expires=past))
+
+
+def test_a_private_image_is_nobody_elses(images: Images) -> None:
+    done = push(images, ADA, DISK, name="hep")
+    assert sees(images, ADA, done)
+    assert sees(images, NODE, done)
+    assert sees(images, ADMIN, done)
+    assert sees(images, Viewer("any", image=done.digest), done)
+    assert not sees(images, Viewer("ada", image="sha256:" + "0" * 64), done)
+    assert not sees(images, EVE, done)
+    assert names(images, EVE) == []
+    for ask in (
+        lambda: images.resolve(EVE, "ada/hep"),
+        lambda: images.resolve(EVE, "hep"),
+        lambda: images.change(EVE, done.digest, ImageChange(visibility=Visibility.PUBLIC)),
+        lambda: images.remove(EVE, done.digest),
+        lambda: images.tag(EVE, "", "mine", "latest", done.digest),
+        lambda: images.prefetch(EVE, done.digest, PrefetchRequest()),
+    ):
+        with pytest.raises(NotFound):
+            ask()
+
+
+def test_shares_and_visibility(images: Images) -> None:
+    done = push(images, ADA, DISK, name="hep", shares=[{"kind": "user", "name": "bob"}])
+    assert sees(images, BOB, done)
+    assert images.detail(BOB, "ada/hep").owner == "ada"
+    assert images.detail(BOB, "ada/hep").shares == ()  # whom else it is shared with is ada's affair
+    assert images.detail(ADA, "hep").shares == (Share(kind="user", name="bob"),)
+    atlas = Viewer("eve", frozenset({"/atlas", "/cms"}))
+    images.change(ADA, done.digest, ImageChange(shares=(Share(kind="group", name="/atlas"),)))
+    assert not sees(images, BOB, done)
+    assert sees(images, atlas, done)
+    assert not sees(images, EVE, done)
+    assert not sees(images, Viewer("/atlas"), done)
+    images.change(ADA, done.digest, ImageChange(shares=(), visibility=Visibility.PUBLIC))
+    assert sees(images, EVE, done)
+    assert images.visibility(EVE, done.digest) is Visibility.PUBLIC
+    assert names(images, EVE) == ["ada/hep:latest"]
+    with pytest.raises(Forbidden):
+        images.change(EVE, done.digest, ImageChange(deprecated="ha"))
+    with pytest.raises(Forbidden):
+        images.remove(EVE, done.digest)
+    images.change(ADA, done.digest, ImageChange(visibility=Visibility.PRIVATE))
+    assert not sees(images, EVE, done)
+
+
+def test_two_who_bring_the_same(images: Images) -> None:
+    hers = push(images, ADA, DISK, name="secret-plans", origin={"file": "plans.img"})
+    his = push(images, BOB, DISK, name="hep")
+    assert hers.digest == his.digest
+    assert (his.owner, his.origin, len(his.tags)) == ("bob", Origin(), 1)
+    assert names(images, BOB) == ["bob/hep:latest"]
+    images.remove(ADA, hers.digest)
+    assert not sees(images, ADA, hers)
+    sweeper(images).collect()
+    assert read(images, BOB, his) == DISK
+    images.remove(BOB, his.digest)
+    assert not sees(images, ADMIN, his)
+    report = sweeper(images).collect()
+    assert (report.contents, report.segments) == (1, 1)
+    assert list(images.objects.keys("segments")) == []
+
+
+def test_names(images: Images) -> None:
+    one, two = push(images, ADA, DISK, name="hep"), push(images, ADA, noise(9), name="hep", tag="v2")
+    assert images.resolve(ADA, "hep") == images.resolve(ADA, "ada/hep:latest") == one.digest
+    assert images.resolve(ADA, "hep:v2") == two.digest
+    images.tag(ADA, "ada", "hep", "latest", two.digest)  # a tag moves
+    assert images.resolve(ADA, "hep") == two.digest
+    assert [t.tag for t in images.detail(ADA, "hep").tags] == ["latest", "v2"]
+    assert sees(images, ADA, one)
+    assert sorted(names(images, ADA)) == ["ada/:", "ada/hep:latest", "ada/hep:v2"]
+    images.untag(ADA, "ada", "hep", "v2")
+    with pytest.raises(NotFound, match="hep:v2"):
+        images.resolve(ADA, "hep:v2")
+    with pytest.raises(NotFound):
+        images.untag(ADA, "ada", "hep", "v2")
+    with pytest.raises(NotFound) as caught:
+        images.resolve(ADA, "nope")
+    assert "ada/hep:latest" in caught.value.hint
+
+
+def test_the_library(images: Images) -> None:
+    wish = {"namespace": "library", "name": "hep", "visibility": "public"}
+    with pytest.raises(Forbidden):
+        push(images, ADA, DISK, **wish)
+    done = push(images, ADMIN, DISK, **wish)
+    assert done.owner == "library"
+    assert images.resolve(EVE, "hep") == images.resolve(EVE, "library/hep") == done.digest
+    own = push(images, EVE, noise(10), name="hep")
+    assert images.resolve(EVE, "hep") == own.digest
+    for ask in (
+        lambda: images.tag(EVE, "library", "x", "latest", own.digest),
+        lambda: images.untag(EVE, "library", "hep", "latest"),
+        lambda: images.change(EVE, done.digest, ImageChange(deprecated="x")),
+        lambda: images.tag(EVE, "ada", "x", "latest", own.digest),
+    ):
+        with pytest.raises(Forbidden):
+            ask()
+    other = Viewer("another operator", admin=True)
+    assert images.change(other, done.digest, ImageChange(deprecated="old")).deprecated == "old"
+    images.tag(EVE, "", "copy", "latest", done.digest)  # a hold of her own
+    images.remove(other, done.digest)
+    with pytest.raises(NotFound):
+        images.resolve(BOB, "library/hep")
+    assert images.resolve(EVE, "eve/copy") == done.digest
+
+
+def test_namespaces_are_ones_own(images: Images) -> None:
+    for user in ("library", "Ada Lovelace", "ada-0123abcd", "", "../..", "ä\u202eda", "x" * 200):
+        done = push(images, Viewer(user), DISK, name="hep")
+        (tag,) = done.tags
+        assert tag.namespace not in {user, "library", ""}
+        assert images.resolve(Viewer(user), "hep") == done.digest
+        assert images.resolve(Viewer(user), f"{tag.namespace}/hep") == done.digest
+    with pytest.raises(NotFound):
+        images.resolve(EVE, "hep")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", ".", "..", "../x", "a/b", "-a", ".a", "A", "hep\n", "hep\0", "h p", "a:b", "sha256:"),
+        *("hëp", "he\u200bp", "h\u202ep", "\uff48ep", "x" * 65, "x" * 300, "%2e%2e"),
+    ],
+)
+def test_bad_names(images: Images, name: str) -> None:
+    done = push(images, ADA, DISK)
+    with pytest.raises(InvalidRequest):
+        images.tag(ADA, "", name, "latest", done.digest)
+    with pytest.raises(InvalidRequest):
+        images.untag(ADA, "", name, "latest")
+    if name != "A":
+        with pytest.raises(InvalidRequest):
+            images.tag(ADA, "", "hep", name, done.digest)
+    if name:
+        with pytest.raises((InvalidRequest, Forbidden)):
+            images.tag(ADA, name, "hep", "latest", done.digest)
+        with pytest.raises(ValueError, match="name"):
+            Publication(manifest={}, name=name)
+    if name not in {"a/b", "a:b"}:
+        with pytest.raises(InvalidRequest):
+            images.resolve(ADA, name)
+    assert images.list(ADA)[0].name == ""
+
+
+def test_pushing_again_narrows_nothing(images: Images) -> None:
+    done = push(images, ADA, DISK, name="hep", visibility="public", keep_days=5)
+    images.change(ADA, done.digest, ImageChange(deprecated="use v2"))
+    again = push(images, ADA, DISK, name="hep", tag="v1", shares=[{"kind": "user", "name": "bob"}])
+    assert again.digest == done.digest
+    assert again.visibility is Visibility.PUBLIC
+    assert again.deprecated == "use v2"
+    assert again.shares == (Share(kind="user", name="bob"),)
+    assert again.expires is None
+    assert [t.tag for t in again.tags] == ["latest", "v1"]
+    assert again.created == done.created
+
+
+def test_an_image_whose_time_is_over(images: Images) -> None:
+    done = push(images, ADA, DISK, name="hep", visibility="public", keep_days=1)
+    assert done.expires is not None
+    assert abs(done.expires - now() - timedelta(days=1)) < timedelta(minutes=1)
+    expire(images, done.digest)
+    for ref in ("hep", done.digest):
+        with pytest.raises(NotFound, match="expired at"):
+            images.resolve(ADA, ref)
+    with pytest.raises(NotFound, match="expired at"):
+        images.resolve(EVE, "ada/hep")
+    assert images.list(ADA) == []
+    assert images.manifest(NODE, done.digest)  # jobs that have not ended go on
+    again = push(images, ADA, DISK, name="hep")
+    assert images.resolve(EVE, "ada/hep") == again.digest
+    private = push(images, ADA, noise(10), name="own")
+    expire(images, private.digest)
+    with pytest.raises(NotFound, match="there is no image"):
+        images.resolve(EVE, "ada/own")
+    assert images.change(ADA, again.digest, ImageChange(keep_days=3)).expires is not None
+    assert images.change(ADA, again.digest, ImageChange(keep_days=0)).expires is None
+    expire(images, done.digest)
+    assert images.collect(dry_run=True).images == 2
+    assert images.collect().images == 2
+    with pytest.raises(NotFound, match="there is no image"):
+        images.resolve(ADA, "hep")
+
+
+def test_only_signed_images(images: Images, tmp_path: Path) -> None:
+    key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    trust = tmp_path / "trust"
+    trust.mkdir()
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (trust / "grid.pub").write_bytes(public)
+    config = images.config.model_copy(update={"image_trust_dir": trust})
+    strict = Images(images.database, images.objects, config)
+    upload = strict.open_upload(ADA, 10_000).id
+    parts = send(strict, ADA, upload, DISK)
+    wish = Publication(manifest=manifest_of(parts), upload=upload, name="hep")
+    unsigned = images.publish(ADA, wish.model_copy(update={"upload": upload}))
+    assert unsigned.signers == ()
+    good, bad = sign(unsigned.digest, key), sign(unsigned.digest, other)
+    for signature, why in [("", "no signature"), (bad, "none of them"), (sign("x", key), "none")]:
+        with pytest.raises(ImageRejected, match=why):
+            strict.publish(ADA, wish.model_copy(update={"signature": signature}))
+        with pytest.raises(ImageRejected):
+            strict.change(ADA, unsigned.digest, ImageChange(signature=signature))
+    with pytest.raises(InvalidRequest, match="base64"):
+        images.publish(ADA, wish.model_copy(update={"signature": "ä"}))
+    done = strict.publish(ADA, wish.model_copy(update={"signature": f"{bad} {good}"}))
+    assert done.signers == ("grid",)
+    assert strict.signature(NODE, done.digest).split() == [bad, good]
+
+
+def node(name: str, site: str, *held: str) -> Node:
+    kvm = HypervisorInfo(kind=HypervisorKind.KVM, works=True)
+    return Node(
+        name=name,
+        site=site,
+        cpus=4,
+        memory=4096,
+        disk=9999,
+        hypervisors=(kvm,),
+        images=held,
+        updated=now(),
+    )
+
+
+def test_prefetching(repository) -> None:  # type: ignore[no-untyped-def]
+    images: Images = repository.images
+    done = push(images, ADA, DISK, name="hep")
+    for item in (node("a1", "a"), node("a2", "a", done.digest), node("b1", "b")):
+        repository.put_node(item)
+    asked = images.prefetch(ADA, done.digest, PrefetchRequest(site="a"))
+    assert (asked.wanted, asked.cached) == (("a1",), ("a2",))
+    asked = images.prefetch(ADA, done.digest, PrefetchRequest(nodes=("b1", "a1")))
+    assert (asked.wanted, asked.cached) == (("a1", "b1"), ("a2",))
+    assert images.wishes(node("a1", "a")).prefetch == (done.digest,)
+    assert images.wishes(node("a2", "a")).prefetch == ()
+    assert images.wishes(node("a1", "a", done.digest)).prefetch == ()
+    assert images.wishes(node("a1", "a")).prefetch == ()  # crossed off
+    for wish in (PrefetchRequest(nodes=("nope",)), PrefetchRequest(site="nowhere")):
+        with pytest.raises(NotFound):
+            images.prefetch(ADA, done.digest, wish)
+    images.remove(ADA, done.digest)
+    assert images.wishes(node("b1", "b")).prefetch == ()

@@ -1,0 +1,252 @@
+"""Jobs and their images: what a job may name, and what a job that waits keeps from going."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from repository_images_kit import ADA, BOB, EVE, noise, push, read, sweeper
+from repository_kit import ADMIN, Ledger, bring, claim, dispatcher, one, submission, told
+from sqlalchemy import update
+
+from repository import dispatch
+from repository.images import Viewer
+from repository.images.tables import HoldingRow
+from repository.service import Repository, open_repository
+from vmjobs.config import Config
+from vmjobs.errors import ImageInUse, InvalidSpec, NotFound
+from vmjobs.model import HypervisorInfo, HypervisorKind, JobState, Node, now
+from vmjobs.ports import BatchJob
+from vmjobs.wire import ImageChange
+
+K = HypervisorKind
+DISK = noise(5000)
+
+
+def faults(repository: Repository, owner: str = "ada", **spec: object) -> list[tuple[str, str]]:
+    with pytest.raises(InvalidSpec) as caught:
+        one(repository, owner, **spec)
+    return [(fault.field, fault.message) for fault in caught.value.faults]
+
+
+def finish(repository: Repository, job_id: str) -> None:
+    attempt = claim(repository, job_id)
+    bring(repository, job_id, attempt, JobState.COLLECTING)
+    repository.report(job_id, attempt, told(JobState.COMPLETED, exit_code=0))
+
+
+def test_a_job_sees_what_its_owner_sees(repository: Repository) -> None:
+    done = push(repository.images, ADA, DISK, name="own")
+    assert one(repository, "ada", image="own").image_digest == done.digest
+    assert one(repository, "ada", image="ada/own:latest").image_digest == done.digest
+    for ref in ("own", "ada/own", done.digest):
+        ((field, message),) = faults(repository, "eve", image=ref)
+        assert field == "image"
+        assert "there is no image" in message
+    shares = [{"kind": "group", "name": "/atlas"}]
+    push(repository.images, ADA, DISK, name="own", shares=shares)
+    groups = frozenset({"/atlas"})
+    spec = submission(image="ada/own")
+    assert repository.submit("bob", spec, groups=groups).jobs[0].image_digest == done.digest
+
+
+def test_a_tag_is_pinned_at_submission(repository: Repository) -> None:
+    first = push(repository.images, ADA, DISK, name="own")
+    job = one(repository, "ada", image="own")
+    push(repository.images, ADA, noise(9), name="own")
+    assert claim_of(repository, job.id) == first.digest
+
+
+def claim_of(repository: Repository, job_id: str) -> str:
+    claim(repository, job_id)
+    return repository.job(job_id).image_digest
+
+
+def test_a_deprecated_image_runs_and_says_so(repository: Repository) -> None:
+    done = push(repository.images, ADA, DISK, name="own")
+    repository.images.change(ADA, done.digest, ImageChange(deprecated="use hep2"))
+    job = one(repository, "ada", image="own")
+    (event,) = repository.events(job.id)
+    assert event.reason.message.endswith("its image is deprecated: use hep2")
+    assert job.reason == event.reason
+
+
+def test_what_boots_an_image(repository: Repository) -> None:
+    images = repository.images
+    push(images, ADA, DISK, name="uml")
+    push(images, ADA, DISK, b"kernel", name="any")
+    push(images, ADA, DISK, manifest={"boot": "bios"}, name="disk")
+    assert images.kinds(ADA, images.resolve(ADA, "uml")) == (K.UML,)
+    ((field, message),) = faults(repository, image="disk", hypervisor="uml")
+    assert (field, message) == ("hypervisor", "the image cannot be booted by uml, only by kvm, qemu")
+    handed: dict[str, tuple[HypervisorKind, ...]] = {}
+
+    class Counter(Ledger):
+        def submit(self, jobs):  # type: ignore[no-untyped-def]
+            handed.update({job.id: kinds(job) for job in jobs})
+            return super().submit(jobs)
+
+    def kinds(job: BatchJob) -> tuple[HypervisorKind, ...]:
+        return job.kinds
+
+    wanted = {
+        one(repository, image="uml").id: (K.UML,),
+        one(repository, image="any").id: tuple(K),
+        one(repository, image="any", hypervisor="qemu").id: (K.QEMU,),
+        one(repository, image="disk").id: (K.KVM, K.QEMU),
+    }
+    schedd = Counter()
+    for job_id in wanted:
+        dispatch.submit_array(dispatcher(repository, schedd), repository.job(job_id).array)
+    assert handed == wanted
+
+
+def test_what_no_live_node_boots(repository: Repository) -> None:
+    push(repository.images, ADA, DISK, manifest={"boot": "uefi"}, name="disk")
+    uml = HypervisorInfo(kind=K.UML, works=True)
+    broken = HypervisorInfo(kind=K.KVM, works=False)
+    repository.put_node(
+        Node(name="n", cpus=4, memory=4096, disk=9999, hypervisors=(uml, broken), updated=now())
+    )
+    ((field, message),) = faults(repository, image="disk")
+    assert field == "image"
+    assert message == "no live node has what boots the image (kvm, qemu); there is uml"
+    one(repository)
+
+
+def test_an_image_that_jobs_need_stays(repository: Repository) -> None:
+    images = repository.images
+    done = push(images, ADA, DISK, name="own", visibility="public")
+    jobs = [one(repository, "ada", image="own").id for _ in range(6)]
+    theirs = one(repository, "eve", image="ada/own").id
+    with pytest.raises(ImageInUse) as caught:
+        images.remove(ADA, done.digest)
+    assert sum(job in caught.value.message for job in jobs) == 5
+    assert "2 more" in caught.value.message
+    assert theirs not in caught.value.message
+    for job in jobs:
+        finish(repository, job)
+    with pytest.raises(ImageInUse, match="1 of other users"):
+        images.remove(ADA, done.digest)
+    finish(repository, theirs)
+    images.remove(ADA, done.digest)
+
+
+def test_somebody_elses_job_is_nobodys_business(repository: Repository) -> None:
+    """Two have the same image privately; a job of the one does not tie the other."""
+    images = repository.images
+    done = push(images, ADA, DISK, name="own")
+    push(images, BOB, DISK, name="his")
+    job = one(repository, "bob", image="his")
+    images.remove(ADA, done.digest)
+    with pytest.raises(ImageInUse, match=job.id):
+        images.remove(BOB, done.digest)
+
+
+def test_bytes_stay_while_a_job_needs_them(repository: Repository) -> None:
+    """Even where the job's owner may not see the image any more."""
+    images = repository.images
+    done = push(images, ADA, DISK, name="own", visibility="public")
+    job = one(repository, "eve", image="ada/own")
+    change = ImageChange(visibility="private")
+    images.change(ADA, done.digest, change)
+    images.remove(ADA, done.digest)
+    sweeper(images).collect()
+    token = Viewer("eve", image=done.digest)
+    assert read(images, token, done) == DISK
+    finish(repository, job.id)
+    assert sweeper(images).collect().images == 1
+    with pytest.raises(NotFound):
+        images.manifest(token, done.digest)
+
+
+def test_the_time_of_an_image_is_over_when_its_jobs_are(repository: Repository) -> None:
+    images = repository.images
+    done = push(images, ADA, DISK, name="own")
+    job = one(repository, "ada", image="own")
+    with images.database.write() as session:
+        past = now() - timedelta(days=1)
+        which = update(HoldingRow).where(HoldingRow.image == done.digest)
+        session.execute(which.values(expires=past))
+    assert "expired" in faults(repository, image="own")[0][1]
+    assert sweeper(images).collect().images == 0
+    assert read(images, Viewer("ada", image=done.digest), done) == DISK
+    finish(repository, job.id)
+    assert sweeper(images).collect().images == 1
+
+
+def test_removal_waits_for_a_submission(config: Config, repository: Repository) -> None:
+    """A submission that has seen the image, and is not committed yet, keeps it."""
+    done = push(repository.images, ADA, DISK, name="own")
+    other = open_repository(config, migrate=False)
+    said: list[str] = []
+
+    def remove() -> None:
+        try:
+            other.images.remove(ADA, done.digest)
+            said.append("removed")
+        except ImageInUse as error:
+            said.append(error.code)
+
+    thread = threading.Thread(target=remove)
+
+    def publish(array: str) -> None:
+        del array
+        thread.start()
+        thread.join(0.3)  # it has to wait for us; giving it the time to not wait
+        assert said == []
+
+    jobs = repository.submit("ada", submission(image="own"), publish=publish).jobs
+    thread.join(30)
+    assert said == ["IMAGE_IN_USE"]
+    assert read(repository.images, Viewer("ada", image=jobs[0].image_digest), done) == DISK
+    other.close()
+
+
+def test_submission_and_removal_at_the_same_moment(config: Config, repository: Repository) -> None:
+    other = open_repository(config, migrate=False)
+    outcomes = set()
+    for seed in range(25):
+        done = push(repository.images, ADA, noise(100, seed), name="own")
+        start = threading.Barrier(3)
+
+        def submit(start: threading.Barrier = start) -> str:
+            start.wait(30)
+            try:
+                return one(repository, "ada", image="own").id
+            except InvalidSpec:
+                return ""
+
+        def remove(
+            start: threading.Barrier = start, digest: str = done.digest, later: int = seed
+        ) -> bool:
+            start.wait(30)
+            for _ in range(later):  # sometimes before the submission, sometimes after
+                other.images.detail(ADA, digest)
+            try:
+                other.images.remove(ADA, digest)
+            except ImageInUse:
+                return False
+            return True
+
+        def collect(start: threading.Barrier = start) -> None:
+            start.wait(30)
+            sweeper(other.images).collect()
+
+        with ThreadPoolExecutor(3) as pool:
+            job, gone, swept = pool.submit(submit), pool.submit(remove), pool.submit(collect)
+            assert bool(job.result()) != gone.result()
+            swept.result()
+        outcomes.add(gone.result())
+        if not gone.result():
+            assert read(repository.images, Viewer("ada", image=done.digest), done) == noise(100, seed)
+            finish(repository, job.result())
+            repository.images.remove(ADA, done.digest)
+    sweeper(other.images).collect()
+    (left,) = repository.images.list(EVE)
+    assert (left.namespace, left.name) == ("library", "hep")
+    assert repository.images.list(ADMIN) == [left]
+    assert outcomes == {True, False}
+    other.close()
