@@ -44,6 +44,16 @@ def manifest(digest: str) -> Response:
     return send(MemorySource(data), etag=digest, immutable=True, public=_public(who, digest))
 
 
+@blueprint.get("/signature")
+@operation("readSignature", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
+def signature(digest: str) -> Response:
+    """Read an image's signatures, with spaces between; nothing where it has none.
+
+    Whoever boots the image checks them against keys of their own.
+    """
+    return send(MemorySource(backend().images.signature(viewer(), digest).encode("ascii", "ignore")))
+
+
 @blueprint.get("/contents/<content:content>/layout")
 @operation("readLayout", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
 def layout(digest: str, content: str) -> Response:

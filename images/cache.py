@@ -12,7 +12,7 @@ from images.fetch import ContentFetch
 from images.files import exclusive, write_atomically
 from images.manifest import ImageManifest, Part
 from images.remote import ImageFetcher
-from images.room import Room, is_full
+from images.room import Room, full, is_full
 from images.store import ImageStore, checked_digest, shifted
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, StorageFull
 from vmjobs.hypervisor.base import BootImage
@@ -77,6 +77,10 @@ class ImageCache:
         return self._store.cached()
 
     def _prepare(self, digest: str, progress: Progress | None) -> BootImage:
+        with _full_disk():
+            return self._prepared(digest, progress)
+
+    def _prepared(self, digest: str, progress: Progress | None) -> BootImage:
         if self._trust is not None:
             self._require_trust(digest, self._trust)
         with suppress(NotFound, DigestMismatch):  # missing or damaged: all mended by fetching
@@ -97,26 +101,25 @@ class ImageCache:
             # It is new here, or it was signed once more, or the keys are others than they were.
             signature = self._fetch.signature(digest)
             trust(digest, signature)
-            with _full_disk():
-                write_atomically(path, signature.encode("ascii"), self._store.folder.temporary)
+            write_atomically(path, signature.encode("ascii"), self._store.folder.temporary)
 
     def _fetch_image(self, digest: str, progress: Progress | None) -> None:
         manifest = self._manifest(digest)
         try:
             self._fetch_parts(digest, manifest, progress)
-        except StorageFull:
-            self._room.drop_incomplete(digest)
+        except (StorageFull, OSError) as error:
+            if isinstance(error, StorageFull) or is_full(error):
+                self._room.drop_incomplete(digest)
             raise
 
     def _fetch_parts(self, digest: str, manifest: ImageManifest, progress: Progress | None) -> None:
-        with _full_disk():
-            self._room.claim(MIB)
-            self._room.expect(manifest)
+        self._room.claim(MIB)
+        self._room.expect(manifest)
         done = 0
         for part in manifest.parts():
             step = shifted(progress, done, manifest.size)
             lock = self._store.folder.lock(part.digest)
-            with _full_disk(), exclusive(lock, waiting=partial(step, 0)):
+            with exclusive(lock, waiting=partial(step, 0)):
                 self._have(digest, part, step)
             done += part.size
             step(part.size)
@@ -142,4 +145,4 @@ def _full_disk() -> Iterator[None]:
     except OSError as error:
         if not is_full(error):
             raise
-        raise StorageFull(f"the image does not fit onto this node: {error.strerror}") from error
+        raise full(error) from error

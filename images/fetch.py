@@ -32,7 +32,7 @@ from images.files import write_all, write_atomically
 from images.folder import ContentFolder, mark_of
 from images.manifest import Part
 from images.remote import ImageFetcher, SegmentSource
-from images.room import Room, is_full
+from images.room import Room, full, is_full
 from vmjobs.errors import DigestMismatch, NotFound, StorageFull
 
 #: Segments that are fetched at once.
@@ -123,7 +123,7 @@ class ContentFetch:
             if not is_full(error):
                 raise
             self.folder.drop_partial(self.part.digest)
-            raise StorageFull(f"the image does not fit onto this node: {error.strerror}") from error
+            raise full(error) from error
         except BaseException:
             note = {"mark": mark_of(os.fstat(file.fileno())), "segments": sorted(self._have)}
             with suppress(OSError):  # without it the file is read again

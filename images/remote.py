@@ -19,6 +19,8 @@ _GAP: Final = 64 * 1024
 #: Blocks that are looked at before it is said that an image has little in common with others.
 _TRIAL: Final = 4 * SEGMENT_BLOCKS
 _IN_COMMON: Final = 0.1
+#: Smaller segments are fetched whole, in bytes: another request costs more than their bytes.
+_SMALL: Final = 1024 * 1024
 
 
 class ImageFetcher(Protocol):
@@ -58,7 +60,7 @@ class SegmentSource:
             NotFound, Unavailable: as the fetcher does.
             DigestMismatch: what came is not the segment, or it has not ``size`` bytes.
         """
-        found = self._patched(digest, size) if self._promising() else None
+        found = self._patched(digest, size) if size > _SMALL and self._promising() else None
         if found is None:
             body = self._fetch.segment(self._image, digest)
             index = parse_index(body, whole=len(body))

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -38,13 +38,27 @@ class Room:
 
     @contextmanager
     def leased(self, digest: str) -> Iterator[int]:
-        """The image is not evicted while the context lasts; yields a descriptor for :meth:`touch`."""
+        """The image is not evicted while the context lasts; yields a descriptor for :meth:`touch`.
+
+        Raises:
+            StorageFull: not even that can be written down.
+        """
         try:
-            with shared(self._lease(digest)) as descriptor:
-                yield descriptor
+            with ExitStack() as held:
+                yield self._take(digest, held)
         finally:
             if not self._store.has_manifest(digest):
                 self._forget(digest)
+
+    def _take(self, digest: str, held: ExitStack) -> int:
+        while True:
+            try:
+                return held.enter_context(shared(self._lease(digest)))
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                if not self.make():
+                    raise full(error) from error
 
     @staticmethod
     def touch(lease: int) -> None:
@@ -159,7 +173,8 @@ class Room:
 
     def _forget(self, digest: str) -> None:
         """Remove what there is beside an image that is not here."""
-        with free(self._lease(digest)) as alone:
+        # It is a trifle, and on a full disk even taking a lock can fail.
+        with suppress(OSError), free(self._lease(digest)) as alone:
             if alone:
                 self.signature_path(digest).unlink(missing_ok=True)
                 self._lease(digest).unlink(missing_ok=True)
@@ -171,6 +186,11 @@ class Room:
 def is_full(error: OSError) -> bool:
     """Whether an error means that no room is left on the disk."""
     return error.errno in _FULL
+
+
+def full(error: OSError) -> StorageFull:
+    """An error that means that no room is left, as ours."""
+    return StorageFull(f"the image does not fit onto this node: {error.strerror}")
 
 
 def _blocks(path: Path) -> int:

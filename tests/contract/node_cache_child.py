@@ -1,0 +1,48 @@
+"""An execute node's process that fetches an image: to be killed, or to run out of room.
+
+Arguments: the cache's directory, the API's URL, a node's token, images; and MiB that images may take.
+Prints one line of JSON for each image: its path and size, or the error and what it left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from images.cache import ImageCache
+from vmjobs.client import ImageClient, Retries
+from vmjobs.errors import VMJobsError
+from vmjobs.model import MIB
+
+
+def main() -> None:
+    """Fetch one image after the other."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root", type=Path)
+    parser.add_argument("url")
+    parser.add_argument("token")
+    parser.add_argument("images", nargs="+")
+    parser.add_argument("--limit", type=int, default=0)
+    options = parser.parse_args()
+    fetcher = ImageClient(options.url, options.token, retries=Retries(deadline=5.0))
+    cache = ImageCache(options.root, fetcher, limit=options.limit * MIB)
+    for digest in options.images:
+        try:
+            with cache.lease(digest) as image:
+                said = {"root": str(image.root), "size": image.root.stat().st_size}
+        except VMJobsError as error:
+            said = {"error": error.code, "message": error.message}
+        line = json.dumps({**said, "cached": cache.cached(), "left": left(options.root)})
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+
+def left(root: Path) -> list[str]:
+    """What is there besides complete images and empty files."""
+    places = ("partial", "tmp")
+    return sorted(str(path.relative_to(root)) for place in places for path in root.glob(f"{place}/*"))
+
+
+main()

@@ -1,0 +1,372 @@
+"""The node's cache and the real API, over real sockets: killed, cut off, lied to, out of room."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_support import Site, make_site, serving
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from repository_kit import ADMIN, push
+
+from images.cache import ImageCache
+from images.content import BLOCK, SEGMENT
+from images.signature import require_signed, sign
+from vmjobs.agent.node import Announcer, describe
+from vmjobs.agent.prefetch import Prefetcher
+from vmjobs.client import ImageClient, NodeClient, Retries
+from vmjobs.config import Config
+from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, Unavailable
+from vmjobs.wire import PrefetchRequest
+
+CHILD = Path(__file__).with_name("node_cache_child.py")
+#: For what takes a moment, on a machine that has other work as well; in seconds.
+DEADLINE = 60.0
+QUICK = Retries(deadline=0.5, first=0.05)
+SEGMENT_PATH = re.compile(r".*/segments/([0-9a-f]{64})")
+
+
+def noise(size: int, seed: object = 0) -> bytes:
+    """Bytes that cannot be compressed, the same ones for the same seed."""
+    return random.Random(repr(seed)).randbytes(size)
+
+
+@dataclass
+class Gate:
+    """Between the API and its callers: counts segments, and can hold or spoil them.
+
+    let: how many more segments are answered before callers wait. spoil: changes an answer's bytes.
+    """
+
+    app: Any
+    segments: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    let: float = float("inf")
+    spoil: Callable[[bytes], bytes] = lambda data: data
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        found = SEGMENT_PATH.fullmatch(environ["PATH_INFO"])
+        if not found:
+            return self.app(environ, start)  # type: ignore[no-any-return]
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.let > 0, DEADLINE)
+            self.let -= 1
+            self.segments[found[1]] += 1
+            self.changed.notify_all()
+        environ.pop("wsgi.file_wrapper", None)
+        return self._counted(self.app(environ, start))
+
+    def open(self) -> None:
+        """Let everything through."""
+        with self.changed:
+            self.let = float("inf")
+            self.changed.notify_all()
+
+    def wait_until(self, what: Callable[[], bool]) -> None:
+        """Wait for something that becomes true with a request."""
+        with self.changed:
+            assert self.changed.wait_for(what, DEADLINE)
+
+    def _counted(self, body: Any) -> Iterator[bytes]:
+        try:
+            for piece in body:
+                with self.changed:
+                    self.bytes += len(piece)
+                yield self.spoil(piece)
+        finally:
+            if hasattr(body, "close"):
+                body.close()
+
+
+@dataclass
+class Place:
+    """A site behind a gate, and a directory for a node's cache."""
+
+    site: Site
+    gate: Gate
+    url: str
+    root: Path
+    token: str
+
+    def push(self, disk: bytes, **wish: Any) -> str:
+        """Publish an image; its digest."""
+        return push(self.site.repository.images, ADMIN, disk, b"a kernel", **wish).digest
+
+    def cache(self, url: str = "", **more: Any) -> ImageCache:
+        """The node's cache, in this process."""
+        return ImageCache(self.root, ImageClient(url or self.url, self.token, retries=QUICK), **more)
+
+    def child(self, *images: str, limit: int = 0, tmpfs: str = "") -> subprocess.Popen[str]:
+        """A process of the node that fetches these images. tmpfs: a file system for its cache."""
+        command = [sys.executable, str(CHILD), str(self.root), self.url, self.token, *images]
+        command += [f"--limit={limit}"]
+        if tmpfs:
+            self.root.mkdir(exist_ok=True)
+            mount = f'mount -t tmpfs -o {tmpfs} tmpfs "$0" && exec "$@"'
+            flags = [] if os.geteuid() == 0 else ["--map-root-user"]
+            command = ["unshare", "--mount", *flags, "sh", "-c", mount, str(self.root), *command]
+        environment = {**os.environ, "PYTHONPATH": str(CHILD.parents[2])}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def said(child: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """What a child said, once it ended well."""
+    out, _ = child.communicate(timeout=DEADLINE)
+    assert child.returncode == 0
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    site = make_site(tmp_path / "site")
+    gate = Gate(site.app)
+    with serving(gate) as url:
+        yield Place(site, gate, url, tmp_path / "node", site.issuer.node_token("n1"))
+
+
+def kept(root: Path) -> int:
+    """Bytes of disk of what is being fetched."""
+    return sum(path.stat().st_blocks * 512 for path in root.glob("partial/*") if not path.suffix)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    """Wait for something that nobody tells of."""
+    end = time.monotonic() + DEADLINE
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------------ as it should be
+
+
+def test_a_node_fetches_an_image_once(place: Place) -> None:
+    disk = noise(3 * SEGMENT) + bytes(2 * SEGMENT) + b"end"
+    digest = place.push(disk)
+    cache = place.cache()
+    image = cache.prepare(digest)
+    assert image.root.read_bytes() == disk
+    assert image.kernel is not None
+    assert image.kernel.read_bytes() == b"a kernel"
+    assert set(place.gate.segments.values()) == {1}
+    assert len(place.gate.segments) == 5
+    assert place.cache().prepare(digest) == image
+    assert sum(place.gate.segments.values()) == 5
+
+
+def test_a_changed_image_costs_what_has_changed(place: Place) -> None:
+    disk = noise(6 * SEGMENT)
+    changed = bytearray(disk)
+    for segment in range(0, 6, 2):
+        changed[segment * SEGMENT + 9 * BLOCK] ^= 1
+    first, second = place.push(disk), place.push(bytes(changed))
+    cache = place.cache()
+    cache.prepare(first)
+    place.gate.bytes = 0
+    assert cache.prepare(second).root.read_bytes() == changed
+    assert place.gate.bytes < 3 * BLOCK * 1.2
+
+
+def test_two_processes_at_once_fetch_once(place: Place) -> None:
+    disk = noise(8 * SEGMENT)
+    digest = place.push(disk)
+    place.gate.let = 2
+    children = [place.child(digest) for _ in range(3)]
+    place.gate.wait_until(lambda: place.gate.let == 0)
+    place.gate.open()
+    for child in children:
+        assert said(child)[0]["size"] == len(disk)
+    assert set(place.gate.segments.values()) == {1}
+    assert place.cache().prepare(digest).root.read_bytes() == disk
+
+
+# ------------------------------------------------------------------ what goes wrong
+
+
+def test_a_node_that_is_killed_goes_on_where_it_was(place: Place) -> None:
+    """kill -9 of a real process in the middle of a fetch; what it had is not fetched again."""
+    disk = noise(12 * SEGMENT)
+    digest = place.push(disk)
+    place.gate.let = 7
+    child = place.child(digest)
+    wait_for(lambda: kept(place.root) >= 7 * SEGMENT)
+    child.send_signal(signal.SIGKILL)
+    child.wait(DEADLINE)
+    assert place.cache().cached() == []
+    place.gate.wait_until(lambda: place.gate.let == 0)
+    before, place.gate.bytes = place.gate.bytes, 0
+    place.gate.segments.clear()
+    place.gate.open()
+    [told] = said(place.child(digest))
+    assert Path(told["root"]).read_bytes() == disk
+    assert told["left"] == []
+    assert before > 7 * SEGMENT
+    # Five segments and the kernel; what the killed one had asked for may still be on its way.
+    assert place.gate.bytes < (5 + 4) * SEGMENT + 10 * BLOCK
+    assert sum(place.gate.segments.values()) <= 6 + 4
+
+
+def test_a_node_that_is_killed_again_and_again_gets_there(place: Place) -> None:
+    disk = noise(16 * SEGMENT)
+    digest = place.push(disk)
+    for number in range(1, 4):
+        # The requests of a killed process, four at most, still wait for their turn.
+        place.gate.let = 3 + 4
+        child = place.child(digest)
+        wait_for(lambda least=3 * number * SEGMENT: kept(place.root) >= least)  # type: ignore[misc]
+        child.kill()
+        child.wait(DEADLINE)
+    place.gate.open()
+    [told] = said(place.child(digest))
+    assert Path(told["root"]).read_bytes() == disk
+    assert sum(place.gate.segments.values()) <= 17 + 3 * 4
+
+
+def test_a_repository_that_goes_away_and_comes_back(tmp_path: Path) -> None:
+    """Retried, then a clear reason; and the next attempt has what the first one had."""
+    disk = noise(8 * SEGMENT)
+    site = make_site(tmp_path / "site")
+    gate = Gate(site.app, let=5)
+    token = site.issuer.node_token("n1")
+    with serving(gate) as url:
+        place = Place(site, gate, url, tmp_path / "node", token)
+        digest = place.push(disk)
+        failure: list[Exception] = []
+
+        def fetch() -> None:
+            try:
+                place.cache().prepare(digest)
+            except Unavailable as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        wait_for(lambda: kept(place.root) >= 5 * SEGMENT)
+        gate.app = _broken  # what is under way fails, as does everything after
+        gate.open()
+        thread.join(DEADLINE)
+    port = int(url.rpartition(":")[2])
+    with pytest.raises(Unavailable, match="cannot reach the API"):
+        place.cache().prepare(digest)
+    assert "503" in str(failure[0]) or "restart" in str(failure[0])
+    gate.app, gate.bytes = site.app, 0
+    with serving(gate, port):
+        assert place.cache().prepare(digest).root.read_bytes() == disk
+    assert gate.bytes < 3 * SEGMENT + 10 * BLOCK
+
+
+def _broken(_environ: dict[str, Any], start: Any) -> list[bytes]:
+    body = b'{"title": "restart", "status": 503, "code": "UNAVAILABLE", "detail": "restart"}'
+    start(
+        "503 Service Unavailable",
+        [("Content-Type", "application/problem+json"), ("Content-Length", str(len(body)))],
+    )
+    return [body]
+
+
+def test_wrong_bytes_are_never_kept(place: Place) -> None:
+    disk = noise(2 * SEGMENT)
+    digest = place.push(disk)
+    place.gate.spoil = lambda data: data[:-1] + bytes([data[-1] ^ 1])
+    with pytest.raises(DigestMismatch):
+        place.cache().prepare(digest)
+    assert place.cache().cached() == []
+    place.gate.spoil = lambda data: data
+    assert place.cache().prepare(digest).root.read_bytes() == disk
+
+
+def test_what_somebody_may_not_see_is_not_found(place: Place) -> None:
+    digest = place.push(noise(BLOCK))
+    fetcher = ImageClient(place.url, place.site.issuer.user_token("eve"), retries=QUICK)
+    with pytest.raises(NotFound):
+        ImageCache(place.root, fetcher).prepare(digest)
+    with pytest.raises(NotFound):
+        place.cache().prepare("sha256:" + "0" * 64)
+    assert place.cache().prepare(digest).root.read_bytes() == noise(BLOCK)
+
+
+def test_a_full_disk(place: Place) -> None:
+    """A file system of its own: others are evicted if that helps; if not, nothing is left."""
+    first, second = place.push(noise(3 * SEGMENT)), place.push(noise(3 * SEGMENT, 1))
+    large = place.push(noise(6 * SEGMENT, 2))
+    told = said(place.child(first, second, large, first, tmpfs="size=40m"))
+    assert told[0]["cached"] == [first]
+    assert told[1]["cached"] == [second]
+    assert told[2]["error"] == "STORAGE_FULL"
+    assert "does not fit onto this node" in told[2]["message"]
+    assert (told[2]["left"], told[2]["cached"]) == ([], [])
+    assert told[3]["cached"] == [first]
+
+
+def test_a_disk_without_room_for_another_file(place: Place) -> None:
+    """What the system itself says, at whatever point it says so."""
+    first, second = place.push(noise(SEGMENT)), place.push(noise(SEGMENT, 1))
+    codes = []
+    for inodes in range(10, 50, 4):
+        for told in said(place.child(first, second, tmpfs=f"size=100m,nr_inodes={inodes}")):
+            assert told.get("error", "STORAGE_FULL") == "STORAGE_FULL"
+            assert told["left"] == []
+            codes.append(told.get("error"))
+    assert {"STORAGE_FULL", None} == set(codes)
+
+
+# ------------------------------------------------------------------ prefetch and trust
+
+
+def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: Path) -> None:
+    digest = place.push(noise(2 * SEGMENT))
+    images = place.site.repository.images
+    cache = place.cache()
+    settings = Config(state_dir=tmp_path, site="here")
+    registry = NodeClient(place.url, place.token, retries=QUICK)
+    prefetcher = Prefetcher(cache)
+    announcer = Announcer(
+        registry, lambda: describe("n1", settings, (), cache.cached(), ()), prefetcher.wish
+    )
+    announcer.step()
+    images.prefetch(ADMIN, digest, PrefetchRequest(site="here"))
+    threads = [
+        threading.Thread(target=announcer.run),
+        threading.Thread(target=prefetcher.run, args=(announcer.soon,)),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        repository = place.site.repository
+        wait_for(lambda: any(digest in node.images for node in repository.nodes()))
+    finally:
+        announcer.stop()
+        prefetcher.stop()
+        for thread in threads:
+            thread.join(DEADLINE)
+    state = images.prefetch(ADMIN, digest, PrefetchRequest(site="here"))
+    assert (state.wanted, state.cached) == ((), ("n1",))
+
+
+def test_a_node_boots_only_what_was_signed(place: Place) -> None:
+    key = Ed25519PrivateKey.generate()
+    keys = {"site": key.public_key()}
+    unsigned = place.push(noise(BLOCK))
+    signed = place.push(noise(BLOCK, 1))
+    body = {"signature": sign(signed, key)}
+    answer = place.site.admin(ADMIN.user)("PATCH", f"/v1/images/{signed}", json=body)
+    assert answer.status_code == 200, answer.text
+    cache = place.cache(trust=lambda digest, signature: require_signed(digest, signature, keys))
+    assert cache.prepare(signed).root.read_bytes() == noise(BLOCK, 1)
+    with pytest.raises(ImageRejected, match="has no signature"):
+        cache.prepare(unsigned)
+    assert cache.cached() == [signed]
