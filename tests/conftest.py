@@ -7,12 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from formats_kit import lab, samples
-from s3_kit import _s3_process, s3_keys, s3_server, s3_url
-
-__all__ = ["_s3_process", "s3_keys", "s3_server", "s3_url"]
+from s3_kit import _s3_process, own_s3_server, s3_keys, s3_server, s3_url
 
 #: Fixtures of several suites.
-__all__ = ["lab", "samples"]
+__all__ = ["_s3_process", "lab", "own_s3_server", "s3_keys", "s3_server", "s3_url", "samples"]
 
 _skipped: list[str] = []
 

@@ -124,8 +124,21 @@ def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def s3_server(_s3_process: S3Server, s3_keys: None) -> S3Server:
-    """The server that all tests of this process share; who kills it has one of its own made."""
+    """The server that all tests of this process share; who kills one takes ``own_s3_server``."""
     return _s3_process
+
+
+@pytest.fixture
+def own_s3_server(s3_keys: None) -> Iterator[S3Server]:
+    """A server that a test may kill."""
+    root = Path(tempfile.mkdtemp(prefix="vmjobs-s3-"))
+    server = S3Server(root)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(root)
 
 
 @pytest.fixture

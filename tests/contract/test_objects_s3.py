@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import shutil
 import socket
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -33,17 +31,6 @@ def refused(call: Callable[[], object], words: str) -> None:
     assert told.value.service == "storage"
 
 
-@pytest.fixture
-def own(s3_keys: None) -> Iterator[S3Server]:
-    """A server that a test may kill."""
-    root = Path(tempfile.mkdtemp(prefix="vmjobs-s3-"))
-    server = S3Server(root)
-    server.start()
-    yield server
-    server.kill()
-    shutil.rmtree(root)
-
-
 class Killing(io.BytesIO):
     """Data in the middle of which the server dies."""
 
@@ -61,15 +48,15 @@ class Killing(io.BytesIO):
 
 @pytest.mark.parametrize("size", [PART, LARGE])
 def test_a_server_that_dies_in_mid_put_and_comes_back(
-    own: S3Server, monkeypatch: pytest.MonkeyPatch, size: int
+    own_s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    objects = open_url(own.url(own.bucket()))
+    objects = open_url(own_s3_server.url(own_s3_server.bucket()))
     objects.put_bytes("a", b"old")
     for key in ("a", "b"):
-        refused(lambda key=key: objects.put(key, Killing(own, size), size), "does not answer")  # type: ignore[misc]
+        refused(lambda key=key: objects.put(key, Killing(own_s3_server, size), size), "does not answer")  # type: ignore[misc]
         for ask in (objects.check, lambda: objects.open("a"), lambda: objects.size("b")):
             refused(ask, "does not answer")
-        own.start()
+        own_s3_server.start()
         objects.check()
         assert held(objects) == [("a", 3)]
     assert objects.get("a") == b"old"
@@ -79,18 +66,18 @@ def test_a_server_that_dies_in_mid_put_and_comes_back(
     assert objects.size("b") == size
 
 
-def test_reading_goes_on_where_the_server_left_off(own: S3Server) -> None:
-    objects = open_url(own.url(own.bucket()))
+def test_reading_goes_on_where_the_server_left_off(own_s3_server: S3Server) -> None:
+    objects = open_url(own_s3_server.url(own_s3_server.bucket()))
     data = bytes(range(256)) * (PART // 256)
     objects.put_bytes("a", data)
     with objects.open("a") as reader:
         got = reader.read(CHUNK)
-        own.kill()
-        own.start()
+        own_s3_server.kill()
+        own_s3_server.start()
         assert got + reader.read() == data
     with objects.open("a") as reader:
         reader.read(CHUNK)
-        own.kill()
+        own_s3_server.kill()
         refused(reader.read, "does not answer")
 
 

@@ -1,0 +1,112 @@
+"""The API on storage that is S3, dies, comes back, and has no room."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from api_support import ATTEMPT, ROOT_DISK, Site, make_site, report_of
+from objects_kit import held, small_disk
+from s3_kit import S3Server
+
+from vmjobs.model import MIB, JobState
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def start(site: Site, job: str) -> str:
+    """Claim a job; the attempt's path."""
+    agent = site.agent(job)
+    agent("POST", f"/v1/jobs/{job}/attempts", json={"attempt": ATTEMPT, "node": "wn1"})
+    path = f"/v1/jobs/{job}/attempts/{ATTEMPT}"
+    assert agent("POST", f"{path}/reports", json=report_of(JobState.STAGING)).status_code == 204
+    return path
+
+
+def test_files_and_images_in_s3(tmp_path: Path, s3_url: str) -> None:
+    site = make_site(tmp_path, storage_url=s3_url)
+    user = site.user()
+    data = os.urandom(MIB)
+    path = f"/v1/blobs/{digest_of(data)}"
+    assert [user("PUT", path, data=data).status_code for _ in range(2)] == [201, 200]
+    inputs = [{"name": "in", "digest": digest_of(data), "size": len(data)}]
+    (job,) = user.submit(inputs=inputs, outputs=["*"])
+    attempt, agent = start(site, job), site.agent(job)
+    assert agent("GET", f"/v1/jobs/{job}/inputs/in").data == data
+    assert agent("PUT", f"{attempt}/outputs/out", data=data[::-1]).status_code == 201
+    part = user("GET", f"/v1/jobs/{job}/outputs/out", headers={"Range": "bytes=5-99999"})
+    assert (part.status_code, part.data) == (206, data[::-1][5:100000])
+    disk = f"/v1/images/{site.image}/contents/{site.disk}"
+    assert user("GET", disk).data == ROOT_DISK
+    part = user("GET", disk, headers={"Range": "bytes=70000-80000"})
+    assert (part.status_code, part.data) == (206, ROOT_DISK[70000:80001])
+    assert not list(tmp_path.glob("objects/**/*"))
+
+
+def test_an_output_that_is_damaged_in_s3_is_named_and_refused(tmp_path: Path, s3_url: str) -> None:
+    site = make_site(tmp_path, storage_url=s3_url)
+    (job,) = site.user().submit(outputs=["*"])
+    data = b"good bytes"
+    site.agent(job)("PUT", f"{start(site, job)}/outputs/a", data=data)
+    name = digest_of(data).removeprefix("sha256:")
+    objects = site.repository.objects
+    (key,) = [key for key, _ in held(objects) if name in key]
+    objects.put_bytes(key, b"evil bytes")
+    problem = site.user().problem(502, "GET", f"/v1/jobs/{job}/outputs/a")
+    assert problem["code"] == "DIGEST_MISMATCH"
+    assert name in problem["detail"]
+
+
+def test_storage_that_dies_is_named_and_serves_again_when_it_is_back(
+    tmp_path: Path, own_s3_server: S3Server
+) -> None:
+    bucket = own_s3_server.bucket()
+    site = make_site(tmp_path, storage_url=own_s3_server.url(bucket))
+    user, data = site.user(), b"data"
+    path = f"/v1/blobs/{digest_of(data)}"
+    assert user("GET", "/healthz").get_json()["services"]["storage"] == "ok"
+    own_s3_server.kill()
+    health = user("GET", "/healthz")
+    assert health.status_code == 503
+    assert health.get_json()["services"] == {
+        "database": "ok",
+        "storage": "the storage does not answer",
+    }
+    problem = user.problem(503, "PUT", path, data=data)
+    assert (problem["code"], problem["service"]) == ("UNAVAILABLE", "storage")
+    assert bucket not in str(problem)
+    assert own_s3_server.endpoint not in str(problem)
+    assert user("GET", "/v1/jobs").status_code == 200
+    own_s3_server.start()
+    assert user("GET", "/healthz").status_code == 200
+    assert user("PUT", path, data=data).status_code == 201
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    (tmp_path / "objects").rename(tmp_path / "elsewhere")
+    (tmp_path / "objects").write_text("not a directory")
+    health = site.caller()("GET", "/healthz")
+    assert health.status_code == 503
+    assert health.get_json()["services"]["storage"] == "the storage does not answer"
+    assert str(tmp_path) not in health.text
+
+
+@pytest.mark.parametrize("full", ["objects", "spool"])
+def test_no_room_is_said_and_nothing_kept(tmp_path: Path, full: str) -> None:
+    with small_disk(tmp_path / "small", 4) as small:
+        storage = (small if full == "objects" else tmp_path) / "objects"
+        if full == "spool":
+            (tmp_path / "spool").symlink_to(small)
+        site = make_site(tmp_path, storage_url=str(storage))
+        data = os.urandom(6 * MIB)
+        problem = site.user().problem(507, "PUT", f"/v1/blobs/{digest_of(data)}", data=data)
+        assert problem["code"] == "STORAGE_FULL"
+        assert site.user()("HEAD", f"/v1/blobs/{digest_of(data)}").status_code == 404
+        small_one = data[:MIB]
+        path = f"/v1/blobs/{digest_of(small_one)}"
+        assert site.user()("PUT", path, data=small_one).status_code == 201
