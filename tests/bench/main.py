@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from cached_start import cached_start
 from figures import Finding, save, table
 from grid_kit import NODES, ROOT, Grid, wait_for
 from start_overhead import start_overhead
@@ -52,6 +53,7 @@ def main() -> None:
             about |= _about_grid(grid)
             benches: dict[str, Bench] = {
                 "start": lambda: start_overhead(made, images.resolve(IMAGE), kinds, options.pairs),
+                "cached": lambda: cached_start(made, images, IMAGE, kinds, options.pairs),
                 "result": lambda: submit_to_result(grid, options.pairs, ENDS),
                 "peer": lambda: vm_universe(grid, options.peer_pairs),
             }
@@ -67,7 +69,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Benchmarks; see docs/benchmarks.md.")
     parser.add_argument("--pairs", type=int, default=10, help="pairs of each comparison")
     parser.add_argument("--peer-pairs", type=int, default=3, help="pairs with the VM universe")
-    parser.add_argument("--only", nargs="*", choices=["start", "result", "peer"], help="not all")
+    parser.add_argument(
+        "--only", nargs="*", choices=["start", "cached", "result", "peer"], help="not all"
+    )
     return parser.parse_args()
 
 

@@ -73,22 +73,23 @@ def _compare(made: Parts, digest: str, spec: JobSpec, pairs: int) -> Finding:
         with tempfile.TemporaryDirectory(prefix="by-hand-") as directory:
             return raw_boot(kind, image, spec, Path(directory))
 
-    _ours(made, digest, spec), theirs()  # files come into the cache; not counted
-    with _step_times() as steps:
+    run_once(made, digest, spec), theirs()  # files come into the cache; not counted
+    with step_times() as steps:
         for number in range(pairs):
             # Who goes first changes: what the one leaves to the other evens out.
             if number % 2:
                 second = theirs()
-                seen.append((_ours(made, digest, spec), second))
+                seen.append((run_once(made, digest, spec), second))
             else:
-                first = _ours(made, digest, spec)
+                first = run_once(made, digest, spec)
                 seen.append((first, theirs()))
     details = {title: spread(times) for title, times in steps.seconds.items()}
     what = f"start to ready, {kind}, network {spec.network}"
     return compare(1, what, seen, TARGETS[kind], measure="agent / by hand", details={"steps": details})
 
 
-def _ours(made: Parts, digest: str, spec: JobSpec) -> float:
+def run_once(made: Parts, digest: str, spec: JobSpec) -> float:
+    """Seconds from the start of a run to a guest that is ready."""
     watch = _Stopwatch()
     with tempfile.TemporaryDirectory(prefix="outputs-") as outputs:
         job = LocalJob(
@@ -109,7 +110,8 @@ def _ours(made: Parts, digest: str, spec: JobSpec) -> float:
 
 
 @contextmanager
-def _step_times() -> Iterator[_Steps]:
+def step_times() -> Iterator[_Steps]:
+    """What the steps of the runs within take."""
     handler = _Steps()
     logger = logging.getLogger("vmjobs.agent.run")
     before = logger.level
