@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import io
 import json
+import socket
+import subprocess
 import tarfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,3 +157,82 @@ def write_layout(
     index.write_text(json.dumps(everything))
     (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     return str(descriptor["digest"])
+
+
+# --------------------------------------------------------------------------- a registry
+
+#: What may see the private repository, and its bcrypt hash: this registry takes no other.
+USER, PASSWORD = "reader", "correct horse"
+_HASH = "$2y$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A registry that runs on this machine. folder: where it keeps its blobs."""
+
+    host: str
+    folder: Path
+    private: bool = False
+
+    def push(self, layout: Path, name: str, tag: str = "latest", source_tag: str = "latest") -> None:
+        """Copy an image from an OCI layout, all of its architectures."""
+        self.copy(f"oci:{layout}:{source_tag}", name, tag)
+
+    def copy(self, source: str, name: str, tag: str = "latest") -> None:
+        """Copy an image to here."""
+        command = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false"]
+        command += ["--all", "--preserve-digests"]
+        if self.private:
+            command.append(f"--dest-creds={USER}:{PASSWORD}")
+        subprocess.run(
+            [*command, source, f"docker://{self.host}/{name}:{tag}"], check=True, timeout=120
+        )
+
+    def blob(self, digest: str) -> Path:
+        """A blob's file."""
+        hexadecimal = digest.removeprefix("sha256:")
+        blobs = self.folder / "docker" / "registry" / "v2" / "blobs" / "sha256"
+        return blobs / hexadecimal[:2] / hexadecimal / "data"
+
+
+@contextmanager
+def registry(folder: Path, *, private: bool = False) -> Iterator[Registry]:
+    """Debian's registry on a port of its own; ``private``: with a password."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    data = folder / "data"
+    config: dict[str, Any] = {
+        "version": 0.1,
+        "log": {"accesslog": {"disabled": True}, "level": "warn"},
+        "storage": {"filesystem": {"rootdirectory": str(data)}},
+        "http": {"addr": f"127.0.0.1:{port}"},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    if private:
+        (folder / "users").write_text(f"{USER}:{_HASH}\n")
+        config["auth"] = {"htpasswd": {"realm": "test", "path": str(folder / "users")}}
+    file = folder / "config.yml"
+    file.write_text(json.dumps(config))  # JSON is YAML
+    command = ["docker-registry", "serve", str(file)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        _await(process, port, folder / "log")
+        yield Registry(f"127.0.0.1:{port}", data, private)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", "/v2/")
+            connection.getresponse().read()
+            return
+        except OSError:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, "the registry does not answer"
+            time.sleep(0.05)

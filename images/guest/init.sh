@@ -31,6 +31,7 @@ read_job_disk
 set_clock
 start_loopback
 make_scratch
+make_fifos
 case $VMJOBS_NETWORK in
 none) unpack_job ;;
 *)

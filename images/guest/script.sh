@@ -84,6 +84,15 @@ pump() {
     done
 }
 
+# save NAME: what arrives in the fifo goes to a file, for the output disk. Not straight from the script to
+# the file: `echo >/dev/stderr` in it would cut off what the file has.
+save() {
+    trap - CHLD INT TERM
+    exec 3>&- 4>&-
+    bb cat <"$run/$1.fifo" >>"$job/std$1" 2>/dev/null ||
+        say "vmjobs: error: std$1 lost bytes (the disk is full)"
+}
+
 # take NAME: what the fifo holds goes to the chunk, $size bytes; waits until there is something.
 take() {
     dd bs=65536 count=1 of="$chunk" <&7 2>"$run/$1.dd"
@@ -156,9 +165,9 @@ supervise() {
         is_running "$script" || return 0
         if [ "$VMJOBS_NETWORK" != none ]; then
             is_running "$control_pid" || { control & control_pid=$!; }
-            is_running "$out_pid" || { pump out & out_pid=$!; }
-            is_running "$err_pid" || { pump err & err_pid=$!; }
         fi
+        is_running "$out_pid" || { $carry out & out_pid=$!; }
+        is_running "$err_pid" || { $carry err & err_pid=$!; }
         wait "$script"
         status=$?
     done
@@ -227,22 +236,17 @@ run_script() {
     ended='' running=' ' status=255 control_pid=0 out_pid=0 err_pid=0
     trap : CHLD           # lets `wait` come back whichever child ends
     trap 'deliver 15' INT TERM # the host asks this machine to stop
-    if [ "$VMJOBS_NETWORK" = none ]; then
-        script_out=$job/stdout script_err=$job/stderr
-        start_script
-        supervise
-        kill_leftovers
-    else
-        script_out=$run/out.fifo script_err=$run/err.fifo
-        exec 3<>"$script_out" 4<>"$script_err"
-        start_script
-        supervise
-        exec 3>&- 4>&-
-        wait_for "$drain_seconds" "$out_pid" "$err_pid" || kill_leftovers
-        wait_for "$flush_seconds" "$out_pid" "$err_pid" || say 'vmjobs: error: the logs are incomplete'
-        kill "$control_pid" 2>/dev/null
-        kill_leftovers
-    fi
+    carry=pump
+    [ "$VMJOBS_NETWORK" != none ] || carry=save
+    script_out=$run/out.fifo script_err=$run/err.fifo
+    exec 3<>"$script_out" 4<>"$script_err"
+    start_script
+    supervise
+    exec 3>&- 4>&-
+    wait_for "$drain_seconds" "$out_pid" "$err_pid" || kill_leftovers
+    wait_for "$flush_seconds" "$out_pid" "$err_pid" || say 'vmjobs: error: the logs are incomplete'
+    [ "$control_pid" = 0 ] || kill "$control_pid" 2>/dev/null
+    kill_leftovers
     outcome
     trap - CHLD
 }

@@ -143,5 +143,4 @@ start_network() {
         rm -f /etc/resolv.conf
         echo 'nameserver 10.0.2.3' >/etc/resolv.conf
     fi
-    make_fifos
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from vmjobs.cli.job_wait import wait_and_show
+from vmjobs.cli.oci_ref import resolve_image
 from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs, split_pairs
 from vmjobs.cli.support import client, json_option, print_json
 from vmjobs.cli.transfer import upload_all
@@ -31,7 +31,7 @@ from vmjobs.model import MAX_ARRAY
 @click.option("--wait", "and_wait", is_flag=True, help="Wait until the jobs have ended.")
 @json_option
 def submit(
-    script: Path | None,
+    script: str | None,
     arguments: tuple[str, ...],
     inputs: tuple[str, ...],
     environment: tuple[str, ...],
@@ -47,6 +47,7 @@ def submit(
     In the guest, VMJOBS_ARRAY_INDEX counts from 0 to one less than VMJOBS_ARRAY_COUNT.
     """
     api = client()
+    fields["image"] = resolve_image(fields["image"], push=True)
     described = upload_all(api, split_inputs(inputs))
     pairs = split_pairs(labels, "--label")
     spec = build_spec(script, arguments, described, environment, labels=pairs, **fields)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from images.oci import ImportedImage, import_reference, is_reference
-from images.oci.fetch import Access
+from images.oci.reference import is_reference
 from images.store import ImageStore
 from vmjobs import __version__
 from vmjobs.cli.support import config
 from vmjobs.wire import ImageDetail, Origin, Publication
+
+if TYPE_CHECKING:
+    from images.oci.fetch import Access
+    from images.oci.importer import ImportedImage
 
 _PARALLEL = 4
 
@@ -28,6 +32,8 @@ def resolve_image(ref: str, *, push: bool = False) -> str:
     """
     if not is_reference(ref):
         return ref
+    from images.oci.fetch import Access  # noqa: PLC0415 - only who names a container pays
+
     found = import_container(ref, Access())
     if push:
         push_container(found)
@@ -36,6 +42,8 @@ def resolve_image(ref: str, *, push: bool = False) -> str:
 
 def import_container(ref: str, access: Access, name: str = "", tag: str = "") -> ImportedImage:
     """Import a container image into the local store, telling a terminal what is being done."""
+    from images.oci.importer import import_reference  # noqa: PLC0415
+
     settings = config()
     work = settings.images.parent / "work"
     with _steps(ref) as tell:

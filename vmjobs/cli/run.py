@@ -19,6 +19,7 @@ from vmjobs.agent.inbox import Inbox, SignalSent
 from vmjobs.agent.run import Run
 from vmjobs.agent.verdict import Verdict
 from vmjobs.cli.node_parts import fleet, parts
+from vmjobs.cli.oci_ref import resolve_image
 from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs
 from vmjobs.cli.support import config
 from vmjobs.local import LocalJob, describe_inputs
@@ -39,7 +40,7 @@ _DOING = {
 @click.option("--console", type=click.Path(path_type=Path), help="Keep the VM's console in this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON on standard error.")
 def run(
-    script: Path | None,
+    script: str | None,
     arguments: tuple[str, ...],
     inputs: tuple[str, ...],
     output_dir: Path,
@@ -55,6 +56,7 @@ def run(
     settings = config()
     files = split_inputs(inputs)
     environment = fields.pop("environment")
+    fields["image"] = resolve_image(fields["image"])
     spec = build_spec(script, arguments, describe_inputs(files), environment, **fields)
     images = ImageStore(settings.images)
     terminal = Console(stderr=True)

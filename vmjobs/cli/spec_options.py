@@ -13,10 +13,29 @@ from vmjobs.model import HypervisorKind, InputFile, JobSpec, NetworkMode, Strate
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+
+class _Word(click.Path):
+    """A path for the shell to complete, left as it was written: it may be another word."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The word."""
+        return str(value)
+
+
 _OPTIONS = (
-    click.argument("script", type=click.Path(path_type=Path, dir_okay=False), required=False),
+    click.argument("script", type=_Word(), required=False),
     click.argument("arguments", nargs=-1),
-    click.option("--image", required=True, help="Image: [NAMESPACE/]NAME[:TAG] or sha256:DIGEST."),
+    click.option(
+        "--image",
+        required=True,
+        help="Image: [NAMESPACE/]NAME[:TAG] or sha256:DIGEST; or a container image, imported first: "
+        "oci:REGISTRY/NAME:TAG.",
+    ),
+    click.option(
+        "--program",
+        is_flag=True,
+        help="Run what the image is for, a container's entry point: all words are its arguments.",
+    ),
     click.option(
         "--exit",
         "exit",
@@ -133,14 +152,14 @@ def _read_text(path: Path, field: str) -> str:
         raise InvalidSpec(why, faults=[Fault(field, "unreadable", why)]) from error
 
 
-def strategy_of(script: Path | None, fields: Mapping[str, Any]) -> str:
+def strategy_of(script: str | None, fields: Mapping[str, Any]) -> str:
     """What is meant where ``--strategy`` does not say it."""
     own_rules = any(fields.get(name) is not None for name in ("exit", "ready", "user_data"))
     return Strategy.SCRIPT if script is not None and not own_rules else Strategy.IMAGE
 
 
 def build_spec(
-    script: Path | None,
+    script: str | None,
     arguments: tuple[str, ...],
     described: tuple[InputFile, ...],
     environment: tuple[str, ...],
@@ -152,13 +171,15 @@ def build_spec(
         InvalidSpec: with every fault.
     """
     fields.pop("inputs", None)
+    if fields.pop("program", False) and script is not None:
+        arguments, script = (script, *arguments), None
     pairs = split_pairs(environment, "--env")
     fields["strategy"] = fields.get("strategy") or strategy_of(script, fields)
     if user_data := fields.get("user_data"):
         fields["user_data"] = _read_text(user_data, "user_data")
     data = {
         **{name: value for name, value in fields.items() if value is not None},
-        "script": read_script(script) if script else "",
+        "script": read_script(Path(script)) if script is not None else "",
         "arguments": arguments,
         "environment": pairs,
         "inputs": described,

@@ -1,0 +1,560 @@
+"""Container images from a real registry, as VM images that boot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers_kit import (
+    PASSWORD,
+    USER,
+    Layer,
+    Registry,
+    gzipped,
+    plain,
+    registry,
+    write_layout,
+    zstded,
+)
+from images_kit import ROOT, WORK, Bench, Drivers, Guest, bench, drivers, need
+
+from images.content import BLOCK, scan, zero_block
+from images.oci.fetch import Access
+from images.oci.importer import ImportedImage, import_reference
+from images.store import ImageStore
+from vmjobs.errors import (
+    DigestMismatch,
+    ImageRejected,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    VMJobsError,
+)
+from vmjobs.model import HypervisorKind, NetworkMode, ReasonCode
+
+VMJOBS = Path(sys.executable).parent / "vmjobs"
+OPEN = Access(insecure=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need("skopeo", "docker-registry", "mmdebstrap", "busybox")
+    return tmp_path_factory.mktemp("containers")
+
+
+@pytest.fixture(scope="module")
+def open_registry(place: Path) -> Iterator[Registry]:
+    with registry(place / "open") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def private_registry(place: Path) -> Iterator[Registry]:
+    with registry(place / "private", private=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def store(place: Path) -> ImageStore:
+    return ImageStore(place / "store")
+
+
+@pytest.fixture(scope="module")
+def hypervisors() -> Drivers:
+    return drivers()
+
+
+@pytest.fixture
+def vms(
+    tmp_path: Path, store: ImageStore, hypervisors: Drivers, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bench]:
+    with bench(tmp_path, store, hypervisors, monkeypatch) as made:
+        yield made
+
+
+def busybox() -> bytes:
+    return Path("/bin/busybox").read_bytes()
+
+
+def from_scratch() -> Layer:
+    """A program and nothing else: no shell under its usual name, no users, no directories."""
+    return Layer().file("busybox", busybox(), 0o755)
+
+
+def run(vms: Bench, image: ImportedImage, **fields: Any) -> Guest:
+    """Run what the container runs."""
+    values = {"network": NetworkMode.NONE, "strategy": "image", **fields}
+    return vms.start(image.digest, values.pop("script", ""), **values).end()
+
+
+def imported(reference: str, store: ImageStore, access: Access = OPEN, **options: Any) -> ImportedImage:
+    return import_reference(reference, store, WORK, access=access, **options)
+
+
+# ------------------------------------------------------------------ names, digests, credentials
+
+
+def test_a_tag_is_what_it_means_now_and_a_digest_for_ever(
+    tmp_path: Path, open_registry: Registry, store: ImageStore
+) -> None:
+    first = write_layout(tmp_path / "1", [from_scratch()], {"Cmd": ["/busybox", "true"]})
+    write_layout(tmp_path / "2", [from_scratch()], {"Cmd": ["/busybox", "false"]})
+    reference = f"oci:{open_registry.host}/team/tagged"
+    open_registry.push(tmp_path / "1", "team/tagged", "v1")
+    one = imported(f"{reference}:v1", store)
+    assert (one.name, one.tag) == ("tagged", "v1")
+    assert one.source == f"{reference}:v1@{first}"
+    assert store.resolve("tagged:v1") == one.digest
+
+    steps: list[str] = []
+    again = imported(
+        f"docker://{open_registry.host}/team/tagged:v1", store, progress=lambda s, _: steps.append(s)
+    )
+    assert again.digest == one.digest
+    assert "fetch layers" not in steps
+
+    open_registry.push(tmp_path / "2", "team/tagged", "v1")
+    two = imported(f"{reference}:v1", store)
+    assert two.digest != one.digest
+    assert store.manifest(two.digest).root != store.manifest(one.digest).root
+    assert imported(f"{reference}@{first}", store, name="pinned").digest == one.digest
+    assert imported(f"{reference}:v1@{first}", store).digest == one.digest
+    assert store.resolve("pinned") == one.digest
+
+
+def test_the_same_container_is_the_same_image_everywhere(
+    tmp_path: Path, open_registry: Registry, store: ImageStore
+) -> None:
+    layers = [from_scratch(), Layer(pack=zstded).file("a", "1"), Layer(pack=plain).file("b", "2")]
+    digest = write_layout(tmp_path / "layout", layers)
+    open_registry.push(tmp_path / "layout", "same")
+    one = imported(f"oci:{open_registry.host}/same", store)
+    two = imported(f"oci-layout:{tmp_path}/layout", ImageStore(tmp_path / "other"))
+    assert one.digest == two.digest
+    assert one.source.endswith(digest)
+
+
+def test_one_of_several_architectures_is_taken(
+    tmp_path: Path, open_registry: Registry, store: ImageStore, vms: Bench
+) -> None:
+    layout = tmp_path / "layout"
+    digests = {
+        name: write_layout(layout, [from_scratch()], command, tag=name, architecture=name)
+        for name, command in (
+            ("arm64", {"Cmd": ["/never"]}),
+            ("amd64", {"Cmd": ["/busybox", "echo", "ours"]}),
+        )
+    }
+    listed = json.loads((layout / "index.json").read_text())["manifests"]
+    kind = "application/vnd.oci.image.index.v1+json"
+    index = {"schemaVersion": 2, "mediaType": kind, "manifests": listed}
+    write_layout_index(layout, json.dumps(index).encode())
+    open_registry.push(layout, "several")
+    image = imported(f"oci:{open_registry.host}/several", store)
+    assert run(vms, image).out.getvalue() == b"ours\n"
+
+    only = f"oci:{open_registry.host}/several@{digests['arm64']}"
+    with pytest.raises(ImageRejected, match="linux/arm64, not linux/amd64"):
+        imported(only, store)
+
+
+def write_layout_index(layout: Path, index: bytes) -> None:
+    """Make ``index`` the one thing that the layout has."""
+    import hashlib
+
+    digest = hashlib.sha256(index).hexdigest()
+    (layout / "blobs" / "sha256" / digest).write_bytes(index)
+    descriptor = {
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "digest": f"sha256:{digest}",
+        "size": len(index),
+        "annotations": {"org.opencontainers.image.ref.name": "latest"},
+    }
+    whole = {"schemaVersion": 2, "manifests": [descriptor]}
+    (layout / "index.json").write_text(json.dumps(whole))
+
+
+def test_a_private_repository_wants_the_right_credentials(
+    tmp_path: Path, private_registry: Registry, store: ImageStore
+) -> None:
+    write_layout(tmp_path / "layout", [from_scratch()])
+    private_registry.push(tmp_path / "layout", "secret/tool", "v1")
+    reference = f"oci:{private_registry.host}/secret/tool:v1"
+    for access in (OPEN, Access(username=USER, password="wrong-horse", insecure=True)):
+        with pytest.raises(Unauthenticated) as caught:
+            imported(reference, store, access)
+        assert "wrong-horse" not in str(caught.value)
+        assert "--password-stdin" in caught.value.hint
+    right = Access(username=USER, password=PASSWORD, insecure=True)
+    image = imported(reference, store, right)
+    assert list(WORK.glob("container-*")) == []  # nor the credentials
+
+    authfile = tmp_path / "auth.json"
+    login = ["skopeo", "login", "--authfile", authfile, "--tls-verify=false", "--username", USER]
+    subprocess.run(
+        [*login, "--password-stdin", private_registry.host],
+        input=PASSWORD.encode(),
+        check=True,
+        timeout=60,
+    )
+    again = imported(reference, store, Access(authfile=authfile, insecure=True))
+    assert again.digest == image.digest
+
+
+def test_the_command_line_imports_and_runs(
+    tmp_path: Path, private_registry: Registry, store: ImageStore
+) -> None:
+    config = {"Entrypoint": ["/busybox"], "Cmd": ["echo", "from the image"]}
+    write_layout(tmp_path / "layout", [from_scratch()], config)
+    private_registry.push(tmp_path / "layout", "cli")
+    reference = f"oci:{private_registry.host}/cli"
+    env = {**os.environ, "VMJOBS_IMAGE_DIR": str(store.root), "VMJOBS_STATE_DIR": str(tmp_path / "s")}
+    (store.root.parent / "work").symlink_to(WORK)
+    words = ["--insecure", "--username", USER, "--password-stdin"]
+
+    def vmjobs(*arguments: str, data: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(VMJOBS), *arguments],
+            input=data,
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=200,
+            check=False,
+        )
+
+    wrong = vmjobs("image", "import", reference, "tool:1", *words, data="not this one\n")
+    assert wrong.returncode == Unauthenticated.exit_code, wrong.stderr
+    assert "Traceback" not in wrong.stderr
+    done = vmjobs("image", "import", reference, "tool:1", "--json", *words, data=f"{PASSWORD}\n")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["name"], told["tag"], told["digest"]) == ("tool", "1", store.resolve("tool:1"))
+    assert told["source"].startswith(f"{reference}:latest@sha256:")
+
+    hypervisor = ["--hypervisor", "uml", "--memory", "128", "--disk", "64"]
+    ran = vmjobs("run", "--strategy", "image", "--image", "tool:1", *hypervisor)
+    assert (ran.returncode, ran.stdout) == (0, "from the image\n"), ran.stderr
+    direct = ["run", "--strategy", "image", "--image", f"oci-layout:{tmp_path}/layout", *hypervisor]
+    ran = vmjobs(*direct)
+    assert (ran.returncode, ran.stdout) == (0, "from the image\n"), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("reference", "kind", "words"),
+    [
+        ("oci:{host}/no/such/thing", NotFound, "cannot fetch"),
+        ("oci:{host}/here:no-such-tag", NotFound, "no-such-tag"),
+        ("oci:{host}/here@sha256:" + "0" * 64, NotFound, "sha256:000"),
+        ("oci:127.0.0.1:9/here", Unavailable, "refused"),
+        ("oci:registry.invalid/here", Unavailable, "registry.invalid"),
+        ("oci-layout:{here}:no-such-tag", NotFound, "no-such-tag"),
+        ("oci-layout:/no/such/folder", NotFound, "/no/such/folder"),
+        ("docker-archive:/no/such/file", NotFound, "/no/such/file"),
+    ],
+)
+def test_what_is_not_there_is_said_to_be_missing(
+    tmp_path: Path,
+    open_registry: Registry,
+    store: ImageStore,
+    reference: str,
+    kind: type[VMJobsError],
+    words: str,
+) -> None:
+    write_layout(tmp_path / "layout", [Layer().file("x")])
+    open_registry.push(tmp_path / "layout", "here")
+    with pytest.raises(kind) as caught:
+        imported(reference.format(host=open_registry.host, here=tmp_path / "layout"), store)
+    assert words in str(caught.value)
+
+
+def test_a_registry_without_https_is_used_only_when_told_to(
+    tmp_path: Path, open_registry: Registry, store: ImageStore
+) -> None:
+    write_layout(tmp_path / "layout", [Layer().file("x")])
+    open_registry.push(tmp_path / "layout", "plain")
+    with pytest.raises(Unavailable) as caught:
+        imported(f"oci:{open_registry.host}/plain", store, Access())
+    assert "--insecure" in caught.value.hint
+
+
+# ------------------------------------------------------------------ damage and malice
+
+
+def test_a_layer_that_is_damaged_in_the_registry_is_noticed(
+    tmp_path: Path, open_registry: Registry, store: ImageStore
+) -> None:
+    layer = Layer().file("x", os.urandom(100_000))
+    write_layout(tmp_path / "layout", [layer])
+    open_registry.push(tmp_path / "layout", "damaged")
+    manifest = json.loads((tmp_path / "layout/index.json").read_text())["manifests"][0]
+    text = (tmp_path / "layout/blobs/sha256" / manifest["digest"].partition(":")[2]).read_text()
+    blob = open_registry.blob(json.loads(text)["layers"][0]["digest"])
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    with pytest.raises(DigestMismatch):
+        imported(f"oci:{open_registry.host}/damaged", store)
+    assert list(WORK.glob("container-*")) == []
+
+
+def _wrong_diff_id(_manifest: dict[str, Any], config: dict[str, Any]) -> None:
+    config["rootfs"]["diff_ids"] = ["sha256:" + "1" * 64]
+
+
+def _one_too_few(_manifest: dict[str, Any], config: dict[str, Any]) -> None:
+    config["rootfs"]["diff_ids"] = []
+
+
+def _encrypted(manifest: dict[str, Any], _config: dict[str, Any]) -> None:
+    manifest["layers"][0]["mediaType"] += "+encrypted"
+
+
+@pytest.mark.parametrize("change", [_wrong_diff_id, _one_too_few, _encrypted])
+def test_images_that_contradict_themselves_are_refused(
+    tmp_path: Path, store: ImageStore, change: Any
+) -> None:
+    write_layout(tmp_path / "layout", [Layer().file("x")], change=change)
+    with pytest.raises((DigestMismatch, ImageRejected)):
+        imported(f"oci-layout:{tmp_path}/layout", store)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer().file("../../../escape", "x"),
+        Layer().file("/etc/cron.d/escape", "x"),
+        Layer().symlink("etc", "/etc").file("etc/../../escape", "x"),
+        Layer().file("etc", "a file where a directory must be"),
+        Layer().symlink("etc", "etc"),
+    ],
+)
+def test_hostile_layers_leave_nothing_behind(tmp_path: Path, store: ImageStore, layer: Layer) -> None:
+    write_layout(tmp_path / "layout", [layer])
+    before = set(store.root.rglob("*"))
+    with pytest.raises(ImageRejected):
+        imported(f"oci-layout:{tmp_path}/layout", store)
+    after = {path for path in store.root.rglob("*") if "locks" not in path.parts}
+    assert after <= before
+    assert list(WORK.glob("container-*")) == []
+    assert not Path("/etc/cron.d/escape").exists()
+
+
+# ------------------------------------------------------------------ running
+
+
+def test_a_program_and_nothing_else(tmp_path: Path, store: ImageStore, vms: Bench) -> None:
+    config = {"Entrypoint": ["/busybox"], "Cmd": ["echo", "hello  world", "$HOME"]}
+    write_layout(tmp_path / "layout", [from_scratch()], config)
+    image = imported(f"oci-layout:{tmp_path}/layout", store, name="nothing-else")
+    check(store, image)
+    for network in (NetworkMode.NONE, NetworkMode.REPOSITORY):
+        guest = run(vms, image, network=network)
+        assert guest.out.getvalue() == b"hello  world $HOME\n", guest.text
+        assert guest.exit == {"code": 0}
+    guest = run(vms, image, arguments=("ls", "-A", "/"))
+    seen = set(guest.out.getvalue().decode().split())
+    assert seen == {".vmjobs", "busybox", "dev", "etc", "proc", "sys"}
+    script = "#!/busybox sh\n/busybox id\nkill -9 $$\n"
+    guest = run(vms, image, script=script)
+    assert guest.exit == {"signal": 9}, guest.text
+    assert guest.out.getvalue() == b"uid=0 gid=0 groups=0\n"
+
+
+def check(store: ImageStore, image: ImportedImage) -> None:
+    """Have e2fsck look at the root disk. That a container's has no lost+found is no fault."""
+    need("e2fsck")
+    disk = store.content_path(store.manifest(image.digest).root.digest)
+    done = subprocess.run(["e2fsck", "-fn", disk], capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line and not line.startswith("Pass ")]
+    assert lines[-1].startswith(str(disk)), done.stdout
+    assert all("lost+found" in line for line in lines[:-1]), done.stdout
+
+
+PASSWD = "root:x:0:0::/root:/bin/sh\napp:x:1234:100::/home/app:/bin/sh\n"
+TOOLS = ("sh", "id", "env", "cat", "ls", "stat", "sleep", "pwd", "echo", "sort", "kill", "touch")
+
+
+def small_system(pack: Any = gzipped) -> Layer:
+    """A shell with a few tools, and users."""
+    layer = Layer(pack=pack).folder("bin").file("bin/busybox", busybox(), 0o755)
+    for tool in TOOLS:
+        layer.link(f"bin/{tool}", "bin/busybox")
+    layer.file("etc/passwd", PASSWD).file("etc/group", "root:x:0:\nusers:x:100:\nlab:x:77:app\n")
+    return layer.folder("tmp", 0o1777).folder("home/app", uid=1234, gid=100)
+
+
+def test_layers_users_and_permissions(tmp_path: Path, store: ImageStore, vms: Bench) -> None:
+    below = small_system().file("opt/gone", "x").file("opt/dir/old", "x").file("opt/kept", "kept")
+    above = Layer(pack=zstded).without("opt/gone").opaque("opt/dir").file("opt/dir/new", "new")
+    above.file("opt/suid", busybox(), 0o4755).file("opt/secret", "s", 0o600).link(
+        "opt/hard", "opt/kept"
+    )
+    above.file("opt/mine", "m", 0o640, uid=1234, gid=77)
+    write_layout(
+        tmp_path / "layout",
+        [below, above],
+        {
+            "Entrypoint": ["/bin/sh", "-c"],
+            "Cmd": ["id; pwd; cat /opt/secret; cat /opt/dir/new; stat -c '%a %u %g %h %n' /opt/*"],
+            "User": "app",
+            "WorkingDir": "/data/made/for/it",
+            "Env": ["COLOUR=dark blue"],
+        },
+    )
+    image = imported(f"oci-layout:{tmp_path}/layout", store, name="layers")
+    check(store, image)
+    guest = run(vms, image)
+    assert guest.out.getvalue().decode().splitlines() == [
+        "uid=1234(app) gid=100(users) groups=77(lab),100(users)",
+        "/data/made/for/it",
+        "new755 0 0 2 /opt/dir",
+        "644 0 0 2 /opt/hard",
+        "644 0 0 2 /opt/kept",
+        "640 1234 77 1 /opt/mine",
+        "600 0 0 1 /opt/secret",
+        "4755 0 0 1 /opt/suid",
+    ], guest.text
+    assert b"Permission denied" in guest.err.getvalue()
+
+
+def test_inputs_and_outputs_of_a_program_are_in_its_directory(
+    tmp_path: Path, store: ImageStore, vms: Bench
+) -> None:
+    config = {
+        "Entrypoint": ["/bin/sh", "-c", 'cat in/x.txt >>found.txt; echo "$@" >>found.txt; id -u', "sh"],
+        "Cmd": ["nothing"],
+        "User": "1234",
+        "WorkingDir": "/home/app",
+    }
+    write_layout(tmp_path / "layout", [small_system()], config)
+    image = imported(f"oci-layout:{tmp_path}/layout", store, name="files")
+    for network in (NetworkMode.NONE, NetworkMode.REPOSITORY):
+        guest = run(
+            vms,
+            image,
+            network=network,
+            inputs={"in/x.txt": b"input\n"},
+            arguments=("a b", "c"),
+            outputs=("*.txt", "in/*"),
+        )
+        assert guest.out.getvalue() == b"1234\n", guest.text
+        assert guest.outputs == {"found.txt": b"input\na b c\n", "in/x.txt": b"input\n"}
+
+
+@pytest.mark.parametrize("network", [NetworkMode.NONE, NetworkMode.REPOSITORY])
+def test_a_script_runs_in_the_container(
+    tmp_path: Path, store: ImageStore, vms: Bench, network: NetworkMode
+) -> None:
+    config = {"User": "app", "Env": ["PATH=/opt/bin:/bin", "lib=x", "run=y", "IFS=z"], "Cmd": ["never"]}
+    layer = small_system().file("opt/bin/tool", "#!/bin/sh\necho tool of the image\n", 0o755)
+    write_layout(tmp_path / "layout", [layer], config)
+    image = imported(f"oci-layout:{tmp_path}/layout", store, name="scripted")
+    script = """#!/bin/sh
+tool; id; pwd; cat in.txt; echo "$1" >out.txt; touch /tmp/mine; echo "$lib $run $HOME"
+echo again >/dev/stdout; env | grep -c TOKEN
+trap 'exit 9' INT; kill -INT $$; exit 1
+"""
+    layer_script = script.replace("grep -c TOKEN", "sort | cat >env.txt")
+    guest = run(
+        vms,
+        image,
+        network=network,
+        script=layer_script,
+        strategy="script",
+        inputs={"in.txt": b"input\n"},
+        arguments=("it's",),
+        environment={"MINE": "1"},
+        outputs=("*.txt",),
+    )
+    assert guest.exit == {"code": 9}, guest.text
+    assert guest.out.getvalue().decode().splitlines() == [
+        "tool of the image",
+        "uid=1234(app) gid=100(users) groups=77(lab),100(users)",
+        "/.vmjobs/job/work",
+        "input",
+        "x y /home/app",
+        "again",
+    ]
+    assert guest.outputs["out.txt"] == b"it's\n"
+    assert b"MINE=1\n" in guest.outputs["env.txt"]
+    assert b"TOKEN" not in guest.outputs["env.txt"]
+
+
+def test_signals_reach_the_program_and_its_output_arrives_at_once(
+    tmp_path: Path, store: ImageStore, vms: Bench
+) -> None:
+    command = "trap 'echo caught; exit 5' TERM; echo up; while :; do sleep 1; done"
+    write_layout(tmp_path / "layout", [small_system()], {"Cmd": ["/bin/sh", "-c", command]})
+    image = imported(f"oci-layout:{tmp_path}/layout", store, name="signals")
+    guest = vms.start(image.digest, "", strategy="image")
+    guest.out.wait_for(b"up\n")
+    guest.run.link.send_signal(15)
+    guest.end()
+    assert guest.exit == {"code": 5}, guest.text
+    assert guest.out.getvalue() == b"up\ncaught\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "exit_code"),
+    [
+        ({"Cmd": ["/no/such/program"]}, 127),
+        ({"Cmd": ["/etc/passwd"]}, 126),
+        ({}, 127),
+        ({"Cmd": ["/bin/sh", "-c", "exit 137"]}, 137),
+    ],
+)
+def test_how_programs_end(
+    tmp_path: Path, store: ImageStore, vms: Bench, config: dict[str, Any], exit_code: int
+) -> None:
+    write_layout(tmp_path / "layout", [small_system()], config)
+    image = imported(f"oci-layout:{tmp_path}/layout", store, name="ends")
+    guest = run(vms, image)
+    assert guest.exit == {"code": exit_code}, guest.text
+    assert guest.report.reason.code is ReasonCode.SCRIPT_FAILED
+
+
+def test_qemu_boots_the_same_image(tmp_path: Path, store: ImageStore, vms: Bench) -> None:
+    write_layout(tmp_path / "layout", [from_scratch()], {"Cmd": ["/busybox", "uname", "-r"]})
+    image = imported(f"oci-layout:{tmp_path}/layout", store, name="qemu")
+    guest = run(vms, image, hypervisor=HypervisorKind.QEMU)
+    assert guest.exit == {"code": 0}, guest.text
+    assert b"cloud" in guest.out.getvalue()
+
+
+def test_images_on_the_same_layers_share_their_blocks(tmp_path: Path, store: ImageStore) -> None:
+    base = Layer()
+    for number in range(300):
+        data = (b"%d " % number) * (997 * (1 + number % 20))
+        base.file(f"usr/lib/part{number % 17}/file{number}", data)
+    shared = []
+    for name in ("one", "two"):
+        own = Layer().file(f"opt/{name}", os.urandom(300_000)).without("usr/lib/part3/file3")
+        write_layout(tmp_path / name, [base, own])
+        image = imported(f"oci-layout:{tmp_path}/{name}", store)
+        shared.append(blocks(store, image))
+    common = sum(digest in set(shared[1]) for digest in shared[0])
+    # The layers' own 300 kB, and what says where things are.
+    assert len(shared[0]) - common <= 300_000 // BLOCK + 1 + 6
+    assert common / len(shared[0]) > 0.9
+
+
+def blocks(store: ImageStore, image: ImportedImage) -> list[bytes]:
+    """Digests of the blocks of the root disk that are not zeros."""
+    path = store.content_path(store.manifest(image.digest).root.digest)
+    with path.open("rb", buffering=0) as file:
+        found = [digests or [] for _, digests in scan(file, path.stat().st_size)]
+    return [digest for digests in found for digest in digests if digest != zero_block()]
+
+
+def test_the_parts_in_shell_have_no_faults_that_shellcheck_knows() -> None:
+    need("shellcheck")
+    files = sorted((ROOT / "images" / "oci" / "guest").glob("*.sh"))
+    done = subprocess.run(["shellcheck", "-x", *files], capture_output=True, text=True, check=False)
+    assert done.stdout == ""
