@@ -1,0 +1,230 @@
+"""Processes that push, name, run, remove and collect images all at once, on one repository."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from multiprocessing.context import SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+from repository_images_kit import noise, pieces, sweeper
+from repository_kit import submission
+
+from images.content import BLOCK, SEGMENT, Layout, block_digests, layout_of_bytes
+from images.manifest import ImageManifest, Part
+from images.segment import pack
+from repository.images import Images, Viewer
+from repository.service import Repository, open_repository
+from vmjobs.config import Config
+from vmjobs.errors import ImageInUse, InvalidSpec, MissingBlocks, NotFound, VMJobsError
+from vmjobs.wire import Publication
+
+USERS: Final = ("ada", "bob", "eve")
+DISKS: Final = 10
+THREADS: Final = 2
+#: An upload that is idle for so long is given up; what nobody refers to goes at once (seconds).
+PATIENCE: Final = 0.3
+#: Objects without a row are removed when they are so old (seconds).
+ORPHANS: Final = 10.0
+DEADLINE: Final = 120
+
+
+@cache
+def disk(seed: int) -> bytes:
+    """One of a few disks that share blocks and segments: few bytes, and many zeros."""
+    begin = noise(3 * BLOCK, seed % 3) + noise(BLOCK, seed)
+    middle = noise(2 * BLOCK, 100 + seed % 2)
+    return begin + bytes(SEGMENT - len(begin)) + middle + bytes(SEGMENT - len(middle)) + noise(99, seed)
+
+
+@cache
+def layout_of(seed: int) -> Layout:
+    """The layout of a disk."""
+    return layout_of_bytes(disk(seed))
+
+
+@cache
+def segments_of(seed: int) -> dict[bytes, bytes]:
+    """The segments of a disk."""
+    return dict(pieces(disk(seed)))
+
+
+@cache
+def manifest(seed: int) -> ImageManifest:
+    """The image of a disk."""
+    layout = layout_of(seed)
+    return ImageManifest(root=Part(digest=layout.digest, size=layout.size))
+
+
+class Worker:
+    """What one thread does: things at random, each of which others may be at, too."""
+
+    def __init__(self, repository: Repository, seed: int) -> None:
+        self.repository = repository
+        self.images: Images = repository.images
+        self.random = random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self.jobs: list[str] = []
+
+    def step(self) -> None:
+        """One thing; that somebody else was quicker is no fault."""
+        others = [self.give_up, self.rename, self.remove, self.run, self.end]
+        action = self.random.choice([self.push, self.push, *others])
+        viewer = Viewer(self.random.choice(USERS))
+        try:
+            action(viewer)
+            self.done[action.__name__] += 1
+        except (NotFound, MissingBlocks, ImageInUse, InvalidSpec) as error:
+            self.done[f"{action.__name__}: {error.code}"] += 1
+
+    def push(self, viewer: Viewer) -> None:
+        """Upload a disk as a client does, and make an image of it."""
+        seed = self.random.randrange(DISKS)
+        upload = self._send(viewer, seed)
+        wish = Publication(
+            manifest=manifest(seed).model_dump(mode="json", by_alias=True),
+            upload=upload,
+            name=self._name(),
+            visibility=self.random.choice(["public", "private"]),
+        )
+        self.images.publish(viewer, wish)
+
+    def give_up(self, viewer: Viewer) -> None:
+        """Upload a disk, and leave it at that."""
+        upload = self._send(viewer, self.random.randrange(DISKS))
+        if self.random.random() < 0.5:
+            self.images.drop_upload(viewer, upload)
+
+    def rename(self, viewer: Viewer) -> None:
+        """Move a name, or take one away."""
+        own = [image for image in self.images.list(viewer) if image.owner == viewer.user]
+        if own and self.random.random() < 0.8:
+            self.images.tag(viewer, "", self._name(), "latest", self.random.choice(own).digest)
+        else:
+            self.images.untag(viewer, "", self._name(), "latest")
+
+    def remove(self, viewer: Viewer) -> None:
+        """Let go of an image."""
+        own = [image for image in self.images.list(viewer) if image.owner == viewer.user]
+        if own:
+            self.images.remove(viewer, self.random.choice(own).digest)
+
+    def run(self, viewer: Viewer) -> None:
+        """Submit a job."""
+        seen = [image for image in self.images.list(viewer) if image.namespace != "library"]
+        if seen:
+            spec = submission(image=self.random.choice(seen).digest)
+            self.jobs.append(self.repository.submit(viewer.user, spec).jobs[0].id)
+
+    def end(self, viewer: Viewer) -> None:
+        """Have a job end."""
+        del viewer
+        if self.jobs:
+            self.repository.cancel(self.jobs.pop(self.random.randrange(len(self.jobs))))
+
+    def _send(self, viewer: Viewer, seed: int) -> str:
+        layout, wanted = layout_of(seed), segments_of(seed)
+        upload = self.images.open_upload(viewer, layout.size).id
+        answers = self.images.missing_segments(viewer, upload, list(wanted))
+        for (digest, piece), missing in zip(wanted.items(), answers, strict=True):
+            if missing:
+                self._put(viewer, upload, digest, piece)
+        self.images.put_content(viewer, upload, layout.digest, layout.to_bytes())
+        return upload
+
+    def _put(self, viewer: Viewer, upload: str, digest: bytes, piece: bytes) -> None:
+        blocks = block_digests(memoryview(piece))
+        missing = self.images.missing_blocks(viewer, upload, blocks)
+        here = [number for number, is_missing in enumerate(missing) if not is_missing]
+        try:
+            self.images.put_segment(viewer, upload, digest, pack(piece, blocks, here))
+        except MissingBlocks:
+            self.done["blocks went"] += 1
+            self.images.put_segment(viewer, upload, digest, pack(piece, blocks))
+
+    def _name(self) -> str:
+        return self.random.choice("abc")
+
+
+def work(config: Config, seed: int, start: Any, stop: Any, results: Any) -> None:
+    """A process of several threads."""
+    repository = open_repository(config, migrate=False)
+    for number in range(DISKS):
+        segments_of(number)
+    start.wait(DEADLINE)
+
+    def loop(number: int) -> Counter[str]:
+        worker = Worker(repository, number)
+        while not stop.is_set():
+            worker.step()
+        return worker.done
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        done = sum(pool.map(loop, range(seed * THREADS, (seed + 1) * THREADS)), Counter())
+    results.put(done)
+    repository.close()
+
+
+def collect(config: Config, seed: int, start: Any, stop: Any, results: Any) -> None:
+    """A process that collects garbage all the time."""
+    del seed
+    repository = open_repository(config, migrate=False)
+    images = sweeper(repository.images, PATIENCE, ORPHANS)
+    done: Counter[str] = Counter()
+    start.wait(DEADLINE)
+    while not stop.is_set():
+        report = images.collect()
+        done += Counter({f"collected {k}": v for k, v in report.model_dump().items()}, collections=1)
+        images.collect(dry_run=True)
+    results.put(done)
+    repository.close()
+
+
+def load(config: Config, seconds: float) -> Counter[str]:
+    """Run all of them for so long, kill one of them in the middle; what was done.
+
+    Raises VMJobsError: a process said that something went wrong.
+    """
+    context: SpawnContext = multiprocessing.get_context("spawn")
+    targets: list[Callable[..., None]] = [work, work, work, collect, collect]
+    stop, results = context.Event(), context.Queue()
+    start = context.Barrier(len(targets) + 1)
+    patient = config.model_copy(update={"upload_seconds": PATIENCE})
+    processes: list[BaseProcess] = [
+        context.Process(target=target, args=(patient, number, start, stop, results))
+        for number, target in enumerate(targets)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        start.wait(DEADLINE)
+        time.sleep(seconds / 2)
+        processes[0].kill()
+        time.sleep(seconds / 2)
+        stop.set()
+        return sum((_result(processes, results) for _ in targets[1:]), Counter())
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+
+
+def _result(processes: list[BaseProcess], results: Any) -> Counter[str]:
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        try:
+            found: Counter[str] = results.get(timeout=1)
+        except queue.Empty:
+            codes = [process.exitcode for process in processes[1:]]
+            if any(codes):
+                raise VMJobsError(f"a process failed: {codes}") from None
+        else:
+            return found
+    raise VMJobsError("a process does not end")

@@ -1,0 +1,201 @@
+"""What garbage collection takes, and what it leaves, also while everything else goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repository_images_kit import ADA, BOB, noise, packed, pieces, push, read, send, stored, sweeper
+from repository_images_load import DISKS, disk, load, manifest
+from repository_kit import ADMIN
+from sqlalchemy import func, select
+
+from images.content import BLOCK, Layout
+from images.manifest import digest_of
+from repository.images import Images, Viewer, tables
+from repository.images.tables import (
+    ContentRow,
+    ContentSegmentRow,
+    ImageContentRow,
+    ImageRow,
+    SegmentRow,
+    UploadRow,
+)
+from repository.images.usage import needed
+from repository.service import Repository
+from vmjobs.config import Config
+from vmjobs.errors import NotFound
+from vmjobs.wire import GcReport
+
+SECONDS = 8.0
+#: Every table that images are in.
+ROWS = [
+    table
+    for table in vars(tables).values()
+    if isinstance(table, type) and issubclass(table, tables.Base) and table is not tables.Base
+]
+
+
+@pytest.fixture
+def images(repository: Repository) -> Images:
+    """An image repository without images, on either database."""
+    repository.images.remove(ADMIN, repository.images.resolve(ADMIN, "hep"))
+    sweeper(repository.images).collect()
+    assert rows(repository.images) == {}
+    return repository.images
+
+
+def rows(images: Images) -> dict[str, int]:
+    """How many rows are where; empty tables are left out."""
+    with images.database.read() as session:
+        counts = {
+            table.__tablename__: session.scalar(select(func.count()).select_from(table)) or 0
+            for table in ROWS
+        }
+    return {name: count for name, count in counts.items() if count}
+
+
+def check_whole(images: Images) -> None:
+    """Everything that is stored is whole and needed, and nothing else is stored."""
+    with images.database.read() as session:
+        named = set(session.scalars(select(SegmentRow.object)))
+        assert named == set(stored(images))
+        assert not session.scalars(select(UploadRow.id)).all()
+        used = set(session.scalars(select(ContentSegmentRow.segment)))
+        assert used == set(session.scalars(select(SegmentRow.id)))
+        contents = set(session.scalars(select(ImageContentRow.content)))
+        assert contents == set(session.scalars(select(ContentRow.id)))
+        held = set(session.scalars(select(tables.HoldingRow.image)))
+        needy = set(session.scalars(select(ImageRow.digest).where(needed())))
+        assert held | needy == set(session.scalars(select(ImageRow.digest)))
+
+
+def test_what_nobody_needs_goes(images: Images) -> None:
+    push(images, ADA, noise(3 * BLOCK), name="kept")
+    push(images, ADA, noise(3 * BLOCK) + noise(BLOCK, 1), b"kernel", name="gone")
+    images.remove(ADA, images.resolve(ADA, "gone"))
+    upload = images.open_upload(BOB, 10 * BLOCK).id
+    send(images, BOB, upload, noise(BLOCK, 2))
+    assert images.collect() == GcReport()  # all of it is too young
+    before = rows(images)
+    dry = sweeper(images).collect(dry_run=True)
+    assert rows(images) == before
+    assert len(stored(images)) == 4
+    done = sweeper(images).collect()
+    assert done == dry
+    assert (done.images, done.contents, done.segments, done.uploads) == (0, 3, 3, 1)
+    assert done.bytes > 2 * BLOCK
+    assert sweeper(images).collect() == GcReport()
+    check_whole(images)
+    with pytest.raises(NotFound):
+        images.upload(BOB, upload)
+
+
+def test_a_running_upload_keeps_what_it_was_told_of(images: Images) -> None:
+    push(images, ADA, noise(3 * BLOCK), name="old")
+    ((digest, piece),) = pieces(noise(3 * BLOCK))
+    upload = images.open_upload(BOB, 10 * BLOCK).id
+    assert images.missing_segments(BOB, upload, [digest]) == [False]
+    images.remove(ADA, images.resolve(ADA, "old"))
+    busy = sweeper(images, patience=0.0)
+    with images.database.write() as session:
+        session.get_one(UploadRow, upload).touched = images.upload(BOB, upload).expires
+    assert busy.collect().contents == 1
+    assert images.missing_segments(BOB, upload, [digest]) == [False]
+    images.drop_upload(BOB, upload)
+    assert busy.collect().segments == 1
+    fresh = images.open_upload(BOB, 10 * BLOCK).id
+    assert images.missing_segments(BOB, fresh, [digest]) == [True]
+    assert images.put_segment(BOB, fresh, digest, packed(piece))
+
+
+def test_objects_that_no_row_names(images: Images) -> None:
+    push(images, ADA, noise(10), name="kept")
+    strange = ["segments/strange", "segments/00/00/" + "0" * 64 + ".0000000000000000"]
+    for key in strange:
+        images.objects.put_bytes(key, b"left behind")
+    images.objects.put_bytes("blobs/sha256/00/00/" + "0" * 64, b"no affair of ours")
+    assert images.collect() == GcReport()
+    done = sweeper(images).collect()
+    assert (done.segments, done.bytes) == (2, 22)
+    assert images.objects.size("blobs/sha256/00/00/" + "0" * 64) is not None
+    check_whole(images)
+
+
+KILLED = """
+import sys
+from repository_images_kit import ADA, noise, pieces, packed
+from repository.service import open_repository
+from vmjobs.config import Config
+
+config = Config(data_dir=sys.argv[1], database_url=sys.argv[2])
+images = open_repository(config, migrate=False).images
+upload = images.open_upload(ADA, 10**9).id
+place = sys.argv[3]
+if place == "between":
+    images.database.write = lambda: (print("here", flush=True), sys.stdin.read())
+((digest, piece),) = pieces(noise(100_000))
+images.put_segment(ADA, upload, digest, packed(piece))
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("place", ["between", "after"])
+def test_a_killed_upload_leaves_no_row_without_object(images: Images, place: str) -> None:
+    config = images.config
+    command = [sys.executable, "-c", KILLED, str(config.data_dir), config.database_url, place]
+    here = str(Path(__file__).parent)
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PYTHONPATH": here}, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGKILL)
+    assert len(stored(images)) == 1
+    assert rows(images).get("segments", 0) == (1 if place == "after" else 0)
+    ((digest, _),) = pieces(noise(100_000))
+    upload = images.open_upload(ADA, 10**6).id
+    assert images.missing_segments(ADA, upload, [digest]) == [place == "between"]
+    parts = send(images, ADA, upload, noise(100_000))
+    assert parts.segments == (digest,)
+    done = push(images, ADA, noise(100_000))
+    sweeper(images).collect()
+    assert read(images, ADA, done) == noise(100_000)
+    check_whole(images)
+
+
+def test_under_load(config: Config, images: Images, repository: Repository) -> None:
+    """Nothing that an image, job or upload needs ever goes, and nothing else stays."""
+    done = load(config, SECONDS)
+    for what in ("push", "give_up", "remove", "rename", "run", "end", "collected segments"):
+        assert done[what] > 0, f"nothing was done of: {what}"
+    sweeper(images).collect()
+    disks = {manifest(seed).digest: disk(seed) for seed in range(DISKS)}
+    with images.database.read() as session:
+        left = list(session.scalars(select(ImageRow.digest)))
+        assert {image.digest for image in images.list(ADMIN)} <= set(left)
+    for digest in left:
+        viewer = Viewer("x", image=digest)
+        parts = images.parsed_manifest(viewer, digest).root
+        assert b"".join(images.read_content(viewer, digest, parts.digest)) == disks[digest]
+        assert digest_of(images.manifest(viewer, digest)) == digest
+        segments = Layout.parse(images.layout(viewer, digest, parts.digest), parts.digest).stored()
+        report = images.verify(viewer, digest, [name for _, name in segments])
+        assert (report.damaged, report.missing) == ((), ())
+    check_whole(images)
+    for job in repository.jobs(None, limit=2000).jobs:
+        if not job.state.final:
+            assert job.image_digest in left
+            repository.cancel(job.id)
+    for digest in left:
+        try:
+            images.remove(ADMIN, digest)
+        except NotFound:
+            continue  # kept by a job alone
+    sweeper(images).collect()
+    assert rows(images) == {}
+    assert stored(images) == []
