@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, cast
@@ -33,12 +32,9 @@ from images.folder import ContentFolder, mark_of
 from images.manifest import Part
 from images.remote import ImageFetcher, SegmentSource
 from images.room import Room, full, is_full
+from images.workers import worked
 from vmjobs.errors import DigestMismatch, NotFound, StorageFull
 
-#: Segments that are fetched at once.
-WORKERS: Final = 4
-#: Fetched segments that may wait to be written; with those under way they bound the memory.
-_AHEAD: Final = 2
 #: Between two looks at whether the fetch is still wanted, in seconds.
 _LOOK_SECONDS: Final = 1.0
 
@@ -184,24 +180,13 @@ class ContentFetch:
         folder = self.folder
         here = ((folder.path(content), folder.blocks_path(content)) for content in folder.list())
         source = SegmentSource(self.fetch, self.image, BlockIndex(here))
-        queue = iter(list(missing))
-        pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="fetch")
-        pending: dict[Future[tuple[bytes, list[bytes]]], bytes] = {}
-        try:
-            while True:
-                while len(pending) < WORKERS + _AHEAD and (digest := next(queue, None)) is not None:
-                    length = self.layout.length(missing[digest][0])
-                    pending[pool.submit(source.get, digest, length)] = digest
-                if not pending:
-                    return
-                ready, _ = wait(pending, _LOOK_SECONDS, FIRST_COMPLETED)
-                # What came is written before it is looked at what did not.
-                for future in sorted(ready, key=lambda done: done.exception() is not None):
-                    self._place(file, missing[pending.pop(future)], *future.result())
-                self._tell()
-        finally:
-            # Those under way end by themselves: they write nothing, and nobody waits for them.
-            pool.shutdown(wait=False, cancel_futures=True)
+
+        def get(digest: bytes) -> tuple[bytes, list[bytes]]:
+            return source.get(digest, self.layout.length(missing[digest][0]))
+
+        with closing(worked(get, list(missing), self._tell, _LOOK_SECONDS)) as segments:
+            for digest, (data, blocks) in segments:
+                self._place(file, missing[digest], data, blocks)
 
     # ------------------------------------------------------------------ writing
 

@@ -236,6 +236,19 @@ def test_a_node_that_is_killed_again_and_again_gets_there(place: Place) -> None:
     assert sum(place.gate.segments.values()) <= 17 + 3 * 4
 
 
+def test_a_node_that_is_told_to_end_does_not_wait_for_a_silent_repository(place: Place) -> None:
+    digest = place.push(noise(6 * SEGMENT))
+    place.gate.let = 2
+    child = place.child(digest)
+    wait_for(lambda: kept(place.root) >= 2 * SEGMENT)
+    child.send_signal(signal.SIGINT)
+    child.wait(DEADLINE / 4)  # far less than a silent peer is waited for
+    place.gate.open()
+    assert kept(place.root) == 2 * SEGMENT
+    [note] = place.root.glob("partial/*.note")
+    assert json.loads(note.read_bytes())["segments"]
+
+
 def test_a_repository_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     """Retried, then a clear reason; and the next attempt has what the first one had."""
     disk = noise(8 * SEGMENT)
