@@ -1,0 +1,80 @@
+"""Images over the REST interface, in process: what a client does, request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from api_support import Caller
+
+from images.content import SEGMENT, Layout, block_digests, layout_of_bytes
+from images.manifest import ImageManifest, Part
+from images.segment import pack
+
+OCTETS = "application/octet-stream"
+#: A disk whose segments differ: two full ones and a part of one, and a hole in between.
+DISK = b"".join([b"A" * SEGMENT, bytes(SEGMENT), bytes(range(256)) * (SEGMENT // 512)])
+
+
+def open_upload(who: Caller, size: int = 1 << 30) -> str:
+    """A fresh upload's identifier."""
+    answer = who("POST", "/v1/uploads", json={"size": size})
+    assert answer.status_code == 201, answer.text
+    assert answer.headers["Location"].endswith(answer.get_json()["id"])
+    return str(answer.get_json()["id"])
+
+
+def ask(who: Caller, upload: str, what: str, digests: Sequence[bytes]) -> list[bool]:
+    """Which of these segments or blocks are missing."""
+    path = f"/v1/uploads/{upload}/missing-{what}"
+    answer = who("POST", path, data=b"".join(digests), content_type=OCTETS)
+    assert answer.status_code == 200, answer.text
+    assert set(answer.data) <= {0, 1}
+    return [flag == 1 for flag in answer.data]
+
+
+def put_segment(who: Caller, upload: str, digest: bytes, body: bytes) -> Any:
+    """The answer to a segment."""
+    path = f"/v1/uploads/{upload}/segments/{digest.hex()}"
+    return who("PUT", path, data=body, content_type=OCTETS)
+
+
+def pieces(data: bytes) -> dict[bytes, bytes]:
+    """The content's segments that are not all zeros, by digest."""
+    layout = layout_of_bytes(data)
+    return {
+        digest: data[number * SEGMENT : (number + 1) * SEGMENT] for number, digest in layout.stored()
+    }
+
+
+def put_content(who: Caller, upload: str, data: bytes, *, segments: bool = True) -> Layout:
+    """Bring a content."""
+    layout = layout_of_bytes(data)
+    for digest, piece in pieces(data).items() if segments else ():
+        assert put_segment(who, upload, digest, pack(piece)).status_code in {200, 201}
+    path = f"/v1/uploads/{upload}/contents/{layout.digest}"
+    answer = who("PUT", path, data=layout.to_bytes(), content_type=OCTETS)
+    assert answer.status_code == 201, answer.text
+    return layout
+
+
+def publication(layout: Layout, upload: str, **wish: Any) -> dict[str, Any]:
+    """The body that makes an image of one content."""
+    part = Part(digest=layout.digest, size=layout.size)
+    manifest = ImageManifest(root=part, **wish.pop("manifest", {}))
+    return {"manifest": manifest.model_dump(mode="json", by_alias=True), "upload": upload, **wish}
+
+
+def push(who: Caller, name: str = "muons", data: bytes = DISK, **wish: Any) -> dict[str, Any]:
+    """Push a disk; the image as the service shows it."""
+    upload = open_upload(who)
+    layout = put_content(who, upload, data)
+    answer = who("POST", "/v1/images", json=publication(layout, upload, name=name, **wish))
+    assert answer.status_code in {200, 201}, answer.text
+    found: dict[str, Any] = answer.get_json()
+    return found
+
+
+def block_list(data: bytes) -> list[bytes]:
+    """The digests of one segment's blocks."""
+    return block_digests(memoryview(data))

@@ -1,0 +1,442 @@
+"""Images by REST: names, who may see and change what, and the bytes as caches like them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from api_images_kit import DISK, OCTETS, pieces, publication, push, put_content
+from api_support import Site, make_site
+
+from api.tokens import Scope
+from images.content import SEGMENT, Layout
+from images.segment import unpack
+from repository.images import Viewer
+from vmjobs.model import JobState
+
+NOTHING = "sha256:" + "0" * 64
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path)
+
+
+@pytest.fixture
+def image(site: Site) -> str:
+    """A private image of ada's, ``muons:latest``."""
+    return str(push(site.user())["digest"])
+
+
+def disk_of(shown: dict[str, Any]) -> str:
+    return str(shown["manifest"]["root"]["digest"])
+
+
+def ways_to(digest: str, content: str, segment: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Every way to see or change an image."""
+    of = f"/v1/images/{digest}"
+    return [
+        ("GET", of, {}),
+        ("GET", "/v1/images/ada/muons", {}),
+        ("GET", "/v1/images/ada/muons:latest", {}),
+        ("GET", f"{of}/manifest", {}),
+        ("GET", f"{of}/signature", {}),
+        ("GET", f"{of}/contents/{content}", {}),
+        ("GET", f"{of}/contents/{content}/layout", {}),
+        ("GET", f"{of}/segments/{segment}", {}),
+        ("PATCH", of, {"json": {"visibility": "public"}}),
+        ("DELETE", of, {}),
+        ("PUT", "/v1/tags/_/mine/latest", {"json": {"digest": digest}}),
+        ("POST", f"{of}/verify", {"data": bytes.fromhex(segment), "content_type": OCTETS}),
+        ("POST", f"{of}/prefetch", {"json": {"site": "s"}}),
+    ]
+
+
+# ----------------------------------------------------------------- names
+
+
+def test_an_image_is_pushed_listed_and_shown(site: Site) -> None:
+    ada = site.user()
+    shown = push(ada, origin={"file": "muons.qcow2", "format": "qcow2"})
+    assert shown["tags"] == [{"namespace": "ada", "name": "muons", "tag": "latest"}]
+    assert (shown["owner"], shown["visibility"], shown["size"]) == ("ada", "private", len(DISK))
+    assert shown["stored"] < shown["size"]
+    assert shown["origin"]["file"] == "muons.qcow2"
+    for ref in ("muons", "muons:latest", "ada/muons", "ada/muons:latest", shown["digest"]):
+        assert ada("GET", f"/v1/images/{ref}").get_json()["digest"] == shown["digest"]
+    listed = {
+        (e["namespace"], e["name"], e["tag"]) for e in ada("GET", "/v1/images").get_json()["images"]
+    }
+    assert listed == {("ada", "muons", "latest"), ("library", "tiny", "latest")}
+
+
+def test_the_same_image_again_is_fine_and_said_so(site: Site) -> None:
+    ada = site.user()
+    first = push(ada)
+    upload = ada("POST", "/v1/uploads", json={"size": 1}).get_json()["id"]
+    layout = put_content(ada, upload, DISK, segments=False)
+    answer = ada("POST", "/v1/images", json=publication(layout, upload, name="muons", tag="v2"))
+    assert (answer.status_code, answer.get_json()["digest"]) == (200, first["digest"])
+    assert [tag["tag"] for tag in answer.get_json()["tags"]] == ["latest", "v2"]
+
+
+def test_a_plain_name_is_ones_own_before_the_librarys(site: Site) -> None:
+    ada, library = site.user(), site.image
+    assert ada("GET", "/v1/images/tiny").get_json()["digest"] == library
+    own = push(ada, "tiny")["digest"]
+    assert ada("GET", "/v1/images/tiny").get_json()["digest"] == own
+    assert ada("GET", "/v1/images/library/tiny").get_json()["digest"] == library
+    assert site.user("bob")("GET", "/v1/images/tiny").get_json()["digest"] == library
+
+
+def test_tags_move_and_go_and_images_stay(site: Site, image: str) -> None:
+    ada = site.user()
+    answer = ada("PUT", "/v1/tags/_/muons/v1", json={"digest": image})
+    assert answer.get_json() == {"namespace": "ada", "name": "muons", "tag": "v1"}
+    other = push(ada, "other", b"other" * 100000)["digest"]
+    assert ada("PUT", "/v1/tags/ada/muons/v1", json={"digest": other}).status_code == 200
+    assert ada("GET", "/v1/images/muons:v1").get_json()["digest"] == other
+    assert ada("DELETE", "/v1/tags/ada/muons/v1").status_code == 204
+    ada.problem(404, "GET", "/v1/images/muons:v1")
+    ada.problem(404, "DELETE", "/v1/tags/ada/muons/v1")
+    assert ada("GET", f"/v1/images/{other}").status_code == 200
+
+
+def test_images_whose_names_look_like_our_urls(site: Site) -> None:
+    ada = site.user()
+    for name in ("manifest", "segments", "contents", "layout"):
+        digest = push(ada, name)["digest"]
+        assert ada("GET", f"/v1/images/ada/{name}").get_json()["digest"] == digest
+
+
+BAD_NAMES = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "..%2Fx",
+    "a/../b",
+    "Upper",
+    "-dash",
+    ".hidden",
+    "a b",
+    "a\n",
+    "a\0",
+    "a" * 65,
+    "a" * 300,
+    "a:b:c",
+    "a:" + "t" * 65,
+    "a:.t",
+    "a:",
+    ":t",
+    "a/b/c",
+    "muöns",
+    "muo\u0301ns",
+    "\uff4duons",
+    "muons\u202e",
+    "muons\u200b",
+    "%2e%2e",
+    "a\\b",
+    "sha256:abc",
+    "sha256:" + "g" * 64,
+    "tree:" + "0" * 64,
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=lambda n: ascii(n)[:24])
+def test_bad_name(site: Site, name: str) -> None:
+    ada = site.user()
+    escaped = quote(name, safe="")
+    assert ada("GET", f"/v1/images/{escaped}").status_code in {404, 422, 405, 200, 308}
+    if name:
+        assert ada("GET", f"/v1/images/{escaped}").status_code in {404, 422}
+    assert ada("GET", f"/v1/images/ada/{escaped}").status_code in {404, 422}
+    body = {"json": {"digest": site.image}}
+    assert ada("PUT", f"/v1/tags/ada/{escaped}/latest", **body).status_code in {404, 422}
+    # As a tag, some of these are good; none may be taken as anything else than it is.
+    kept = ada("PUT", f"/v1/tags/ada/x/{escaped}", **body).status_code
+    assert kept in ({200} if name in {"Upper"} else {404, 422})
+    upload = ada("POST", "/v1/uploads", json={"size": len(DISK)}).get_json()["id"]
+    layout = put_content(ada, upload, DISK)
+    if name:
+        wish = publication(layout, upload, name=name)
+        ada.problem(422, "POST", "/v1/images", json=wish)
+    assert not [
+        e
+        for e in site.repository.images.list(Viewer("ada"))
+        if e.name and e.namespace == "ada" and e.name != "x"
+    ]
+
+
+def _viewer(user: str) -> Any:
+    from repository.images import Viewer
+
+    return Viewer(user)
+
+
+@pytest.mark.parametrize("namespace", ["bob", "library", "Library", "..", "a" * 65, "ad\u0430"])
+def test_names_of_others_are_not_ours_to_give(site: Site, image: str, namespace: str) -> None:
+    ada = site.user()
+    path = f"/v1/tags/{quote(namespace, safe='')}/x/latest"
+    assert ada("PUT", path, json={"digest": image}).status_code in {403, 404, 422}
+    assert ada("DELETE", path).status_code in {403, 404, 422}
+    upload = ada("POST", "/v1/uploads", json={"size": len(DISK)}).get_json()["id"]
+    layout = put_content(ada, upload, DISK)
+    wish = publication(layout, upload, name="x", namespace=namespace)
+    assert ada("POST", "/v1/images", json=wish).status_code in {403, 422}
+
+
+def test_admins_give_the_librarys_names(site: Site) -> None:
+    root = site.admin()
+    shown = push(root, "hep", namespace="library", visibility="public")
+    assert shown["tags"] == [{"namespace": "library", "name": "hep", "tag": "latest"}]
+    assert site.user()("GET", "/v1/images/hep").get_json()["owner"] == "library"
+    site.user().problem(403, "DELETE", "/v1/tags/library/hep/latest")
+    site.user().problem(403, "DELETE", f"/v1/images/{shown['digest']}")
+    assert root("DELETE", f"/v1/images/{shown['digest']}").status_code == 204
+    site.user().problem(404, "GET", "/v1/images/hep")
+
+
+# ----------------------------------------------------------------- who may do what
+
+
+def test_somebody_elses_private_image_does_not_exist(site: Site, image: str) -> None:
+    ada, bob = site.user(), site.user("bob", "/cms")
+    content = disk_of(ada("GET", f"/v1/images/{image}").get_json())
+    segment = next(iter(pieces(DISK))).hex()
+    for method, path, more in ways_to(image, content, segment):
+        problem = bob.problem(404, method, path, **more)
+        assert problem["code"] == "NOT_FOUND"
+        missing = bob(method, path.replace(image, NOTHING), **more)
+        assert missing.status_code == 404, "an image that is there must look like one that is not"
+    listed = bob("GET", "/v1/images").get_json()["images"]
+    assert [entry["name"] for entry in listed] == ["tiny"]
+    problem = bob.problem(422, "POST", "/v1/jobs", json={"spec": {"image": image, "script": "true"}})
+    assert problem["errors"][0]["field"] == "spec.image"
+
+
+def test_knowing_a_contents_name_is_not_having_it(site: Site, image: str) -> None:
+    """The manifest of somebody's private image makes no image of one's own."""
+    shown = site.user()("GET", f"/v1/images/{image}").get_json()
+    bob = site.user("bob")
+    upload = bob("POST", "/v1/uploads", json={"size": 1}).get_json()["id"]
+    wish = {"manifest": shown["manifest"], "upload": upload, "name": "stolen"}
+    assert bob.problem(409, "POST", "/v1/images", json=wish)["code"] == "MISSING_BLOCKS"
+
+
+def test_shared_with_a_group(site: Site, image: str) -> None:
+    ada, member, other = site.user(), site.user("bob", "/atlas"), site.user("eve", "/atlas2")
+    change = {"shares": [{"kind": "group", "name": "/atlas"}]}
+    assert ada("PATCH", f"/v1/images/{image}", json=change).get_json()["shares"] == change["shares"]
+    shown = member("GET", "/v1/images/ada/muons").get_json()
+    assert (shown["digest"], shown["shares"]) == (image, [])
+    assert member("GET", f"/v1/images/{image}/manifest").status_code == 200
+    assert any(e["digest"] == image for e in member("GET", "/v1/images").get_json()["images"])
+    member.problem(403, "PATCH", f"/v1/images/{image}", json={"visibility": "public"})
+    member.problem(403, "DELETE", f"/v1/images/{image}")
+    other.problem(404, "GET", f"/v1/images/{image}")
+    (job,) = member.submit(image="ada/muons", hypervisor="uml")
+    assert member("GET", f"/v1/jobs/{job}").get_json()["image_digest"] == image
+    ada("PATCH", f"/v1/images/{image}", json={"shares": []})
+    member.problem(404, "GET", f"/v1/images/{image}")
+
+
+def test_shared_with_a_user_and_made_public(site: Site, image: str) -> None:
+    ada, bob, eve = site.user(), site.user("bob"), site.user("eve")
+    ada("PATCH", f"/v1/images/{image}", json={"shares": [{"kind": "user", "name": "bob"}]})
+    assert bob("GET", f"/v1/images/{image}").status_code == 200
+    eve.problem(404, "GET", f"/v1/images/{image}")
+    ada("PATCH", f"/v1/images/{image}", json={"visibility": "public"})
+    assert eve("GET", f"/v1/images/{image}").status_code == 200
+    ada("PATCH", f"/v1/images/{image}", json={"visibility": "private"})
+    eve.problem(404, "GET", f"/v1/images/{image}")
+    assert bob("GET", f"/v1/images/{image}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("scopes", "allowed"),
+    [
+        ({Scope.COMPUTE_READ}, {"list"}),
+        ({Scope.STORAGE_READ}, {"list", "bytes"}),
+        ({Scope.STORAGE_CREATE}, {"upload"}),
+        ({Scope.STORAGE_MODIFY}, {"tag"}),
+        ({Scope.ADMIN}, {"gc"}),
+        ({Scope.COMPUTE_CREATE}, set()),
+    ],
+    ids=str,
+)
+def test_scopes(site: Site, scopes: set[Scope], allowed: set[str]) -> None:
+    who = site.caller(site.issuer.user_token("ada", scopes))
+    tries = {
+        "list": ("GET", "/v1/images", {}),
+        "bytes": ("GET", f"/v1/images/{site.image}/manifest", {}),
+        "upload": ("POST", "/v1/uploads", {"json": {"size": 1}}),
+        "tag": ("PUT", "/v1/tags/_/x/y", {"json": {"digest": site.image}}),
+        "gc": ("POST", "/v1/gc?dry_run=true", {}),
+    }
+    for name, (method, path, more) in tries.items():
+        status = who(method, path, **more).status_code
+        assert (status < 300) == (name in allowed), (name, status)
+        assert status < 300 or status == 403
+
+
+def test_nodes_read_and_jobs_read_their_own(site: Site, image: str) -> None:
+    (job,) = site.user().submit(image="muons", hypervisor="uml")
+    for who in (site.caller(site.issuer.node_token("wn1")), site.agent(job)):
+        assert who("GET", f"/v1/images/{image}/manifest").status_code == 200
+        segment = next(iter(pieces(DISK))).hex()
+        assert who("GET", f"/v1/images/{image}/segments/{segment}").status_code == 200
+        who.problem(403, "POST", "/v1/uploads", json={"size": 1})
+        who.problem(403, "DELETE", f"/v1/images/{image}")
+    site.agent(job).problem(404, "GET", f"/v1/images/{site.image}/manifest")
+    site.user()("DELETE", f"/v1/jobs/{job}")
+    problem = site.agent(job).problem(409, "GET", f"/v1/images/{image}/manifest")
+    assert problem["code"] == "JOB_FINAL"
+
+
+def test_an_image_that_a_job_needs_stays(site: Site, image: str) -> None:
+    ada = site.user()
+    (job,) = ada.submit(image="muons", hypervisor="uml")
+    problem = ada.problem(409, "DELETE", f"/v1/images/{image}")
+    assert problem["code"] == "IMAGE_IN_USE"
+    assert job in problem["detail"]
+    # Its name may go: what was submitted is pinned.
+    assert ada("DELETE", "/v1/tags/ada/muons/latest").status_code == 204
+    ada("DELETE", f"/v1/jobs/{job}")
+    assert ada("GET", f"/v1/jobs/{job}").get_json()["state"] == JobState.CANCELED
+    assert ada("DELETE", f"/v1/images/{image}").status_code == 204
+    ada.problem(404, "GET", f"/v1/images/{image}")
+
+
+def test_deprecated_and_kept_for_some_days(site: Site, image: str) -> None:
+    ada = site.user()
+    changed = ada("PATCH", f"/v1/images/{image}", json={"deprecated": "old", "keep_days": 7}).get_json()
+    assert (changed["deprecated"], bool(changed["expires"])) == ("old", True)
+    changed = ada("PATCH", f"/v1/images/{image}", json={"keep_days": 0}).get_json()
+    assert (changed["deprecated"], changed["expires"]) == ("old", None)
+    problem = ada.problem(422, "PATCH", f"/v1/images/{image}", json={"owner": "bob"})
+    assert problem["errors"][0]["field"] == "owner"
+
+
+def test_prefetch_reaches_the_nodes_of_a_site(site: Site, image: str) -> None:
+    def announce(name: str, where: str, *images: str) -> list[str]:
+        body = {"name": name, "site": where, "cpus": 1, "memory": 1000, "disk": 1000}
+        body |= {"images": list(images), "updated": "2026-01-01T00:00:00Z"}
+        answer = site.caller(site.issuer.node_token(name))("PUT", f"/v1/nodes/{name}", json=body)
+        assert answer.status_code == 200
+        wishes: list[str] = answer.get_json()["prefetch"]
+        return wishes
+
+    ada, path = site.user(), f"/v1/images/{image}/prefetch"
+    for name, where in (("wn1", "desy"), ("wn2", "desy"), ("wn3", "cern")):
+        assert announce(name, where) == []
+    assert ada("POST", path, json={"site": "desy"}).get_json() == {
+        "wanted": ["wn1", "wn2"],
+        "cached": [],
+    }
+    assert announce("wn1", "desy") == [image]
+    assert announce("wn3", "cern") == []
+    assert announce("wn1", "desy", image) == []
+    assert ada("POST", path, json={"site": "desy"}).get_json() == {"wanted": ["wn2"], "cached": ["wn1"]}
+    assert ada("POST", path, json={"nodes": ["wn3"]}).get_json()["wanted"] == ["wn2", "wn3"]
+    ada.problem(404, "POST", path, json={"site": "nowhere"})
+    ada.problem(404, "POST", path, json={"nodes": ["wn9"]})
+
+
+# ----------------------------------------------------------------- bytes
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_bytes_for_caches(site: Site, public: bool) -> None:
+    ada = site.user()
+    shown = push(ada, visibility="public" if public else "private")
+    of, content = f"/v1/images/{shown['digest']}", disk_of(shown)
+    segment = next(iter(pieces(DISK))).hex()
+    for path, etag in {
+        f"{of}/manifest": shown["digest"],
+        f"{of}/contents/{content}": content,
+        f"{of}/contents/{content}/layout": f"{content}/layout",
+        f"{of}/segments/{segment}": segment,
+    }.items():
+        answer = ada("GET", path)
+        assert answer.headers["ETag"] == f'"{etag}"'
+        words = {word.strip() for word in answer.headers["Cache-Control"].split(",")}
+        assert words == {"public" if public else "private", "max-age=31536000", "immutable"}
+        again = ada("GET", path, headers={"If-None-Match": answer.headers["ETag"]})
+        assert (again.status_code, again.data) == (304, b"")
+        part = ada("GET", path, headers={"Range": "bytes=3-9"})
+        assert (part.status_code, part.data) == (206, answer.data[3:10])
+        assert part.headers["Content-Range"] == f"bytes 3-9/{len(answer.data)}"
+        tail = ada("GET", path, headers={"Range": "bytes=-4"})
+        assert tail.data == answer.data[-4:]
+        ada.problem(416, "GET", path, headers={"Range": f"bytes={len(answer.data)}-"})
+        assert ada("HEAD", path).headers["Content-Length"] == str(len(answer.data))
+        site.caller().problem(401, "GET", path)
+
+
+def test_a_disk_comes_back_as_it_was(site: Site) -> None:
+    ada = site.user()
+    shown = push(ada)
+    of, content = f"/v1/images/{shown['digest']}", disk_of(shown)
+    assert ada("GET", f"{of}/contents/{content}").data == DISK
+    for begin, end in ((0, 0), (SEGMENT - 2, SEGMENT + 1), (2 * SEGMENT - 1, 2 * SEGMENT + 70000)):
+        part = ada("GET", f"{of}/contents/{content}", headers={"Range": f"bytes={begin}-{end}"})
+        assert part.data == DISK[begin : end + 1]
+    layout = Layout.parse(ada("GET", f"{of}/contents/{content}/layout").data, content)
+    for number, digest in layout.stored():
+        data = unpack(ada("GET", f"{of}/segments/{digest.hex()}").data, digest)
+        assert data == DISK[number * SEGMENT : (number + 1) * SEGMENT]
+
+
+def test_bytes_that_are_not_to_be_had(site: Site, image: str) -> None:
+    ada = site.user()
+    of = f"/v1/images/{image}"
+    tiny = site.disk
+    ada.problem(404, "GET", f"{of}/contents/{tiny}")
+    ada.problem(404, "GET", f"{of}/contents/{tiny}/layout")
+    ada.problem(404, "GET", f"{of}/segments/{'0' * 64}")
+    ada.problem(422, "GET", f"{of}/segments/{'0' * 63}")
+    ada.problem(422, "GET", f"{of}/contents/tree:zz")
+    ada.problem(422, "GET", "/v1/images/sha256:zz/manifest")
+    ada.problem(404, "GET", f"{of}/contents")
+    ada.problem(404, "GET", f"/v1/images/{NOTHING}/manifest")
+
+
+def test_a_damaged_block_is_found_and_named(site: Site) -> None:
+    ada = site.user()
+    shown = push(ada)
+    first, second = pieces(DISK)
+    verify = f"/v1/images/{shown['digest']}/verify"
+    both = {"data": first + second, "content_type": OCTETS}
+    assert ada("POST", verify, **both).get_json() == {"checked": 2, "damaged": [], "missing": []}
+    files = sorted((site.config.data_dir / "objects" / "segments").rglob("*"), key=_size)
+    biggest = files[-1]
+    biggest.chmod(0o600)
+    data = bytearray(biggest.read_bytes())
+    data[-1] ^= 1
+    biggest.write_bytes(data)
+    report = ada("POST", verify, **both).get_json()
+    (damaged,) = report["damaged"]
+    assert bytes.fromhex(damaged["segment"]) in {first, second}
+    assert damaged["why"]
+    ada.problem(422, "POST", verify, data=b"\1" * 32, content_type=OCTETS)
+    ada.problem(422, "POST", verify, data=b"\1" * 31, content_type=OCTETS)
+    ada.problem(422, "POST", verify, data=b"", content_type=OCTETS)
+    ada.problem(413, "POST", verify, data=bytes(32 * 4097), content_type=OCTETS)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def test_garbage_is_collected_by_admins(site: Site, image: str) -> None:
+    site.user()("DELETE", f"/v1/images/{image}")
+    site.user().problem(403, "POST", "/v1/gc")
+    root = site.admin()
+    assert root("POST", "/v1/gc?dry_run=true").status_code == 200
+    report = root("POST", "/v1/gc").get_json()
+    assert set(report) == {"images", "contents", "segments", "bytes", "uploads"}
+    root.problem(422, "POST", "/v1/gc?dry_run=perhaps")
+    assert site.user()("GET", f"/v1/images/{site.image}").status_code == 200
