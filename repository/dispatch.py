@@ -124,7 +124,7 @@ def sweep(parts: Dispatch) -> None:
     """Pick up what was left lying: undispatched jobs, unremoved ones, spools, half files."""
     repository = parts.repository
     for remove_leftovers in (repository.blobs.clean, *parts.clean):
-        remove_leftovers()
+        _clean(remove_leftovers)
     for array in repository.undispatched(UNDISPATCHED):
         _carry_on(submit_array, parts, array)
     left = repository.leftovers(LEFT_OVER)
@@ -137,6 +137,19 @@ def sweep(parts: Dispatch) -> None:
     for array in repository.finished_arrays():
         parts.scheduler.forget(array)
         repository.mark_forgotten(array)
+
+
+def _clean(remove_leftovers: Callable[[], int]) -> None:
+    """Remove left-overs; where storage is out of reach they can wait, and jobs cannot."""
+    try:
+        remove_leftovers()
+    except VMJobsError as error:
+        logger.warning("left-overs of killed writers stay for now: %s", error.message)
+
+
+def collect(parts: Dispatch) -> None:
+    """Remove images whose time is over, uploads that were given up, and bytes that nobody needs."""
+    parts.repository.images.collect()
 
 
 def _carry_on(work: Callable[[Dispatch, str], None], parts: Dispatch, what: str) -> None:

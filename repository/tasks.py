@@ -28,7 +28,12 @@ logger = logging.getLogger(__name__)
 __all__ = ["Publisher", "make_celery", "worker_arguments"]
 
 #: Task name and seconds between its runs.
-PERIODIC: Final = {"vmjobs.track": 2.0, "vmjobs.reconcile": 30.0, "vmjobs.sweep": 30.0}
+PERIODIC: Final = {
+    "vmjobs.track": 2.0,
+    "vmjobs.reconcile": 30.0,
+    "vmjobs.sweep": 30.0,
+    "vmjobs.collect": 3600.0,
+}
 #: Where the schedd does not answer: first wait, longest wait (seconds), attempts. The sweep goes on.
 BACKOFF, BACKOFF_MAX, RETRIES = 1, 120, 12
 
@@ -117,6 +122,7 @@ def _add_tasks(app: Celery, parts: _Once, config: Config) -> None:
         ("vmjobs.track", dispatch.track),
         ("vmjobs.reconcile", dispatch.reconcile),
         ("vmjobs.sweep", sweep),
+        ("vmjobs.collect", dispatch.collect),
     ):
         app.task(_periodic(name, work, parts), name=name)
 
