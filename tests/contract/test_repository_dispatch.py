@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -342,6 +343,18 @@ def test_the_sweep_submits_what_was_left(
     dispatch.sweep(parts)
     assert schedd.submitted == 1
     assert repository.job(job.id).condor is not None
+
+
+def test_the_sweep_goes_on_where_storage_does_not_answer(
+    repository: Repository, schedd: Ledger, parts: Dispatch, later: Callable[[timedelta], None]
+) -> None:
+    def broken() -> int:
+        raise Unavailable("storage", "the storage does not answer")
+
+    one(repository)
+    later(dispatch.UNDISPATCHED)
+    dispatch.sweep(replace(parts, clean=(broken,)))
+    assert schedd.submitted == 1
 
 
 def test_the_sweep_cancels_what_the_broker_lost(
