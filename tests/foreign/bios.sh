@@ -6,8 +6,8 @@ here=$1 part=$2
 # shellcheck source=tests/foreign/lib.sh
 . "$here/lib.sh"
 
-if [ "${3:-}" != disk ]; then
-    bootstrap bookworm linux-image-cloud-amd64 "$part.tree" "sh '$here/bios.sh' '$here' '$part' disk"
+if [ "${4:-}" != disk ]; then
+    bootstrap bookworm linux-image-cloud-amd64 "$part.tree" "sh '$here/bios.sh' '$here' '$part' - disk"
     exit
 fi
 
@@ -24,6 +24,8 @@ linux /vmlinuz root=/dev/vda1 ro console=ttyS0 quiet panic=-1 init=/usr/local/sb
 initrd /initrd.img
 boot
 END
+cp "$tree/vmlinuz" "$part.vmlinuz" # for images that bring none
+cp "$tree/initrd.img" "$part.initrd"
 file_system "$tree" "$part.img" 400 1
 echo 'start=1MiB, size=400MiB, type=83, bootable' | sfdisk -q --no-reread --no-tell-kernel "$part.img"
 grub_in_gap "$part.img"

@@ -6,9 +6,9 @@ here=$1 part=$2
 # shellcheck source=tests/foreign/lib.sh
 . "$here/lib.sh"
 
-if [ "${3:-}" != disk ]; then
+if [ "${4:-}" != disk ]; then
     bootstrap bookworm linux-image-cloud-amd64,systemd-sysv,udev,cloud-init,ifupdown,isc-dhcp-client,iproute2,netbase,busybox-static,ca-certificates \
-        "$part.tree" "sh '$here/cloud.sh' '$here' '$part' disk"
+        "$part.tree" "sh '$here/cloud.sh' '$here' '$part' - disk"
     exit
 fi
 
