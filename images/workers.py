@@ -13,6 +13,8 @@ Result = TypeVar("Result")
 #: Threads, and results that may wait to be taken; together they bound the memory.
 THREADS: Final = 4
 AHEAD: Final = 2
+#: After a failure: so many looks without a result, and what is under way is given up as well.
+PATIENCE: Final = 5
 
 
 def worked(
@@ -27,7 +29,8 @@ def worked(
         look: called whenever ``every`` seconds passed without a result; may raise.
 
     Raises:
-        Whatever a task raised, once the results that are there by then have been taken.
+        Whatever a task raised first, once those that were under way by then have ended or taken
+            too long.
     """
     todo: SimpleQueue[Task] = SimpleQueue()
     done: SimpleQueue[tuple[Task, Result] | BaseException] = SimpleQueue()
@@ -62,7 +65,7 @@ def _taken(
     look: Callable[[], object],
     every: float,
 ) -> Iterator[tuple[Task, Result]]:
-    pending = 0
+    pending = silent = 0
     failure: BaseException | None = None
     while True:
         while failure is None and pending < THREADS + AHEAD:
@@ -72,17 +75,22 @@ def _taken(
                 break
             idle.release()
             pending += 1
+        if not pending or (failure is not None and silent >= PATIENCE):
+            break
         try:
-            found = done.get(timeout=0 if failure or not pending else every)
+            found = done.get(timeout=every)
         except Empty:
-            if failure is not None:
-                raise failure from None
-            if not pending:
-                return
+            silent += 1
             look()
             continue
         pending -= 1
-        if isinstance(found, BaseException):
-            failure = failure or found
-        else:
+        silent = 0
+        if not isinstance(found, BaseException):
             yield found
+        elif failure is None:
+            failure = found
+            while idle.acquire(blocking=False):  # nobody has begun with these
+                todo.get()
+                pending -= 1
+    if failure is not None:
+        raise failure

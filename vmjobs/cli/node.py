@@ -56,6 +56,7 @@ def show(name: str, as_json: bool) -> None:
         ("", ""),
         [
             ("node", found.name),
+            ("site", found.site),
             ("version", found.version),
             ("cpus", found.cpus),
             ("memory", f"{found.memory} MiB"),

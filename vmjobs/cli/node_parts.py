@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from images.cloudinit import NoCloud
@@ -10,15 +11,23 @@ from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import Parts, RunSettings
 from vmjobs.cli.support import node_name
 from vmjobs.config import Config
+from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.registry import drivers
 from vmjobs.ports import ImageSource
+
+log = logging.getLogger(__name__)
 
 
 def fleet(settings: Config, images: ImageSource, cache: Path | None = None) -> Fleet:
     """The node's hypervisors, not probed yet. Probes boot a kernel of an image that is here."""
 
     def kernels() -> list[Path]:
-        found = (images.prepare(digest).kernel for digest in images.cached())
+        found = []
+        for digest in images.cached():
+            try:
+                found.append(images.prepare(digest).kernel)
+            except (VMJobsError, OSError) as error:
+                log.warning("no probe boots the image %s: %s", digest, error)
         return [kernel for kernel in found if kernel is not None]
 
     return Fleet(drivers(settings, kernels), settings.probe_seconds, cache)

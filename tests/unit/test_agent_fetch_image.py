@@ -1,0 +1,109 @@
+"""The first step of a run: the image is here, stays here, or there is a reason for it not to be."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from images_cache_kit import Remote, noise, put
+
+from images.cache import ImageCache
+from images.content import SEGMENT
+from images.signature import require_signed
+from images.store import ImageStore
+from vmjobs.agent.steps import fetch_image
+from vmjobs.agent.verdict import Ended, stopped
+from vmjobs.errors import StorageFull, Unavailable
+from vmjobs.model import ReasonCode
+
+
+@dataclass
+class Job:
+    """As much of a run as the step looks at."""
+
+    cache: ImageCache
+    digest: str
+    patience: float = 0.0
+    resources: ExitStack = field(default_factory=ExitStack)
+    looks: int = 0
+    wanted: bool = True
+    image: Any = None
+
+    @property
+    def parts(self) -> Any:
+        return SimpleNamespace(
+            images=self.cache, settings=SimpleNamespace(deliver_seconds=self.patience)
+        )
+
+    @property
+    def ticket(self) -> Any:
+        return SimpleNamespace(image_digest=self.digest)
+
+    def check_stop(self, wait: float = 0.0) -> None:
+        self.looks += 1
+        time.sleep(wait / 20)
+        if not self.wanted:
+            raise stopped("not wanted any more")
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Remote:
+    return Remote(ImageStore(tmp_path / "remote"))
+
+
+def reason_of(job: Job) -> ReasonCode:
+    """Why the step ended the run."""
+    with pytest.raises(Ended) as caught, job.resources:
+        fetch_image(job)  # type: ignore[arg-type]
+    return caught.value.verdict.reason.code
+
+
+def test_the_image_stays_until_the_machine_is_gone(tmp_path: Path, remote: Remote) -> None:
+    first, _ = put(remote.store, noise(2 * SEGMENT))
+    second, _ = put(remote.store, noise(2 * SEGMENT, 1))
+    cache = ImageCache(tmp_path / "node", remote, limit=3 * SEGMENT)
+    job = Job(cache, first)
+    with job.resources:
+        fetch_image(job)  # type: ignore[arg-type]
+        with pytest.raises(StorageFull):
+            cache.prepare(second)
+        assert job.image.root.read_bytes() == noise(2 * SEGMENT)
+    cache.prepare(second)
+    assert cache.cached() == [second]
+    assert job.looks > 2
+
+
+def test_why_there_is_no_image(tmp_path: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store, noise(2 * SEGMENT))
+    root = tmp_path / "node"
+    assert reason_of(Job(ImageCache(root, remote, limit=SEGMENT), digest)) is ReasonCode.NODE_FAILED
+    strict = ImageCache(root, remote, trust=lambda d, s: require_signed(d, s, {}))
+    assert reason_of(Job(strict, digest)) is ReasonCode.IMAGE_REJECTED
+    unknown = Job(ImageCache(root, remote), "sha256:" + "0" * 64)
+    assert reason_of(unknown) is ReasonCode.IMAGE_UNAVAILABLE
+    remote.change = lambda _data: b"no segment"
+    assert reason_of(Job(ImageCache(root, remote), digest)) is ReasonCode.IMAGE_REJECTED
+    unwanted = Job(ImageCache(root, remote), digest, wanted=False)
+    assert reason_of(unwanted) is ReasonCode.EVICTED
+
+
+def test_a_repository_that_is_away_for_a_while_is_waited_for(tmp_path: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store, noise(4 * SEGMENT))
+
+    def flaky(count: int) -> None:
+        if count % 2:
+            raise Unavailable("api", "restarting")
+
+    remote.before = flaky
+    job = Job(ImageCache(tmp_path / "node", remote), digest, patience=60.0)
+    with job.resources:
+        fetch_image(job)  # type: ignore[arg-type]
+        assert job.image.root.read_bytes() == noise(4 * SEGMENT)
+    remote.before = lambda _count: (_ for _ in ()).throw(Unavailable("api", "gone"))
+    again = Job(ImageCache(tmp_path / "other", remote), digest)
+    assert reason_of(again) is ReasonCode.IMAGE_UNAVAILABLE
