@@ -1,0 +1,346 @@
+"""``vmjobs image push`` and ``pull`` against a service in processes of its own, some of them killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_process import free_port, running
+from counting_proxy import Proxy, proxy_to
+
+from api.serve import make_issuer
+from api.tokens import USER_SCOPES, Scope
+from images.content import BLOCK, SEGMENT
+from vmjobs.config import Config
+from vmjobs.model import MIB
+
+PROGRAM = "from vmjobs.cli.main import main; main()"
+
+
+@dataclass
+class Desk:
+    """A user's machine: home, cache and image store of its own, and a token."""
+
+    home: Path
+    url: str
+    token: Path
+    more: dict[str, str] = field(default_factory=dict)
+
+    def environ(self) -> dict[str, str]:
+        own = {
+            "VMJOBS_CONFIG": "/dev/null",
+            "VMJOBS_API_URL": self.url,
+            "VMJOBS_TOKEN_FILE": str(self.token),
+            "VMJOBS_DATA_DIR": str(self.home / "data"),
+            "XDG_CACHE_HOME": str(self.home / "cache"),
+        }
+        return {**os.environ, **own, **self.more}
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """Begin ``vmjobs image …``."""
+        command = [sys.executable, "-c", PROGRAM, "image", *map(str, arguments)]
+        return subprocess.Popen(
+            command,
+            env=self.environ(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *arguments: str | Path, code: int = 0) -> str:
+        """``vmjobs image …`` to its end; what it printed, errors if it was to fail."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == code, f"{arguments}: {process.returncode}: {out}{err}"
+        return err if code else out
+
+    def json(self, *arguments: str | Path) -> Any:
+        """The same, as JSON."""
+        return json.loads(self.run(*arguments, "--json"))
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    data = tmp_path_factory.mktemp("service") / "data"
+    return Config(data_dir=data, listen=f"127.0.0.1:{free_port()}", api_workers=2)
+
+
+@pytest.fixture(scope="module")
+def service(config: Config) -> Iterator[ExitStack]:
+    """The service; closing the stack ends it."""
+    with ExitStack() as stack:
+        stack.enter_context(running(config, config.data_dir.parent / "log"))
+        yield stack
+
+
+@pytest.fixture
+def proxy(config: Config, service: ExitStack) -> Iterator[Proxy]:
+    with proxy_to(config.listen) as made:
+        yield made
+
+
+@pytest.fixture
+def desk(config: Config, proxy: Proxy, tmp_path: Path) -> Desk:
+    """A fresh user behind the proxy."""
+    return make_desk(config, proxy.url, tmp_path)
+
+
+def make_desk(config: Config, url: str, home: Path, user: str = "", **how: Any) -> Desk:
+    token = home / "token"
+    token.parent.mkdir(parents=True, exist_ok=True)
+    name = user or f"u{abs(hash(str(home))) % 10**9}"
+    token.write_text(make_issuer(config).user_token(name, **how))
+    return Desk(home, url, token)
+
+
+def disk(path: Path, size: int, seed: int = 1) -> Path:
+    """A file that begins and ends like a disk with nothing known on it, random in between."""
+    with path.open("wb") as file:
+        file.seek(MIB)
+        file.write(random.Random(f"{seed}{path}").randbytes(size - MIB))
+    return path
+
+
+RAW = ("--format", "raw", "--boot", "kernel")
+
+
+# ----------------------------------------------------------------- there and back
+
+
+def test_there_and_back(desk: Desk, tmp_path: Path, proxy: Proxy) -> None:
+    file = disk(tmp_path / "muons.img", 20 * MIB + 12345)
+    with file.open("r+b") as sink:
+        sink.truncate(200 * MIB)  # most of it a hole
+    pushed = desk.json("push", file, *RAW)
+    assert pushed["bytes"] == 200 * MIB
+    assert 19 * MIB < pushed["sent"] < 21 * MIB
+    assert pushed["sent"] < proxy.up < pushed["sent"] + MIB
+    assert pushed["image"]["tags"][0]["name"] == "muons"
+    assert pushed["image"]["origin"]["file"] == "muons.img"
+    target = tmp_path / "back.img"
+    desk.run("pull", "muons", target)
+    assert subprocess.run(["cmp", file, target], check=False).returncode == 0
+    assert target.stat().st_blocks * 512 < 25 * MIB
+    assert "is there already" in desk.run("pull", "muons", target, code=64)
+    desk.run("pull", "muons")
+    (entry, *_) = desk.json("list", "--local")
+    assert entry["digest"] == pushed["image"]["digest"]
+    assert desk.json("verify", "--local")[0]["damaged"] == []
+    assert desk.json("verify", "muons")[0]["damaged"] == []
+
+
+def test_another_format_is_the_same_image(desk: Desk, tmp_path: Path) -> None:
+    file = disk(tmp_path / "a.img", 9 * MIB)
+    raw = desk.json("push", file, "x:raw", *RAW)["image"]["digest"]
+    other = tmp_path / "a.qcow2"
+    subprocess.run(["qemu-img", "convert", "-O", "qcow2", "-c", file, other], check=True)
+    pushed = desk.json("push", other, "x:qcow2", "--boot", "kernel")
+    assert (pushed["image"]["digest"], pushed["sent"]) == (raw, 0)
+    desk.run("pull", "x:raw", tmp_path / "b.vmdk", "--format", "vmdk")
+    compare = ["qemu-img", "compare", "-f", "raw", "-F", "vmdk", file, tmp_path / "b.vmdk"]
+    assert subprocess.run(compare, check=False, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_kernel_and_initrd_go_along(desk: Desk, tmp_path: Path) -> None:
+    file = disk(tmp_path / "root.img", 2 * MIB)
+    (tmp_path / "vmlinuz").write_bytes(b"kernel" * 1000)
+    (tmp_path / "initrd").write_bytes(b"initrd" * 1000)
+    how = ("--kernel", tmp_path / "vmlinuz", "--initrd", tmp_path / "initrd")
+    words = ("--append", "init=/sbin/x quiet", "--partition", "2", "--guest", "--cloud-init")
+    shown = desk.json("push", file, "k", "--format", "raw", *how, *words)["image"]["manifest"]
+    assert (shown["cmdline"], shown["partition"]) == (["init=/sbin/x", "quiet"], 2)
+    assert (shown["boot"], shown["cloud_init"], bool(shown["guest"])) == ("kernel", True, True)
+    desk.run("pull", "k", tmp_path / "back.img")
+    assert (tmp_path / "back.img.kernel").read_bytes() == b"kernel" * 1000
+    assert (tmp_path / "back.img.initrd").read_bytes() == b"initrd" * 1000
+    assert "kernel" in desk.run("push", file, "k", "--format", "raw", "--boot", "bios", *how, code=64)
+
+
+def test_names_on_the_command_line(desk: Desk, config: Config, tmp_path: Path) -> None:
+    file = disk(tmp_path / "a.img", 2 * MIB)
+    digest = desk.json("push", file, "a", *RAW)["image"]["digest"]
+    desk.run("tag", "a", "b:v1")
+    assert not desk.json("rm", "a")[0]["removed"]
+    assert desk.json("show", "b:v1")["digest"] == digest
+    friend = make_desk(config, desk.url, tmp_path / "friend", groups=["/atlas"])
+    friend.run("show", digest, code=66)
+    desk.run("share", "b:v1", "group:/atlas")
+    assert friend.json("show", digest)["digest"] == digest
+    desk.run("deprecate", "b:v1", "use c")
+    assert digest not in desk.run("list")
+    assert digest in desk.run("list", "--all")
+    assert desk.json("rm", "b:v1")[0]["removed"]
+    desk.run("show", digest, code=66)
+    desk.run("push", file, "x", "--namespace", "library", *RAW, code=77)
+    desk.run("push", file, "../x", *RAW, code=64)
+    desk.run("gc", code=77)
+    root = make_desk(config, desk.url, tmp_path / "root", "root", scopes=USER_SCOPES | {Scope.ADMIN})
+    assert root.json("gc", "--dry-run")["segments"] >= 0
+    root.run("push", file, "x", "--namespace", "library", "--public", *RAW)
+    assert desk.json("show", "library/x")["owner"] == "library"
+    root.run("rm", "library/x")
+    root.run("gc")
+
+
+# ----------------------------------------------------------------- bad files
+
+
+def bad_files(where: Path) -> dict[str, tuple[Path, int, str]]:
+    made: dict[str, tuple[bytes, int, str]] = {
+        "empty": (b"", 65, "empty"),
+        "text": (b"#!/bin/sh\necho hello\n" * 1000, 65, ""),
+        "truncated.qcow2": (b"QFI\xfb\0\0\0\3", 65, ""),
+        "renamed.raw": (b"QFI\xfb\0\0\0\3" + bytes(1000), 65, ""),
+        "gzip.img": (b"\x1f\x8b\x08\0" + bytes(4096), 65, ""),
+    }
+    found = {}
+    for name, (data, code, word) in made.items():
+        (where / name).write_bytes(data)
+        found[name] = (where / name, code, word)
+    return found
+
+
+@pytest.mark.parametrize("name", ["empty", "text", "truncated.qcow2", "renamed.raw", "gzip.img"])
+def test_bad_files_are_refused_before_anything_is_sent(
+    desk: Desk, proxy: Proxy, tmp_path: Path, name: str
+) -> None:
+    file, code, word = bad_files(tmp_path)[name]
+    said = desk.run("push", file, "x", code=code)
+    assert "IMAGE_REJECTED" in said
+    assert word in said
+    assert proxy.up == 0
+
+
+def test_files_that_are_none(desk: Desk, tmp_path: Path) -> None:
+    desk.run("push", tmp_path, "x", code=64)
+    desk.run("push", tmp_path / "nothing", "x", code=64)
+    desk.run("push", "nothing-of-that-name", code=66)
+    (tmp_path / "pipe").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "pipe")
+    desk.run("push", tmp_path / "pipe", "x", code=64)
+
+
+# ----------------------------------------------------------------- broken off
+
+
+def test_a_killed_push_goes_on(desk: Desk, proxy: Proxy, tmp_path: Path) -> None:
+    size = 96 * MIB
+    file = disk(tmp_path / "big.img", size)
+    proxy.hold_after(64 * MIB)
+    process = desk.start("push", file, "big", *RAW)
+    proxy.wait_for(64 * MIB)
+    process.kill()
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    proxy.hold_after(None)
+    before = proxy.up
+    pushed = desk.json("push", file, "big", *RAW)
+    again = proxy.up - before
+    # Four segments were under way when it was killed; all before them are there.
+    assert again < size - 64 * MIB + 5 * SEGMENT
+    target = tmp_path / "back.img"
+    desk.run("pull", "big", target)
+    assert subprocess.run(["cmp", file, target], check=False).returncode == 0
+    # It went on in the same upload, which is over now, and nothing is remembered of it.
+    assert not list((tmp_path / "cache").rglob("*.upload"))
+    assert desk.json("push", file, "big", *RAW)["sent"] == 0
+    assert pushed["image"]["size"] == size
+
+
+def test_a_killed_pull_goes_on(desk: Desk, proxy: Proxy, tmp_path: Path) -> None:
+    size = 96 * MIB
+    file, target = disk(tmp_path / "big.img", size), tmp_path / "back.img"
+    desk.run("push", file, "big", *RAW)
+    passed = proxy.up + proxy.down
+    proxy.hold_after(64 * MIB)
+    process = desk.start("pull", "big", target)
+    proxy.wait_for(passed + 64 * MIB)
+    process.kill()
+    process.communicate(timeout=30)
+    assert not target.exists()
+    proxy.hold_after(None)
+    before = proxy.down
+    desk.run("pull", "big", target)
+    assert proxy.down - before < size - 64 * MIB + 6 * SEGMENT
+    assert subprocess.run(["cmp", file, target], check=False).returncode == 0
+    assert not list(tmp_path.glob(".back.img*"))
+
+
+def test_a_changed_disk_sends_its_changes(desk: Desk, tmp_path: Path) -> None:
+    file = disk(tmp_path / "big.img", 40 * MIB)
+    desk.run("push", file, "big:1", *RAW)
+    with file.open("r+b") as sink:
+        for place in (5 * MIB, 17 * MIB, 33 * MIB):
+            sink.seek(place)
+            sink.write(os.urandom(BLOCK))
+    assert desk.json("push", file, "big:2", *RAW)["sent"] < 3 * BLOCK + 64 * 1024
+
+
+def test_a_file_that_changes_meanwhile_is_refused(desk: Desk, proxy: Proxy, tmp_path: Path) -> None:
+    file = disk(tmp_path / "big.img", 32 * MIB)
+    proxy.hold_after(4 * MIB)
+    process = desk.start("push", file, "big", *RAW)
+    proxy.wait_for(4 * MIB)
+    with file.open("r+b") as sink:
+        sink.seek(31 * MIB)
+        sink.write(b"changed")
+    proxy.hold_after(None)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 65
+    assert "changed while it was being pushed" in said
+    desk.run("show", "big", code=66)
+    desk.run("push", file, "big", *RAW)
+
+
+def test_a_push_outlives_the_service(tmp_path: Path) -> None:
+    config = Config(data_dir=tmp_path / "data", listen=f"127.0.0.1:{free_port()}", api_workers=2)
+    file = disk(tmp_path / "big.img", 32 * MIB)
+    with proxy_to(config.listen) as proxy:
+        desk = make_desk(config, proxy.url, tmp_path)
+        with running(config, tmp_path / "log") as process:
+            proxy.hold_after(12 * MIB)
+            push = desk.start("push", file, "big", "--json", *RAW)
+            proxy.wait_for(12 * MIB)
+            _kill_all(process)
+        proxy.hold_after(None)
+        with running(config, tmp_path / "log2"):
+            out, said = push.communicate(timeout=120)
+            assert push.returncode == 0, said
+            assert json.loads(out)["image"]["size"] == 32 * MIB
+            desk.run("pull", "big", tmp_path / "back.img")
+    assert subprocess.run(["cmp", file, tmp_path / "back.img"], check=False).returncode == 0
+
+
+def _kill_all(process: subprocess.Popen[bytes]) -> None:
+    from api_process import children
+
+    for pid in [process.pid, *children(process)]:
+        os.kill(pid, signal.SIGKILL)
+    process.wait(20)
+
+
+def test_many_push_the_same_at_once(config: Config, proxy: Proxy, tmp_path: Path) -> None:
+    file = disk(tmp_path / "same.img", 24 * MIB)
+    desks = [make_desk(config, proxy.url, tmp_path / str(n)) for n in range(4)]
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda d=d: found.append(d.json("push", file, "same", *RAW)))
+        for d in desks
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len({one["image"]["digest"] for one in found}) == 1
+    assert len(found) == 4
