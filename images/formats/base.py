@@ -37,7 +37,7 @@ class Limits:
     """
 
     virtual_size: int = MAX_SIZE
-    metadata: int = 256 * MIB
+    metadata: int = 160 * MIB
     expansion: int = 200
     expansion_floor: int = 1024 * MIB
 
@@ -184,6 +184,15 @@ def check_disk(virtual_size: int, limits: Limits) -> None:
         raise refusal(
             "disk_too_large",
             f"the disk inside has {virtual_size // MIB} MiB, and {most // MIB} MiB are allowed",
+        )
+
+
+def check_file(virtual_size: int, file_size: int) -> None:
+    """Refuse files that are very much larger than the disk in them: what is it that they hold?"""
+    if file_size > 2 * virtual_size + 1024 * MIB:
+        raise refusal(
+            "file_too_large",
+            f"a file of {file_size // MIB} MiB for a disk of {virtual_size // MIB} MiB",
         )
 
 

@@ -19,9 +19,10 @@ from images.formats.base import (
     Reader,
     check_disk,
     check_expansion,
+    check_file,
     refusal,
 )
-from images.formats.qcow2_tables import walk
+from images.formats.qcow2_tables import Walk
 
 _V2: Final = struct.Struct(">4sIQIIQIIQQIIQ")
 _V3: Final = struct.Struct(">QQQII")
@@ -221,7 +222,8 @@ def _check_tables(header: Header) -> None:
 def inspect(reader: Reader, limits: Limits) -> Description:
     """What a qcow2 image says of itself, its tables walked. Raises ImageRejected."""
     header = parse(reader, limits)
-    walked = walk(reader, header)
+    check_file(header.virtual_size, reader.size)
+    walked = Walk(reader, header)
     allocated = min(walked.clusters * header.cluster, header.virtual_size)
     check_expansion(allocated, reader.size, limits)
     features = []

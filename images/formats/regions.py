@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections.abc import Iterator
-from itertools import pairwise
+from typing import Final
 
 from images.formats.base import refusal
 
@@ -38,37 +37,26 @@ class Regions:
                 raise refusal("overlap", f"{what} lies on top of {other}")
         insort(self._ranges, (begin, end, what))
 
-    def check(self, begins: array[int], length: int, what: str) -> None:
-        """Whether pieces of one length are disjoint from all ranges, and from each other.
-
-        begins: their offsets. A piece that begins in the file may reach over its end.
-        Raises ImageRejected.
-        """
-        ordered = array("Q", sorted(begins))
-        if ordered and ordered[-1] >= self._file_size:
-            raise refusal(
-                "outside_file", f"{what} is said to be at byte {ordered[-1]}, outside of the file"
-            )
-        for before, after in pairwise(ordered):
-            if after - before < length:
-                raise refusal("overlap", f"{what}, at byte {after}, lies on top of another")
-        for begin, end, other in self._ranges:
-            place = bisect_left(ordered, end)
-            if place and ordered[place - 1] + length > begin:
-                raise refusal("overlap", f"{what} lies on top of {other}")
-
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Begin and length of all that was added."""
         for begin, end, _ in self._ranges:
             yield begin, end - begin
 
 
-class Units:
-    """Which units (clusters, grains, blocks) of a file are taken: one bit a unit, one owner each."""
+_CHUNK: Final = 1024 * 1024
 
-    def __init__(self, file_size: int, unit: int) -> None:
+
+class Units:
+    """Which units (clusters, grains, blocks) of a file are taken: one bit a unit, one owner each.
+
+    base: bytes before the first unit, less than one. Memory: a bit a unit, and only where the
+    file has units that are taken.
+    """
+
+    def __init__(self, file_size: int, unit: int, base: int = 0) -> None:
         self.unit = unit
-        self._count = -(-file_size // unit)
+        self._base = base
+        self._count = -(-max(0, file_size - base) // unit)
         self._taken = bytearray(-(-self._count // 8))
 
     def take(self, offset: int, what: str) -> None:
@@ -77,10 +65,10 @@ class Units:
         Raises:
             ImageRejected: it is outside of the file, not a unit's begin, or taken already.
         """
-        number, rest = divmod(offset, self.unit)
+        number, rest = divmod(offset - self._base, self.unit)
         if rest:
             raise refusal("misaligned", f"{what} begins at byte {offset}, where none can begin")
-        if number >= self._count:
+        if not 0 <= number < self._count:
             raise refusal("outside_file", f"{what} is said to be at byte {offset}, outside of the file")
         bit = 1 << (number & 7)
         if self._taken[number >> 3] & bit:
@@ -91,3 +79,23 @@ class Units:
         """Take all units that ``length`` bytes from ``begin`` touch; see :meth:`take`."""
         for offset in range(begin - begin % self.unit, begin + length, self.unit):
             self.take(offset, what)
+
+    def mark(self, offset: int) -> None:
+        """Take the unit that ``offset`` is in, which others may have taken before."""
+        number = (offset - self._base) // self.unit
+        if 0 <= number < self._count:
+            self._taken[number >> 3] |= 1 << (number & 7)
+
+    def touches(self, begin: int, length: int) -> bool:
+        """Whether a unit that is taken has some of these bytes."""
+        first = max(0, (begin - self._base) // self.unit)
+        last = min(self._count - 1, (begin + length - 1 - self._base) // self.unit)
+        return any(self._taken[n >> 3] >> (n & 7) & 1 for n in range(first, last + 1))
+
+    def meets(self, other: Units) -> bool:
+        """Whether a unit is taken in both, which are of the same file."""
+        for begin in range(0, len(self._taken), _CHUNK):
+            mine, others = (each._taken[begin : begin + _CHUNK] for each in (self, other))
+            if int.from_bytes(mine, "little") & int.from_bytes(others, "little"):
+                return True
+        return False

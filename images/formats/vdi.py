@@ -21,9 +21,10 @@ from images.formats.base import (
     Reader,
     check_disk,
     check_expansion,
+    check_file,
     refusal,
 )
-from images.formats.regions import Regions
+from images.formats.regions import Regions, Units
 
 _HEADER: Final = struct.Struct("<4sIIII256sIIIIIIIQIIII16s16s16s16s")
 _OFFSET: Final = 0x40
@@ -49,6 +50,7 @@ class _Image:
 def inspect(reader: Reader, limits: Limits) -> Description:
     """What a VDI says of itself, its block map walked. Raises ImageRejected."""
     image = _parse(reader.read(_OFFSET, _HEADER.size, "the VDI header"), limits)
+    check_file(image.virtual_size, reader.size)
     _walk(reader, image)
     allocated = min(image.allocated * image.block, image.virtual_size)
     check_expansion(allocated, reader.size, limits)
@@ -126,10 +128,10 @@ def _walk(reader: Reader, image: _Image) -> None:
     numbers = array("I", reader.read(image.map_offset, image.blocks * 4, "the block map"))
     if sys.byteorder == "big":
         numbers.byteswap()
-    used = [number for number in numbers if number < _NO_BLOCK]
-    if any(number >= image.allocated for number in used):
-        raise refusal("outside_file", "the block map names a block that is not in the file")
-    if len(set(used)) != len(used):
-        raise refusal("overlap", "the block map names a block twice")
-    if image.kind == _FIXED and len(used) != image.blocks:
+    blocks, count = Units(image.allocated, 1), 0
+    for number in numbers:
+        if number < _NO_BLOCK:
+            blocks.take(number, "a block of data")
+            count += 1
+    if image.kind == _FIXED and count != image.blocks:
         raise refusal("block_count", "a fixed VDI without all of its blocks")

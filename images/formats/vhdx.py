@@ -20,6 +20,7 @@ from images.formats.base import (
     Reader,
     check_disk,
     check_expansion,
+    check_file,
     refusal,
 )
 from images.formats.crc32c import crc32c
@@ -56,6 +57,7 @@ def inspect(reader: Reader, limits: Limits) -> Description:
     places = _regions(reader, regions)
     disk = metadata(reader, *places[_METADATA])
     check_disk(disk.virtual_size, limits)
+    check_file(disk.virtual_size, reader.size)
     blocks = walk(reader, disk, *places[_BAT], regions)
     allocated = min(blocks * disk.block, disk.virtual_size)
     check_expansion(allocated, reader.size, limits)

@@ -27,9 +27,10 @@ from images.formats.base import (
     Reader,
     check_disk,
     check_expansion,
+    check_file,
     refusal,
 )
-from images.formats.regions import Regions
+from images.formats.regions import Regions, Units
 
 _HEADER: Final = struct.Struct("<4sIIQQQQIQQQB4sH")
 _NEWLINES: Final = b"\n \r\n"
@@ -66,8 +67,9 @@ def inspect(reader: Reader, limits: Limits) -> Description:
     _check_descriptor(descriptor, extent)
     if extent.directory == _GD_AT_END:
         extent = _footer(reader, extent, limits)
-    grains = _walk(reader, extent)
     virtual_size = extent.capacity * SECTOR
+    check_file(virtual_size, reader.size)
+    grains = _walk(reader, extent)
     allocated = min(grains * extent.grain * SECTOR, virtual_size)
     check_expansion(allocated, reader.size, limits)
     return Description(
@@ -222,15 +224,24 @@ def _walk(reader: Reader, extent: _Extent) -> int:
     regions = Regions(reader.size)
     regions.add(0, (1 + extent.descriptor_sectors) * SECTOR, "the header")
     regions.add(extent.directory * SECTOR, tables * 4, "the grain directory")
-    grains = array("Q")
     directory = _numbers(reader.read(extent.directory * SECTOR, tables * 4, "the grain directory"))
     first = 2 if extent.flags & _ZERO_GRAINS else 1
+    # A compressed grain is at least the sector that its marker is in; a plain one is all of it,
+    # and they follow each other without gaps of another size.
+    unit = SECTOR if extent.compressed else extent.grain * SECTOR
+    taken: Units | None = None
+    count = 0
     for table in directory:
-        if table:
-            data = reader.read(table * SECTOR, extent.entries * 4, "a grain table")
-            regions.add(table * SECTOR, len(data), "a grain table")
-            grains.extend(grain * SECTOR for grain in _numbers(data) if grain >= first)
-    # A compressed grain is at least the sector that its marker is in, a plain one all of it.
-    length = SECTOR if extent.compressed else extent.grain * SECTOR
-    regions.check(grains, length, "a grain")
-    return len(grains)
+        if not table:
+            continue
+        data = reader.read(table * SECTOR, extent.entries * 4, "a grain table")
+        regions.add(table * SECTOR, len(data), "a grain table")
+        for grain in _numbers(data):
+            if grain >= first:
+                offset = grain * SECTOR
+                taken = taken or Units(reader.size, unit, offset % unit)
+                taken.take(offset, "a grain")
+                count += 1
+    if taken and any(taken.touches(begin, length) for begin, length in regions.ranges()):
+        raise refusal("overlap", "a grain lies on top of a table or the header")
+    return count

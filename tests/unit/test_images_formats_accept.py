@@ -117,6 +117,14 @@ def test_a_disk_over_the_limit_is_refused(lab: Lab) -> None:
     assert limits_of(Config(max_image_size=7)).virtual_size == 7 * MIB
 
 
+@pytest.mark.parametrize("name", [name for name in MADE if name not in ("raw", "vmdk-stream")])
+def test_a_file_much_larger_than_its_disk_is_refused(lab: Lab, name: str) -> None:
+    """A sparse file of 4 TiB costs its sender nothing, and a map of it would cost us memory."""
+    path = lab.copy(name, "huge")
+    os.truncate(path, 4 << 40)
+    refused(path, "file_too_large")
+
+
 def test_metadata_over_the_budget_is_refused(lab: Lab) -> None:
     refused(lab.samples["qcow2-512"], "too_much_metadata", limits=Limits(metadata=80_000))
 

