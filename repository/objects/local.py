@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -43,7 +45,7 @@ class LocalObjects(ObjectStore):
             with translated():
                 file.flush()
                 os.fsync(file.fileno())
-                _move(temp, final)
+                self._move(temp, final)
 
     def put_file(self, key: str, path: Path) -> None:
         """See :meth:`ObjectStore.put_file`: moved, if it is on this file system."""
@@ -51,7 +53,7 @@ class LocalObjects(ObjectStore):
         with translated(), path.open("rb") as file:
             os.fsync(file.fileno())
             try:
-                _move(path, final)
+                self._move(path, final)
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
@@ -104,6 +106,24 @@ class LocalObjects(ObjectStore):
     def _path(self, key: str) -> Path:
         return self._root / checked_key(key)
 
+    def _move(self, path: Path, final: Path) -> None:
+        self._make_folder(final.parent)
+        path.replace(final)
+        sync_directory(final.parent)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder, durably. One that another process is just making is waited for.
+
+        Else our object would be in a folder whose own name a power cut may still take.
+        """
+        if not self._root.is_dir():
+            make_directories(self._root)
+        with _locked(self._root, fcntl.LOCK_SH):
+            if folder.is_dir():
+                return
+        with _locked(self._root, fcntl.LOCK_EX):
+            make_directories(folder)
+
 
 class LocalReader(ObjectReader):
     """An open file. It stays readable when the object is replaced or deleted."""
@@ -126,10 +146,14 @@ class LocalReader(ObjectReader):
         self._file.close()
 
 
-def _move(path: Path, final: Path) -> None:
-    make_directories(final.parent)
-    path.replace(final)
-    sync_directory(final.parent)
+@contextmanager
+def _locked(directory: Path, how: int) -> Iterator[None]:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, how)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
