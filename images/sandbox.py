@@ -97,7 +97,9 @@ def require(limits: SandboxLimits | None = None) -> None:
                 hint=f"apt-get install {package}; raw images need no conversion",
             )
     with contextlib.ExitStack() as stack:
-        words = _command(("true",), None, None, limits or SandboxLimits(), stack)
+        # Any file will do; older versions of bubblewrap cannot be handed one.
+        file = stack.enter_context(Path("/usr/bin/env").open("rb"))
+        words = _command(("true",), file, None, limits or SandboxLimits(), stack)
         try:
             done = subprocess.run(
                 words.argv,

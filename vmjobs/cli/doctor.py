@@ -55,6 +55,7 @@ def _programs() -> Iterator[Finding]:
         "linux.uml": ("the uml hypervisor", "apt-get install user-mode-linux"),
         "qemu-system-x86_64": ("the qemu and kvm hypervisors", "apt-get install qemu-system-x86"),
         "qemu-img": ("the qemu and kvm hypervisors", "apt-get install qemu-utils"),
+        "bwrap": ("images that are not raw", "apt-get install bubblewrap"),
         "mmdebstrap": ("building images", "apt-get install mmdebstrap"),
         "mke2fs": ("building images", "apt-get install e2fsprogs"),
     }
