@@ -8,7 +8,7 @@ import pytest
 
 from vmjobs.agent.journal import RECORD, Journal, RunRecord, sweep
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import Machine, MachineState, ProbeResult
+from vmjobs.hypervisor.base import Ending, Machine, MachineState, ProbeResult
 from vmjobs.model import HypervisorKind
 
 ATTEMPT = "a" * 32
@@ -43,6 +43,9 @@ class Shelf:
     def wait(self, name: str, timeout: float) -> MachineState:
         return self.state(name)
 
+    def ending(self, name: str) -> Ending:
+        return Ending.UNKNOWN
+
     def list(self) -> list[str]:
         return list(self.names)
 
@@ -70,6 +73,28 @@ def test_a_run_that_ends_leaves_nothing(tmp_path: Path) -> None:
     with journal.run(record(journal), shelf) as directory:
         assert (directory / RECORD).exists()
     assert shelf.names == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_driver_may_turn_out_to_be_needed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    name = journal.machine_name(ATTEMPT)
+    first, second = Shelf(), Shelf(name)
+    with journal.run(record(journal), first):
+        journal.reassign(ATTEMPT, second)
+    assert second.names == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_other_driver_is_known_after_a_kill(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    killed(journal)
+    second = Shelf(journal.machine_name(ATTEMPT))
+    second.kind = HypervisorKind.QEMU
+    journal.reassign(ATTEMPT, second)
+    (left,) = Journal(tmp_path).recover({HypervisorKind.UML: Shelf(), second.kind: second})
+    assert left.record.hypervisor is HypervisorKind.QEMU
+    assert second.names == []
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,7 +8,16 @@ import pytest
 
 from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.inbox import ExitReported, Ready, ScriptEnded
-from vmjobs.agent.verdict import NO_STATUS, failed, judge, judge_early_end, stopped
+from vmjobs.agent.verdict import (
+    NO_STATUS,
+    by_rule,
+    failed,
+    judge,
+    judge_early_end,
+    overdue,
+    stopped,
+)
+from vmjobs.hypervisor.base import Ending
 from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode
 
 
@@ -60,6 +69,78 @@ def test_a_machine_that_ends_early_is_never_a_success(
     assert (verdict.state, verdict.reason.code) == (JobState.FAILED, code)
     assert verdict.exit_code == NO_STATUS
     assert "line 2" in verdict.reason.message
+
+
+R, P, L = "report", "poweroff", "console:all done"
+E, C = Ending, ReasonCode
+
+
+@pytest.mark.parametrize(
+    ("rule", "ending", "panic", "ready", "code"),
+    [
+        (R, E.POWEROFF, None, True, C.NO_EXIT_REPORT),
+        (R, E.POWEROFF, None, False, C.BOOT_FAILED),
+        (R, E.RESET, None, True, C.NO_EXIT_REPORT),
+        (R, E.RESET, "VFS", True, C.KERNEL_PANIC),
+        (R, E.CRASHED, None, True, C.GUEST_LOST),
+        (R, E.KILLED, None, False, C.GUEST_LOST),
+        (R, E.UNKNOWN, None, True, C.NO_EXIT_REPORT),
+        (P, E.RESET, None, True, C.NO_EXIT_REPORT),
+        (P, E.RESET, "VFS", True, C.KERNEL_PANIC),
+        (P, E.PANICKED, None, True, C.KERNEL_PANIC),
+        (P, E.CRASHED, None, True, C.GUEST_LOST),
+        (P, E.KILLED, None, True, C.GUEST_LOST),
+        (P, E.UNKNOWN, None, True, C.GUEST_LOST),
+        (L, E.POWEROFF, None, True, C.NO_EXIT_REPORT),
+        (L, E.RESET, None, False, C.NO_EXIT_REPORT),
+        (L, E.PANICKED, "VFS", True, C.KERNEL_PANIC),
+        (L, E.KILLED, None, True, C.GUEST_LOST),
+    ],
+)
+def test_an_end_without_a_word(
+    rule: str, ending: Ending, panic: str | None, ready: bool, code: ReasonCode
+) -> None:
+    verdict = judge_early_end(panic=panic, ready=ready, last_lines="", rule=rule, ending=ending)
+    assert (verdict.state, verdict.reason.code) == (JobState.FAILED, code)
+    assert verdict.exit is None
+    assert verdict.exit_code == NO_STATUS
+    if rule == L and code is C.NO_EXIT_REPORT:
+        assert "all done" in verdict.reason.message, "it says what never came"
+
+
+@pytest.mark.parametrize("ending", [None, *Ending])
+@pytest.mark.parametrize("rule", [R, P, L])
+def test_a_power_off_counts_under_its_rule_alone(rule: str, ending: Ending | None) -> None:
+    success = by_rule(rule, ending, None)
+    if (rule, ending) == (P, E.POWEROFF):
+        assert success is not None
+        assert success.exit == ExitStatus(code=0, channel=ExitChannel.POWEROFF)
+    else:
+        assert success is None
+
+
+def test_a_line_counts_and_is_quoted() -> None:
+    success = by_rule(L, None, "all done")
+    assert success is not None
+    verdict = judge(
+        success.exit,
+        disk_full=False,
+        too_large=False,
+        missing=[],
+        disk=1,
+        subject=success.subject,
+        deed=success.deed,
+    )
+    assert verdict.state is JobState.COMPLETED
+    assert verdict.exit == ExitStatus(code=0, channel=ExitChannel.CONSOLE)
+    assert "'all done'" in verdict.reason.message
+
+
+def test_what_was_not_done_in_time() -> None:
+    assert "powered off" in overdue(P, 5, script=False)
+    assert "/all done/" in overdue(L, 5, script=False)
+    assert "script" in overdue(R, 5, script=True)
+    assert "script" not in overdue(R, 5, script=False)
 
 
 def test_a_stop_from_outside_is_not_a_failure_of_the_job() -> None:
