@@ -45,6 +45,7 @@ class ImageCache:
         keep_free: int = 0,
         trust: Trust | None = None,
     ) -> None:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)  # not everybody may see every image
         self._store = ImageStore(root)
         self._fetch = fetch
         self._room = Room(self._store, limit, keep_free)
@@ -70,7 +71,10 @@ class ImageCache:
         with self._room.leased(digest) as lease:
             image = self._prepare(digest, progress)
             self._room.touch(lease)
-            yield image
+            try:
+                yield image
+            finally:
+                self._room.touch(lease)
 
     def cached(self) -> list[str]:
         """Digests of the images that are here, complete."""

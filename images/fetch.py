@@ -90,7 +90,8 @@ class ContentFetch:
         try:
             note = json.loads(self._note_path.read_bytes())
             if note["mark"] == mark_of(os.fstat(file.fileno())):
-                self._have.update(note["segments"])
+                self._have.update(note["have"])
+                self._dirty.update(note["dirty"])
                 return
         except (OSError, ValueError, KeyError, TypeError):
             pass
@@ -121,11 +122,18 @@ class ContentFetch:
             self.folder.drop_partial(self.part.digest)
             raise full(error) from error
         except BaseException:
-            note = {"mark": mark_of(os.fstat(file.fileno())), "segments": sorted(self._have)}
-            with suppress(OSError):  # without it the file is read again
-                data = json.dumps(note).encode()
-                write_atomically(self._note_path, data, self.folder.temporary)
+            with suppress(OSError):  # without the note the file is read again
+                self._write_note(file)
             raise
+
+    def _write_note(self, file: BinaryIO) -> None:
+        os.fsync(file.fileno())  # a note that outlives what it speaks of would be believed
+        note = {
+            "mark": mark_of(os.fstat(file.fileno())),
+            "have": sorted(self._have),
+            "dirty": sorted(self._dirty),
+        }
+        write_atomically(self._note_path, json.dumps(note).encode(), self.folder.temporary)
 
     @property
     def _note_path(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -64,7 +65,8 @@ class Room:
     def touch(lease: int) -> None:
         """Note that the image is used now."""
         with suppress(OSError):
-            os.utime(lease)
+            now = time.time_ns()  # the file system's own clock goes in steps of milliseconds
+            os.utime(lease, ns=(now, now))
 
     def expect(self, manifest: ImageManifest) -> None:
         """Have the image's contents counted as needed, those that are here and those to come."""
@@ -168,7 +170,7 @@ class Room:
                 found.update(part.digest for part in self._store.manifest(digest).parts())
         return found
 
-    def _last_use(self, digest: str) -> float:
+    def _last_use(self, digest: str) -> int:
         return _modified(self._lease(digest))
 
     def _forget(self, digest: str) -> None:
@@ -200,8 +202,8 @@ def _blocks(path: Path) -> int:
         return 0
 
 
-def _modified(path: Path) -> float:
+def _modified(path: Path) -> int:
     try:
-        return path.stat().st_mtime
+        return path.stat().st_mtime_ns
     except FileNotFoundError:
-        return 0.0
+        return 0

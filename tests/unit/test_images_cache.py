@@ -219,6 +219,25 @@ def test_what_was_fetched_before_a_crash_is_checked(node: Path, remote: Remote) 
     assert len(remote.segments) == 4  # two of data, the last one, the kernel
 
 
+def test_what_is_wrong_in_a_file_is_not_forgotten_by_the_next_attempt(
+    node: Path, remote: Remote
+) -> None:
+    """Garbage where zeros belong, found by an attempt that was broken off in its turn."""
+    disk = noise(2 * SEGMENT) + bytes(BLOCK) + noise(BLOCK, 9) + bytes(SEGMENT)
+    digest, manifest = put(remote.store, disk)
+    partial = node / "partial" / manifest.root.digest.removeprefix("tree:")
+    partial.parent.mkdir(parents=True)
+    with partial.open("wb") as file:
+        file.seek(2 * SEGMENT)
+        file.write(noise(3 * BLOCK, 5))
+        file.seek(3 * SEGMENT)
+        file.write(noise(BLOCK, 6))
+    cache = ImageCache(node, remote)
+    cut_off(remote, cache, digest, after=1)
+    assert list(node.glob("partial/*.note"))
+    assert cache.prepare(digest).root.read_bytes() == disk
+
+
 def test_a_note_that_does_not_fit_its_file_is_not_believed(node: Path, remote: Remote) -> None:
     disk = noise(4 * SEGMENT)
     digest, manifest = put(remote.store, disk)
@@ -307,6 +326,16 @@ def test_what_was_used_longest_ago_goes_first(node: Path, remote: Remote) -> Non
         assert cache.cached() == sorted([images[0], images[2], images[3]])
     assert used(node) <= 3 * 2 * SEGMENT + MIB
     assert not any("partial" in name for name in files(node))
+    assert node.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_end_of_a_use_counts_as_one(node: Path, remote: Remote) -> None:
+    images = [put(remote.store, noise(2 * SEGMENT, n), b"%d" % n)[0] for n in range(3)]
+    cache = ImageCache(node, remote, limit=4 * SEGMENT + MIB)
+    with cache.lease(images[0]), cache.lease(images[1]):
+        pass
+    cache.prepare(images[2])
+    assert cache.cached() == sorted([images[0], images[2]])
 
 
 def test_the_order_outlives_the_process(node: Path, remote: Remote) -> None:
