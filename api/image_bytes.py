@@ -81,7 +81,8 @@ def content(digest: str, content: str) -> Response:
 @operation("readSegment", tag=TAG, access=FETCH, headers=HEADERS, replies=BYTES, errors=ERRORS)
 def segment(digest: str, segment: str) -> Response:
     """Read a segment as it is stored: a head with each block's digest, then the blocks."""
-    who = viewer()
-    public = _public(who, digest)
-    source = ObjectSource(backend().images.open_segment(who, digest, bytes.fromhex(segment)))
+    images = backend().images
+    reader, seen_by = images.serve_segment(viewer(), digest, bytes.fromhex(segment))
+    source = ObjectSource(reader)
+    public = seen_by is Visibility.PUBLIC
     return send(source, etag=segment, immutable=True, public=public, close=source.close)

@@ -22,8 +22,6 @@ from repository.objects.base import ObjectReader
 PIECE: Final = 256 * 1024
 #: A server that has this copies files to sockets without our help.
 KERNEL_COPIES: Final = "wsgi.file_wrapper"
-#: A peer that takes nothing of an answer for so long is let go.
-STALL_SECONDS: Final = 60
 _ONE_RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
 
 
@@ -235,10 +233,6 @@ def send(
 def _by_the_kernel(file: _ObjectFile, span: Span, status: int, headers: dict[str, str]) -> Response:
     """An answer whose bytes never enter this process; the server closes ``file``."""
     file.seek(span.start)
-    connection = request.environ.get("gunicorn.socket")
-    if connection is not None:
-        # sendfile would wait for ever for a peer that takes nothing: it heeds no limit but this.
-        connection.settimeout(STALL_SECONDS)
     return Response(
         wrap_file(request.environ, cast(IO[bytes], file)),
         status,

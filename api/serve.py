@@ -111,6 +111,8 @@ def _limit_stalls(server: Any) -> None:
     """Time limits on the listening sockets; Linux hands them down to every connection."""
     limit = struct.pack("ll", STALL_SECONDS, 0)
     for listener in server.LISTENERS:
+        # The other two do not end sendfile, which waits for room again; this one ends the connection.
+        listener.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_SECONDS * 1000)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             listener.sock.setsockopt(socket.SOL_SOCKET, option, limit)
 

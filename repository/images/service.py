@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from repository.images.prefetching import Prefetching
+from repository.images.serving import Serving
 
 
-class Images(Prefetching):
+class Images(Serving):
     """Images: segments in an object store, everything else in the database.
 
     Every method takes the viewer on whose behalf it is called; what is not his to see does not
@@ -16,5 +16,5 @@ class Images(Prefetching):
     segments: put_segment.  publishing: publish.
     reading: manifest, layout, open_segment, read_content, verify, visibility, parsed_manifest.
     catalog: list, resolve, detail, signature, kinds, pin, change, tag, untag, remove.
-    collecting: collect.  prefetching: prefetch, wishes.
+    collecting: collect.  prefetching: prefetch, wishes.  serving: serve_segment.
     """

@@ -18,6 +18,7 @@ from api_process import SERVE, children, free_port, running, until
 from repository_kit import push_library
 
 from api.serve import make_issuer
+from images.content import SEGMENT, layout_of_bytes
 from repository.service import open_repository
 from vmjobs.client import Client, JobAgentClient, Retries
 from vmjobs.config import Config
@@ -126,6 +127,32 @@ def test_silent_peers_do_not_keep_others_waiting(settings: Config, tmp_path: Pat
     with running(one_process, tmp_path / "log", program), ExitStack() as silent:
         for _ in range(20):
             peer = silent.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            peer.sendall(head.encode())
+        with Client(f"http://{settings.listen}", retries=Retries(deadline=20, read=20)) as client:
+            start = time.monotonic()
+            assert client.health().status == "ok"
+            assert time.monotonic() - start < 15
+
+
+def test_peers_that_take_nothing_do_not_keep_others_waiting(settings: Config, tmp_path: Path) -> None:
+    """The kernel sends segments by itself; it gives up on such peers, too."""
+    program = SERVE.replace(
+        "serve(load())", "import api.serve as s; s.STALL_SECONDS = 1; serve(load())"
+    )
+    with closing(open_repository(settings)) as repository:
+        data = os.urandom(SEGMENT)
+        image = push_library(repository.images, "large", data)
+    host, port = settings.listen.split(":")
+    token = make_issuer(settings).user_token("ada")
+    digest = layout_of_bytes(data).segments[0].hex()
+    head = f"GET /v1/images/{image.digest}/segments/{digest} HTTP/1.1\r\nHost: x\r\n"
+    head += f"Authorization: Bearer {token}\r\n\r\n"
+    one_process = settings.model_copy(update={"api_workers": 1})
+    with running(one_process, tmp_path / "log", program), ExitStack() as silent:
+        for _ in range(20):
+            peer = silent.enter_context(socket.socket())
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.connect((host, int(port)))
             peer.sendall(head.encode())
         with Client(f"http://{settings.listen}", retries=Retries(deadline=20, read=20)) as client:
             start = time.monotonic()
