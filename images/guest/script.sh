@@ -88,8 +88,8 @@ pump() {
 # the file: `echo >/dev/stderr` in it would cut off what the file has.
 save() {
     trap - CHLD INT TERM
-    exec 3>&- 4>&-
-    bb cat <"$run/$1.fifo" >>"$job/std$1" 2>/dev/null ||
+    exec 7<"$run/$1.fifo" 3>&- 4>&-
+    bb cat <&7 >>"$job/std$1" 2>/dev/null ||
         say "vmjobs: error: std$1 lost bytes (the disk is full)"
 }
 

@@ -174,6 +174,8 @@ def _complete(tree: Tree, kit: kits.Kit, program: Program, identity: Identity) -
     for name in ("dev", "proc", "sys", "etc"):
         _need_folder(tree, name)
     tree.add_file("etc/hosts", _HOSTS)
+    if "etc/mtab" not in tree.nodes:
+        tree.add_link("etc/mtab", "/proc/mounts")  # as engines do
     directory = program.directory.strip("/")
     if directory:
         _need_folder(tree, directory)
