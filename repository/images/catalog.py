@@ -7,38 +7,29 @@ import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from images.signature import MAX_SIGNATURES, check_form, require_signed, signers, trusted_keys
 from repository.images.access import (
     alive,
-    expired,
     holding_of,
     manifest_of,
     may_read,
     may_write,
     missing,
-    over,
     parsed,
 )
+from repository.images.names import check_name, find
 from repository.images.reading import Reading
 from repository.images.sql import put
 from repository.images.tables import HoldingRow, ImageRow, ShareRow, TagRow
 from repository.images.usage import needed, refuse_if_needed, unheld
 from repository.images.viewer import LIBRARY, Viewer, require_namespace
-from vmjobs.errors import Forbidden, InvalidRequest, NotFound
-from vmjobs.model import HypervisorKind, ImageName, ImageRef, Namespace, Tag
+from vmjobs.errors import Forbidden
+from vmjobs.model import HypervisorKind
 from vmjobs.model import now as utc_now
 from vmjobs.wire import ImageChange, ImageDetail, ImageInfo, ImageTag, Origin, Share, Visibility
-
-#: Names that an error shows.
-SHOWN = 10
-_REF: TypeAdapter[str] = TypeAdapter(ImageRef)
-_NAME: TypeAdapter[str] = TypeAdapter(ImageName)
-_TAG: TypeAdapter[str] = TypeAdapter(Tag)
-_NAMESPACE: TypeAdapter[str] = TypeAdapter(Namespace)
 
 
 class Catalog(Reading):
@@ -150,7 +141,8 @@ class Catalog(Reading):
         with self.database.write() as session:
             lock_image(session, digest)
             found = holding_of(session, viewer, digest)
-            holding = held(session, digest, namespace) or hold(session, viewer, digest, namespace)
+            holding = held(session, viewer, digest, namespace)
+            holding = holding or hold(session, viewer, digest, namespace)
             if found is not None and found.id != holding.id and not holding.signature:
                 holding.signature = found.signature
             set_tag(session, holding, name, tag)
@@ -164,7 +156,8 @@ class Catalog(Reading):
         namespace = require_namespace(viewer, namespace)
         which = (TagRow.namespace == namespace, TagRow.name == name, TagRow.tag == tag)
         with self.database.write() as session:
-            if not session.execute(delete(TagRow).where(*which).returning(TagRow.name)).all():
+            mine = TagRow.holding.in_(select(HoldingRow.id).where(may_write(viewer)))
+            if not session.execute(delete(TagRow).where(*which, mine).returning(TagRow.name)).all():
                 raise missing(f"{namespace}/{name}:{tag}")
 
     def remove(self, viewer: Viewer, digest: str) -> None:
@@ -246,67 +239,6 @@ class Catalog(Reading):
         return signers(digest, signature, trusted_keys(folder))
 
 
-def find(session: Session, viewer: Viewer, ref: str) -> tuple[str, HoldingRow | None]:
-    """What a reference stands for; the holding only where it is a name.
-
-    Raises InvalidRequest (not a reference), NotFound.
-    """
-    _checked(_REF, ref, "an image reference")
-    if ref.startswith("sha256:"):
-        return ref, None
-    where, _, rest = ref.rpartition("/")
-    name, _, tag = rest.partition(":")
-    for namespace in [where] if where else [viewer.namespace, LIBRARY]:
-        query = (
-            select(HoldingRow)
-            .join(TagRow, TagRow.holding == HoldingRow.id)
-            .where(
-                TagRow.namespace == namespace,
-                TagRow.name == name,
-                TagRow.tag == (tag or "latest"),
-                may_read(viewer),
-            )
-        )
-        holding = session.scalars(query).one_or_none()
-        if holding is None:
-            continue
-        if over(holding, utc_now()):
-            raise expired(holding, ref)
-        return holding.image, holding
-    known = ", ".join(_some_names(session, viewer)) or "none"
-    raise NotFound(f"there is no image {ref[:200]}", hint=f"images that you may name: {known}")
-
-
-def _some_names(session: Session, viewer: Viewer) -> list[str]:
-    query = (
-        select(TagRow)
-        .join(HoldingRow, HoldingRow.id == TagRow.holding)
-        .where(may_read(viewer), alive(utc_now()))
-        .order_by(TagRow.namespace != viewer.namespace, TagRow.namespace, TagRow.name, TagRow.tag)
-        .limit(SHOWN + 1)
-    )
-    names = [f"{row.namespace}/{row.name}:{row.tag}" for row in session.scalars(query)]
-    return names if len(names) <= SHOWN else [*names[:SHOWN], "…"]
-
-
-def check_name(namespace: str, name: str, tag: str) -> None:
-    """Raises InvalidRequest where one of them cannot be such a name; no namespace is the own one."""
-    if namespace:
-        _checked(_NAMESPACE, namespace, "a namespace")
-    _checked(_NAME, name, "an image name")
-    _checked(_TAG, tag, "a tag")
-
-
-def _checked(kind: TypeAdapter[str], value: str, what: str) -> None:
-    # A pattern's $ would let a line feed pass at the end.
-    try:
-        kind.validate_python(value)
-    except ValidationError as error:
-        raise InvalidRequest(f"{value[:100]!r} is not {what}") from error
-    if "\n" in value:
-        raise InvalidRequest(f"{value[:100]!r} is not {what}")
-
-
 def lock_image(session: Session, digest: str) -> None:
     """Keep an image's row until the transaction ends.  Raises NotFound."""
     query = select(ImageRow.digest).where(ImageRow.digest == digest)
@@ -314,10 +246,22 @@ def lock_image(session: Session, digest: str) -> None:
         raise missing(digest)
 
 
-def held(session: Session, digest: str, namespace: str) -> HoldingRow | None:
-    """The holding of an image in a namespace, ours until the transaction ends."""
+def held(session: Session, viewer: Viewer, digest: str, namespace: str) -> HoldingRow | None:
+    """The holding of an image in a namespace of the viewer, ours until the transaction ends.
+
+    Raises Forbidden: the namespace was made of another user's name, and is that one's.
+    """
     query = select(HoldingRow).where(HoldingRow.image == digest, HoldingRow.namespace == namespace)
-    return session.scalars(query.with_for_update(of=HoldingRow)).one_or_none()
+    found = session.scalars(query.with_for_update(of=HoldingRow)).one_or_none()
+    if found is not None:
+        _check_owner(namespace, found.owner, viewer.user)
+    return found
+
+
+def _check_owner(namespace: str, owner: str, user: str) -> None:
+    """Made-up namespaces are told apart by 32 bits, which one can try to hit."""
+    if namespace != LIBRARY and owner != user:
+        raise Forbidden(f"the namespace {namespace!r} is another user's")
 
 
 def hold(session: Session, viewer: Viewer, digest: str, namespace: str) -> HoldingRow:
@@ -339,7 +283,14 @@ def hold(session: Session, viewer: Viewer, digest: str, namespace: str) -> Holdi
 
 
 def set_tag(session: Session, holding: HoldingRow, name: str, tag: str) -> None:
-    """Call a holding by a name of its namespace."""
+    """Call a holding by a name of its namespace.  Raises Forbidden: see :func:`held`."""
+    before = (
+        select(HoldingRow.owner)
+        .join(TagRow, TagRow.holding == HoldingRow.id)
+        .where(TagRow.namespace == holding.namespace, TagRow.name == name, TagRow.tag == tag)
+    )
+    for owner in session.scalars(before):
+        _check_owner(holding.namespace, owner, holding.owner)
     row = {"namespace": holding.namespace, "name": name, "tag": tag, "holding": holding.id}
     key = ("namespace", "name", "tag")
     put(session, TagRow, row, key=key, change=("holding",), returning=(TagRow.holding,))

@@ -16,7 +16,6 @@ from images.manifest import MAX_BYTES, ImageManifest, Part
 from repository.images.access import may_read
 from repository.images.catalog import (
     Catalog,
-    check_name,
     held,
     hold,
     set_shares,
@@ -24,6 +23,7 @@ from repository.images.catalog import (
     shares_of,
     until,
 )
+from repository.images.names import check_name
 from repository.images.sql import add_missing, put
 from repository.images.tables import (
     ContentRow,
@@ -37,7 +37,7 @@ from repository.images.tables import (
 )
 from repository.images.uploads import TRIES
 from repository.images.viewer import LIBRARY, Viewer, require_namespace
-from vmjobs.errors import Fault, Forbidden, ImageRejected, MissingBlocks, Unavailable
+from vmjobs.errors import Fault, ImageRejected, MissingBlocks, Unavailable
 from vmjobs.model import MIB, faults_of
 from vmjobs.model import now as utc_now
 from vmjobs.wire import ImageDetail, Publication, Visibility
@@ -137,11 +137,8 @@ class Publishing(Catalog):
         self, session: Session, viewer: Viewer, publication: Publication, namespace: str, digest: str
     ) -> HoldingRow:
         """The holding, as the publication wants it."""
-        holding = held(session, digest, namespace)
-        if holding is None:
-            holding = hold(session, viewer, digest, namespace)
-        elif namespace == viewer.namespace and holding.owner != viewer.user:
-            raise Forbidden(f"the namespace {namespace} is another user's")
+        holding = held(session, viewer, digest, namespace)
+        holding = holding or hold(session, viewer, digest, namespace)
         if publication.visibility is Visibility.PUBLIC:
             holding.visibility = publication.visibility.value
         if publication.shares:

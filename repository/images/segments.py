@@ -178,7 +178,7 @@ class Segments(Uploads):
             except IntegrityError as error:
                 raise no_upload(upload) from error
         for old in obsolete:
-            self.objects.delete(old)
+            self._discard(old)
         return new
 
     def _record(
@@ -226,8 +226,15 @@ class Segments(Uploads):
         except Unavailable:
             raise
         except VMJobsError:
-            self.objects.delete(key)
+            self._discard(key)
             raise
+
+    def _discard(self, key: str) -> None:
+        """Remove an object that no row names; if that fails, the sweep does it."""
+        try:
+            self.objects.delete(key)
+        except Unavailable as error:
+            logger.warning("the object %s is left for the sweep: %s", key, error.message)
 
 
 def object_key(digest: bytes) -> str:

@@ -23,7 +23,7 @@ from images.segment import pack
 from repository.images import Images, Viewer
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
-from vmjobs.errors import ImageInUse, InvalidSpec, MissingBlocks, NotFound, VMJobsError
+from vmjobs.errors import Forbidden, ImageInUse, InvalidSpec, MissingBlocks, NotFound, VMJobsError
 from vmjobs.wire import Publication
 
 USERS: Final = ("ada", "bob", "eve")
@@ -81,7 +81,7 @@ class Worker:
         try:
             action(viewer)
             self.done[action.__name__] += 1
-        except (NotFound, MissingBlocks, ImageInUse, InvalidSpec) as error:
+        except (NotFound, Forbidden, MissingBlocks, ImageInUse, InvalidSpec) as error:
             self.done[f"{action.__name__}: {error.code}"] += 1
 
     def push(self, viewer: Viewer) -> None:

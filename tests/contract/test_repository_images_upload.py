@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from objects_kit import small_disk
 from repository_images_kit import (
     ADA,
     BOB,
@@ -22,6 +24,7 @@ from repository_images_kit import (
     stored,
     sweeper,
 )
+from s3_kit import S3Server
 from sqlalchemy import select
 
 from images.content import BLOCK, SEGMENT, Layout, block_digest, segment_digest
@@ -39,6 +42,8 @@ from vmjobs.errors import (
     NotFound,
     PayloadTooLarge,
     QuotaExceeded,
+    StorageFull,
+    Unavailable,
 )
 from vmjobs.wire import Publication
 
@@ -402,3 +407,57 @@ def test_block_rows_are_few(images: Images) -> None:
     push(images, ADA, piece + noise(100, 4))
     with images.database.read() as session:
         assert len(session.scalars(select(BlockRow.digest)).all()) == 3
+
+
+def test_no_room_in_the_middle_of_an_upload(config: Config, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", 12) as place:
+        chosen = config.model_copy(update={"storage_url": str(place / "objects")})
+        database = Database(config.database)
+        images = Images(database, open_objects(chosen), chosen)
+        upload = begin(images)
+        parts, wanted = layout(TWO + noise(6 * MIB, 5)), pieces(TWO + noise(6 * MIB, 5))
+        (place / "others").write_bytes(bytes(2 * MIB))
+        images.put_segment(ADA, upload, wanted[0][0], packed(wanted[0][1]))
+        before = images.upload(ADA, upload).received
+        with pytest.raises(StorageFull):
+            images.put_segment(ADA, upload, wanted[1][0], packed(wanted[1][1]))
+        assert images.upload(ADA, upload).received == before
+        assert len(stored(images)) == 1
+        (place / "others").unlink()
+        wanted[1:] = pieces(TWO[SEGMENT:])  # a smaller one has room
+        images.put_segment(ADA, upload, wanted[1][0], packed(wanted[1][1]))
+        with pytest.raises(MissingBlocks):
+            images.put_content(ADA, upload, parts.digest, parts.to_bytes())
+        parts = send(images, ADA, upload, TWO)
+        done = images.publish(ADA, Publication(manifest=manifest_of(parts), upload=upload))
+        assert read(images, ADA, done) == TWO
+        database.close()
+
+
+def test_a_storage_that_goes_away_and_comes_back(config: Config, tmp_path: Path, s3_keys: None) -> None:
+    server = S3Server(tmp_path / "server")
+    server.start()
+    try:
+        chosen = config.model_copy(update={"storage_url": server.url(server.bucket())})
+        database = Database(config.database)
+        images = Images(database, open_objects(chosen), chosen)
+        upload = begin(images)
+        (first, piece), (second, rest) = pieces(TWO)
+        images.put_segment(ADA, upload, first, packed(piece))
+        server.kill()
+        with pytest.raises(Unavailable) as caught:
+            images.put_segment(ADA, upload, second, packed(rest))
+        assert caught.value.service == "storage"
+        changed = noise(BLOCK, 3) + piece[BLOCK:]
+        ((digest, _),) = pieces(changed)
+        with pytest.raises(Unavailable):
+            images.put_segment(ADA, upload, digest, packed(changed, [5]))
+        server.start()
+        # That nobody answered is no sign of damage.
+        assert images.missing_segments(ADA, upload, [first, second]) == [False, True]
+        parts = send(images, ADA, upload, TWO)
+        done = images.publish(ADA, Publication(manifest=manifest_of(parts), upload=upload))
+        assert read(images, ADA, done) == TWO
+        database.close()
+    finally:
+        server.kill()
