@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from images import sandbox
-from images.formats import Description, Format, Limits, inspect
-from images.formats.base import MIB, open_image, refusal
+from images.formats import Description, Format, Limits, inspect, refusal_of_raw
+from images.formats.base import MIB, open_image, opened, refusal
+from images.formats.signatures import HEAD, TAIL
 from images.sandbox import SandboxLimits
 from vmjobs.durable import sync_directory
 from vmjobs.errors import StorageFull, VMJobsError
@@ -31,7 +32,7 @@ from vmjobs.errors import StorageFull, VMJobsError
 Progress = Callable[[float], None]
 
 _PERCENT: Final = re.compile(rb"\(\s*(\d+(?:\.\d+)?)/100%\)")
-_SLACK: Final = 64 * MIB
+_SLACK: Final = 256 * MIB
 _NAME: Final = "disk"
 _HAS_BACKING: Final = frozenset({Format.QCOW2, Format.VMDK})
 
@@ -64,6 +65,7 @@ def to_raw(
         with _written(directory) as result:
             # Some versions leave out what is zeros at the end.
             result.truncate(description.virtual_size)
+            _check_inside(result)
 
 
 def from_raw(
@@ -106,7 +108,10 @@ def head_of(
             limits=_bounded(limits, length, length),
         )
         with _written(Path(scratch)) as result:
-            return result.read(length)
+            head = result.read(length)
+    if message := refusal_of_raw(head[:HEAD], description.virtual_size):
+        raise refusal("raw_with_header", f"in the image is not a plain disk: {message}")
+    return head
 
 
 def _convert(
@@ -159,9 +164,9 @@ def _target(format: Format, *, compressed: bool) -> tuple[str, ...]:
 
 def _bounded(limits: SandboxLimits | None, file_size: int, written: int) -> SandboxLimits:
     """The caller's limits, or the defaults, with room for a result of this size and no more."""
-    bounded = replace(
-        SandboxLimits(), file_size=file_size + MIB, written=min(file_size, written) + _SLACK
-    )
+    # Some file systems reserve as much again for a file while it grows.
+    most = min(file_size, 2 * written) + _SLACK
+    bounded = replace(SandboxLimits(), file_size=file_size + MIB, written=most)
     if limits is None:
         return bounded
     return replace(
@@ -179,6 +184,14 @@ def _check_same(file: BinaryIO, description: Description) -> None:
         found = replace(found, allocated=description.allocated)
     if found != description:
         raise refusal("changed", "the image was changed after it had been looked at")
+
+
+def _check_inside(result: BinaryIO) -> None:
+    """Refuse a disk that is an image of another format itself: kept as raw it would be probed."""
+    with opened(result, Limits()) as reader:
+        message = refusal_of_raw(reader.head(HEAD), reader.size, reader.tail(TAIL))
+    if message:
+        raise refusal("raw_with_header", f"in the image is not a plain disk: {message}")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -37,6 +38,10 @@ MADE = {
     "vhdx-fixed": ("vhdx", "-o", "subformat=fixed"),
 }
 
+#: Where the headers and tables of all formats are: damage elsewhere is only data.
+HOT = 400_000
+INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, (1 << 64) - 1)
+
 
 def disk() -> bytes:
     """A small disk: a boot sector, text, what does not compress, and zeros between."""
@@ -64,6 +69,27 @@ def make_all(directory: Path) -> dict[str, Path]:
         if name != "raw":
             qemu_img("convert", "-f", "raw", "-O", format_, *options, raw, directory / name)
     return {name: directory / name for name in MADE}
+
+
+def damage(data: bytearray, chance: random.Random) -> bytes:
+    """Some changes of bytes, numbers or pieces, and perhaps another length."""
+    for _ in range(chance.randint(1, 8)):
+        place = chance.randrange(min(len(data), chance.choice((128, 512, 4096, 70_000, HOT))))
+        kind = chance.randrange(4)
+        if kind == 0:
+            data[place] = chance.randrange(256)
+        elif kind == 1:
+            width, order = chance.choice((2, 4, 8)), chance.choice(("little", "big"))
+            value = chance.choice(INTERESTING) + chance.randint(-1, 1)
+            data[place : place + width] = (value % (1 << 8 * width)).to_bytes(width, order)
+        elif kind == 2:
+            other, length = chance.randrange(min(len(data), HOT)), chance.randrange(64)
+            data[place : place + length] = data[other : other + length]
+        else:
+            data[place] ^= 1 << chance.randrange(8)
+    if chance.random() < 0.15:
+        del data[chance.randrange(len(data)) :]
+    return bytes(data)
 
 
 class Lab:

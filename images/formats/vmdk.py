@@ -187,7 +187,9 @@ def _check_extent(line: re.Match[str], extent: _Extent) -> None:
             "the VMDK's extent is named by a path: it is another file",
             hint=_SINGLE,
         )
-    if int(sectors[:20]) != extent.capacity:
+    # VirtualBox rounds the capacity up to whole grains.
+    said = int(sectors[:20])
+    if not said <= extent.capacity <= -(-said // extent.grain) * extent.grain:
         raise refusal(
             "capacity",
             f"the VMDK has {extent.capacity} sectors, and its descriptor says {sectors[:20]}",

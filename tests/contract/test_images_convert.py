@@ -109,6 +109,23 @@ def test_damaged_data_is_refused_and_leaves_nothing(lab: Lab, tmp_path: Path) ->
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
+@pytest.mark.parametrize("format_", ["qcow2", "vmdk", "vdi", "vhdx"])
+def test_an_image_within_an_image_is_refused(lab: Lab, tmp_path: Path, format_: str) -> None:
+    """What is a disk from outside is a trap from inside: unpacked, it would be probed."""
+    inner, outer = lab.copy("qcow2-v3", "inner"), tmp_path / "outer"
+    qemu_img("convert", "-f", "raw", "-O", format_, inner, outer)
+    description = admit(outer)
+    for call in (lambda: to_raw(outer, description, tmp_path / "sink"), lambda: head(outer)):
+        with pytest.raises(ImageRejected) as caught:
+            call()
+        assert caught.value.faults[0].code == "raw_with_header"
+    assert not (tmp_path / "sink").exists()
+
+
+def head(path: Path) -> bytes:
+    return head_of(path, admit(path), MIB)
+
+
 def test_names_of_files_have_no_meaning(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,71 @@
+"""Two readers, one disk: of what our parsers let in, QEMU sees the same, and no more of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from formats_kit import MADE, Lab, damage
+
+from images import sandbox
+from images.convert import to_raw
+from images.formats import Description, Format, inspect
+from images.sandbox import SandboxLimits
+from vmjobs.errors import ImageRejected
+
+ROUNDS = 60
+LIMITS = SandboxLimits(seconds=60, cpu_seconds=30)
+CONTAINERS = [name for name in MADE if name not in ("raw", "vdi-static", "vhdx-fixed", "qcow2-512")]
+
+
+def qemu_says(path: Path, format_: str) -> int | None:
+    """The size that QEMU sees; ``None`` where it sees no disk."""
+    said = bytearray()
+    node = {"driver": format_, "file": {"driver": "file", "filename": sandbox.SOURCE}}
+    argv = ("qemu-img", "info", "-U", "--output=json", f"json:{json.dumps(node)}")
+    try:
+        with path.open("rb") as file:
+            sandbox.run(argv, source=file, limits=LIMITS, said=said.extend)
+    except ImageRejected:
+        return None
+    size = json.loads(said)["virtual-size"]
+    assert isinstance(size, int)
+    return size
+
+
+def data_of(path: Path) -> int:
+    """Bytes of a file in 4 KiB blocks that are not zeros."""
+    count = 0
+    with path.open("rb") as file:
+        while block := file.read(4096):
+            count += len(block) if any(block) else 0
+    return count
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_what_is_let_in_is_what_qemu_sees(lab: Lab, tmp_path: Path, name: str) -> None:
+    chance = random.Random(f"two readers {name}")
+    sample, path, sink = lab.data(name), tmp_path / "fuzzed", tmp_path / "sink"
+    format_ = MADE[name][0]
+    for _ in range(ROUNDS):
+        path.write_bytes(damage(bytearray(sample), chance))
+        try:
+            description = inspect(path, Format(format_))
+        except ImageRejected:
+            continue
+        check(path, description, sink)
+
+
+def check(path: Path, description: Description, sink: Path) -> None:
+    size = qemu_says(path, str(description.format))
+    assert size in (None, description.virtual_size)
+    try:
+        to_raw(path, description, sink)
+    except ImageRejected as refused:
+        assert refused.faults[0].code in {"conversion_failed", "raw_with_header"}, refused.message
+        return
+    assert size is not None
+    assert sink.stat().st_size == size
+    assert data_of(sink) <= description.allocated
