@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -49,6 +50,7 @@ class Gate:
     """Between the API and its callers: counts segments, and can hold or spoil them.
 
     let: how many more segments are answered before callers wait. spoil: changes an answer's bytes.
+    cut: whether the connection is to break now.
     """
 
     app: Any
@@ -56,6 +58,7 @@ class Gate:
     bytes: int = 0
     let: float = float("inf")
     spoil: Callable[[bytes], bytes] = lambda data: data
+    cut: Callable[[], bool] = lambda: False
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -68,7 +71,7 @@ class Gate:
             self.segments[found[1]] += 1
             self.changed.notify_all()
         environ.pop("wsgi.file_wrapper", None)
-        return self._counted(self.app(environ, start))
+        return self._counted(self.app(environ, start), environ["werkzeug.socket"])
 
     def open(self) -> None:
         """Let everything through."""
@@ -81,9 +84,12 @@ class Gate:
         with self.changed:
             assert self.changed.wait_for(what, DEADLINE)
 
-    def _counted(self, body: Any) -> Iterator[bytes]:
+    def _counted(self, body: Any, connection: socket.socket) -> Iterator[bytes]:
         try:
             for piece in body:
+                if self.cut():
+                    connection.shutdown(socket.SHUT_RDWR)
+                    return
                 with self.changed:
                     self.bytes += len(piece)
                 yield self.spoil(piece)
@@ -304,6 +310,55 @@ def test_wrong_bytes_are_never_kept(place: Place) -> None:
     assert place.cache().cached() == []
     place.gate.spoil = lambda data: data
     assert place.cache().prepare(digest).root.read_bytes() == disk
+
+
+def test_connections_that_break_in_the_middle_of_a_segment(place: Place) -> None:
+    """A segment goes on where it broke: each byte comes once."""
+    disk = noise(3 * SEGMENT)
+    digest = place.push(disk)
+    pieces = 0
+
+    def cut() -> bool:
+        nonlocal pieces
+        pieces += 1
+        return pieces % 10 == 0
+
+    place.gate.cut = cut
+    fetcher = ImageClient(place.url, place.token, retries=Retries(deadline=20.0, first=0.05))
+    assert ImageCache(place.root, fetcher).prepare(digest).root.read_bytes() == disk
+    assert pieces > 20
+    assert place.gate.bytes < 3 * SEGMENT * 1.2 + 10 * BLOCK
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(place: Place) -> None:
+    digest = place.push(noise(BLOCK))
+
+    def endless(_environ: dict[str, Any], start: Any) -> Iterator[bytes]:
+        start("200 OK", [("Content-Length", str(64 * 1024**3))])
+        return (bytes(1024 * 1024) for _ in range(64 * 1024))
+
+    place.gate.app = lambda environ, start: (
+        endless if "/segments/" in environ["PATH_INFO"] else place.site.app
+    )(environ, start)
+    with pytest.raises(DigestMismatch, match="has more than"):
+        place.cache().prepare(digest)
+    assert place.gate.bytes < 64 * 1024 * 1024
+
+
+def test_something_on_the_way_knows_of_no_ranges(place: Place) -> None:
+    disk = noise(3 * SEGMENT)
+    changed = disk[:-1] + b"!"
+    first, second = place.push(disk), place.push(changed)
+    app = place.site.app
+
+    def without_ranges(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        environ.pop("HTTP_RANGE", None)
+        return app(environ, start)
+
+    place.gate.app = without_ranges
+    cache = place.cache()
+    cache.prepare(first)
+    assert cache.prepare(second).root.read_bytes() == changed
 
 
 def test_what_somebody_may_not_see_is_not_found(place: Place) -> None:
