@@ -12,9 +12,11 @@ import pytest
 
 from images.admission import admit
 from images.formats import Limits
+from images.formats.crc32c import crc32c
 from vmjobs.errors import ImageRejected
 
 SIZE = 8 * 1024 * 1024
+KIB64 = 64 * 1024
 
 #: name -> what qemu-img is told to make it.
 MADE = {
@@ -87,9 +89,36 @@ def damage(data: bytearray, chance: random.Random) -> bytes:
             data[place : place + length] = data[other : other + length]
         else:
             data[place] ^= 1 << chance.randrange(8)
+    if data.startswith(b"vhdxfile"):
+        damage_vhdx(data, chance)
     if chance.random() < 0.15:
         del data[chance.randrange(len(data)) :]
     return bytes(data)
+
+
+def damage_vhdx(data: bytearray, chance: random.Random) -> None:
+    """Damage where a VHDX has its fields, with checksums that are right again mostly."""
+    headers, tables = (KIB64, 2 * KIB64), (3 * KIB64, 4 * KIB64)
+    bat, metadata = 2 * 1024 * 1024, 3 * 1024 * 1024
+    for _ in range(chance.randint(0, 3)):
+        places, length = chance.choice(
+            ((headers, 80), (tables, 96), ((metadata,), 200), ((metadata + KIB64,), 64), ((bat,), 64))
+        )
+        field = chance.randrange(8, length) & ~3
+        width = chance.choice((2, 4, 8))
+        value = (chance.choice(INTERESTING) + chance.randint(-1, 1)) % (1 << 8 * width)
+        for place in places:
+            data[place + field : place + field + width] = value.to_bytes(width, "little")
+    if chance.random() < 0.9:
+        seal_vhdx(data)
+
+
+def seal_vhdx(data: bytearray) -> None:
+    """Make all checksums of a VHDX right again."""
+    for begin, length in ((KIB64, 4096), (2 * KIB64, 4096), (3 * KIB64, KIB64), (4 * KIB64, KIB64)):
+        data[begin + 4 : begin + 8] = bytes(4)
+        checksum = crc32c(bytes(data[begin : begin + length]))
+        data[begin + 4 : begin + 8] = checksum.to_bytes(4, "little")
 
 
 class Lab:

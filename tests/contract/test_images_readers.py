@@ -15,7 +15,7 @@ from images.formats import Description, Format, inspect
 from images.sandbox import SandboxLimits
 from vmjobs.errors import ImageRejected
 
-ROUNDS = 60
+ROUNDS = 40
 LIMITS = SandboxLimits(seconds=60, cpu_seconds=30)
 CONTAINERS = [name for name in MADE if name not in ("raw", "vdi-static", "vhdx-fixed", "qcow2-512")]
 

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from uuid import UUID
 
 import pytest
-from formats_kit import Lab, refused
+from formats_kit import KIB64, Lab, refused, seal_vhdx
 
 from images.formats.crc32c import crc32c
 
-KIB64 = 64 * 1024
 MIB = 1024 * 1024
 BOTH = ("vhdx-dynamic", "vhdx-fixed")
 PARENT = UUID("A8D35F2D-B30B-454D-ABF7-D3D84834AB0C").bytes_le
@@ -30,18 +29,11 @@ def le64(value: int) -> bytes:
     return struct.pack("<Q", value)
 
 
-def seal(data: bytearray) -> None:
-    """Make all checksums right again."""
-    for begin, length in ((KIB64, 4096), (2 * KIB64, 4096), (3 * KIB64, KIB64), (4 * KIB64, KIB64)):
-        data[begin + 4 : begin + 8] = bytes(4)
-        data[begin + 4 : begin + 8] = le32(crc32c(bytes(data[begin : begin + length])))
-
-
 def on_headers(offset: int, new: bytes) -> Callable[[bytearray], None]:
     def change(data: bytearray) -> None:
         for begin in (KIB64, 2 * KIB64):
             data[begin + offset : begin + offset + len(new)] = new
-        seal(data)
+        seal_vhdx(data)
 
     return change
 
@@ -50,7 +42,7 @@ def on_regions(offset: int, new: bytes) -> Callable[[bytearray], None]:
     def change(data: bytearray) -> None:
         for begin in (3 * KIB64, 4 * KIB64):
             data[begin + offset : begin + offset + len(new)] = new
-        seal(data)
+        seal_vhdx(data)
 
     return change
 
@@ -99,7 +91,7 @@ def test_two_headers_that_differ_are_refused(lab: Lab) -> None:
     def differ(data: bytearray) -> None:
         data[2 * KIB64 : 2 * KIB64 + 4096] = data[KIB64 : KIB64 + 4096]
         data[2 * KIB64 + 72 : 2 * KIB64 + 80] = le64(2 * MIB)
-        seal(data)
+        seal_vhdx(data)
 
     refused(lab.changed("vhdx-dynamic", differ), "ambiguous")
 
@@ -109,7 +101,7 @@ def test_two_region_tables_that_differ_are_refused(lab: Lab) -> None:
 
     def differ(data: bytearray) -> None:
         data[4 * KIB64 + 16 + 16 : 4 * KIB64 + 16 + 24] = le64(6 * MIB)
-        seal(data)
+        seal_vhdx(data)
 
     refused(lab.changed("vhdx-dynamic", differ), "ambiguous")
 

@@ -209,3 +209,14 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
     qemu_img("convert", "-f", "raw", "-O", "vmdk", "-o", options, raw, bomb)
     assert admit(bomb).allocated == 32 * MIB
     refused(bomb, "expands_too_much", limits=Limits(expansion_floor=16 * MIB, expansion=20))
+
+
+def test_virtualbox_rounds_the_capacity_up_to_whole_grains(lab: Lab) -> None:
+    old = extent_line(lab, "vmdk-stream")
+    for sectors, taken in ((16384 - 127, True), (16384 - 128, False)):
+        new = b'RW %d SPARSE "disk.vmdk"' % sectors
+        path = lab.replaced("vmdk-stream", old, new.ljust(len(old)))
+        if taken:
+            assert admit(path).virtual_size == SIZE
+        else:
+            refused(path, "capacity")

@@ -36,7 +36,7 @@ def doctor(no_boot: bool, as_json: bool) -> None:
     Exits with 1 if nothing here could run a VM, or if a configured API does not answer.
     """
     settings = config()
-    findings = [*_programs(), *_libraries()]
+    findings = [*_programs(), *_libraries(), _sandbox()]
     hypervisors = [] if no_boot else list(_hypervisors(settings))
     api = list(_api(settings))
     findings += hypervisors + api
@@ -55,7 +55,6 @@ def _programs() -> Iterator[Finding]:
         "linux.uml": ("the uml hypervisor", "apt-get install user-mode-linux"),
         "qemu-system-x86_64": ("the qemu and kvm hypervisors", "apt-get install qemu-system-x86"),
         "qemu-img": ("the qemu and kvm hypervisors", "apt-get install qemu-utils"),
-        "bwrap": ("images that are not raw", "apt-get install bubblewrap"),
         "mmdebstrap": ("building images", "apt-get install mmdebstrap"),
         "mke2fs": ("building images", "apt-get install e2fsprogs"),
     }
@@ -74,6 +73,17 @@ def _libraries() -> Iterator[Finding]:
     for module, (use, remedy) in wanted.items():
         found = find_spec(module) is not None
         yield Finding(f"python: {module}", found, "importable" if found else remedy, use)
+
+
+def _sandbox() -> Finding:
+    """Whether images of other formats than raw can be opened here: it is tried."""
+    from images import sandbox  # noqa: PLC0415 - not every role has images
+
+    try:
+        sandbox.require()
+    except VMJobsError as error:
+        return Finding("sandbox", False, error.message, "images that are not raw")
+    return Finding("sandbox", True, "bubblewrap ran a program", "images that are not raw")
 
 
 def _hypervisors(settings: Config) -> Iterator[Finding]:
