@@ -248,6 +248,7 @@ def _place_extras(inode: Inode, allocator: _Allocator) -> None:
         if len(inode.runs) > layout.LEAF_EXTENTS:
             raise BuildError(f"a file of {inode.size} bytes is too large for a root disk")
         inode.leaf = allocator.take(1)[0][0]
+    layout.check_attributes(inode.node.xattrs)
     if inode.node.xattrs and layout.attributes_beside(inode.node.xattrs) is None:
         inode.attributes = allocator.take(1)[0][0]
 

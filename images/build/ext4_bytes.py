@@ -177,22 +177,16 @@ def _epoch_bits(moment: int) -> int:
 def attributes_beside(attributes: dict[str, bytes]) -> bytes | None:
     """Extended attributes for the room behind an inode; ``None`` if they do not fit."""
     room = INODE_SIZE - 128 - _EXTRA
-    listed, values = _attributes(attributes, room - 4)
-    if len(listed) + 4 + len(values) > room - 4:
+    if _room(attributes) > room - 4:
         return None
+    listed, values = _attributes(attributes, room - 4)
     body = listed.ljust(room - 4 - len(values), b"\0") + values
     return struct.pack("<I", _ATTRIBUTE_MAGIC) + body
 
 
 def attributes_block(attributes: dict[str, bytes]) -> bytes:
-    """Extended attributes as a block of their own.
-
-    Raises:
-        BuildError: they do not fit.
-    """
+    """Extended attributes as a block of their own."""
     listed, values = _attributes(attributes, BLOCK)
-    if 32 + len(listed) + 4 + len(values) > BLOCK:
-        raise BuildError("a file has more extended attributes than fit into a block")
     total, place = 0, 0
     while place < len(listed):
         length, entry_hash = listed[place], struct.unpack_from("<I", listed, place + 12)[0]
@@ -200,6 +194,18 @@ def attributes_block(attributes: dict[str, bytes]) -> bytes:
         place += 16 + -(-length // 4) * 4
     head = struct.pack("<IIIII", _ATTRIBUTE_MAGIC, 1, 1, total, 0).ljust(32, b"\0")
     return (head + listed).ljust(BLOCK - len(values), b"\0") + values
+
+
+def check_attributes(attributes: dict[str, bytes]) -> None:
+    """Raises BuildError where attributes do not fit into a block."""
+    if 32 + _room(attributes) > BLOCK:
+        raise BuildError("a file has more extended attributes than fit into a block")
+
+
+def _room(attributes: dict[str, bytes]) -> int:
+    """Bytes that attributes take: a list with an end, and the values."""
+    words = (part for _, name, value in _split(attributes) for part in (name, value))
+    return 16 * len(attributes) + 4 + sum(-(-len(word) // 4) * 4 for word in words)
 
 
 def _attributes(attributes: dict[str, bytes], end: int) -> tuple[bytes, bytes]:

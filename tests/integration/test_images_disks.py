@@ -1,0 +1,152 @@
+"""Root disks of container images: what e2fsprogs' own tools read in them, and how alike they are."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from images_kit import need
+
+from images.build import ext4
+from images.build.tree import Node, Tree, in_memory
+from vmjobs.errors import BuildError
+from vmjobs.model import MIB
+
+CHUNK = 64 * 1024
+
+
+@pytest.fixture(autouse=True)
+def _tools() -> None:
+    need("e2fsck", "debugfs")
+
+
+def write(tree: Tree, disk: Path) -> bytes:
+    """Write it, and have e2fsck look at every structure."""
+    ext4.write(tree, disk, slack=MIB, epoch=1_700_000_000, seed=b"seed")
+    done = subprocess.run(["e2fsck", "-fn", disk], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    return disk.read_bytes()
+
+
+def debugfs(disk: Path, command: str) -> str:
+    done = subprocess.run(["debugfs", "-R", command, disk], capture_output=True, check=True)
+    return done.stdout.decode("utf-8", "replace")
+
+
+def file(data: bytes = b"", **fields: object) -> Node:
+    return Node(stat.S_IFREG | 0o755, content=in_memory(data), **fields)  # type: ignore[arg-type]
+
+
+def test_capabilities_and_other_attributes(tmp_path: Path) -> None:
+    capability = b"\1\0\0\2\0\x20\0\0" + bytes(12)
+    tree = Tree()
+    tree.add("ping", file(b"x", xattrs={"security.capability": capability}))
+    many = {f"user.note{number}": os.urandom(100) for number in range(20)}
+    tree.add("much", file(b"y", xattrs={"security.capability": capability, **many}))
+    disk = tmp_path / "disk"
+    write(tree, disk)
+    assert "security.capability (20)" in debugfs(disk, "ea_list /ping")
+    listed = debugfs(disk, "ea_list /much")
+    assert listed.count("user.note") == 20
+    debugfs(disk, f"ea_get -f {tmp_path}/value /much user.note7")
+    assert (tmp_path / "value").read_bytes() == many["user.note7"]
+    debugfs(disk, f"ea_get -f {tmp_path}/value /ping security.capability")
+    assert (tmp_path / "value").read_bytes() == capability
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"user.big": bytes(5000)}, {"trusted.x": b""}, {f"user.{'n' * 300}": b""}]
+)
+def test_attributes_that_do_not_fit_are_refused(tmp_path: Path, attributes: dict[str, bytes]) -> None:
+    tree = Tree()
+    tree.add("x", file(xattrs=attributes))
+    with pytest.raises(BuildError):
+        ext4.write(tree, tmp_path / "disk", slack=MIB, epoch=0, seed=b"")
+
+
+def test_devices_pipes_and_times(tmp_path: Path) -> None:
+    tree = Tree()
+    tree.add("null", Node(stat.S_IFCHR | 0o666, device=(1, 3)))
+    tree.add("far", Node(stat.S_IFBLK | 0o660, 0, 6, device=(259, 70_000)))
+    tree.add("pipe", Node(stat.S_IFIFO | 0o600))
+    tree.add("old", file(mtime=1))
+    tree.add("late", file(mtime=2**32 + 5))  # 2106
+    disk = tmp_path / "disk"
+    write(tree, disk)
+    assert "Device major/minor number: 01:03" in debugfs(disk, "stat /null")
+    assert "Device major/minor number: 259:70000" in debugfs(disk, "stat /far")
+    assert "Type: FIFO" in debugfs(disk, "stat /pipe")
+    assert "mtime: 0x00000001:00000000" in debugfs(disk, "stat /old")
+    assert "mtime: 0x00000005:00000001" in debugfs(disk, "stat /late")
+
+
+@pytest.mark.parametrize(("name", "target"), [("n" * 256, "x"), ("n", "t" * 4096), ("n", "")])
+def test_names_that_do_not_fit_are_refused(tmp_path: Path, name: str, target: str) -> None:
+    tree = Tree()
+    tree.add_link(name, target)
+    with pytest.raises(BuildError):
+        ext4.write(tree, tmp_path / "disk", slack=MIB, epoch=0, seed=b"")
+
+
+def layered(*more: dict[str, bytes], without: tuple[str, ...] = ()) -> Tree:
+    """A tree of a large layer that is always the same, and of others."""
+    tree = Tree()
+    base = {f"usr/{n % 13}/file{n}": (b"%d " % n) * (500 * (n % 40)) for n in range(1, 400)}
+    for files in (base, *more):
+        nodes = {path: file(data) for path, data in files.items()}
+        for path, node in nodes.items():
+            tree.add(path, node)
+        tree.layers.append(list(nodes.values()))
+    for path in without:
+        del tree.nodes[path]
+    return tree
+
+
+def chunks(data: bytes) -> list[bytes]:
+    """The blocks of an image that are not zeros."""
+    found = (data[place : place + CHUNK] for place in range(0, len(data), CHUNK))
+    return [chunk for chunk in found if chunk.count(0) < len(chunk)]
+
+
+def test_layers_below_lie_as_if_there_were_none_above(tmp_path: Path) -> None:
+    plain = chunks(write(layered(), tmp_path / "plain"))
+    above = {"aaa/first": os.urandom(200_000), "usr/3/file3": b"another", "zzz": b"last"}
+    other = write(layered(above, without=("usr/5/file5", "usr/7/file20")), tmp_path / "other")
+    there = set(chunks(other))
+    # Superblock, bitmaps and tables of the first group; what says where directories are; two files.
+    assert sum(chunk not in there for chunk in plain) <= 8
+    assert len(plain) > 100
+
+
+def test_what_a_layer_replaced_is_not_on_the_disk(tmp_path: Path) -> None:
+    secret = os.urandom(100_000)
+    tree = layered({"secret": secret}, {"secret": b"gone"})
+    data = write(tree, tmp_path / "disk")
+    assert secret[:64] not in data
+    assert debugfs(tmp_path / "disk", "cat /secret") == "gone"
+
+
+def test_large_files_are_the_same_blocks_wherever_they_lie(tmp_path: Path) -> None:
+    large = os.urandom(5 * CHUNK + 100)
+    one, two = Tree(), Tree()
+    one.add("large", file(large))
+    for number in range(37):
+        two.add(f"a/{number}", file(os.urandom(1000 * number)))
+    two.add("moved/large", file(large))
+    first = set(chunks(write(one, tmp_path / "one")))
+    second = set(chunks(write(two, tmp_path / "two")))
+    assert len([chunk for chunk in first & second if chunk[:100] in large]) == 6
+
+
+def test_a_disk_without_lost_and_found(tmp_path: Path) -> None:
+    tree = Tree()
+    tree.add("only", file(b"x"))
+    disk = tmp_path / "disk"
+    ext4.write(tree, disk, slack=MIB, epoch=0, seed=b"", lost_and_found=False)
+    done = subprocess.run(["e2fsck", "-fn", disk], capture_output=True, text=True, check=False)
+    complaints = [line for line in done.stdout.splitlines() if line and "Pass" not in line]
+    assert [line for line in complaints[:-1] if "lost+found" not in line] == []
+    assert "lost+found" not in debugfs(disk, "ls /")
