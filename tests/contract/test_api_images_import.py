@@ -1,0 +1,89 @@
+"""Container images sent to a service: by ``vmjobs image import --push`` and by a job's submission."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_process import free_port, running
+from containers_kit import Layer, write_layout
+from counting_proxy import proxy_to
+from test_api_images_push import PROGRAM, Desk, make_desk
+
+from vmjobs.config import Config
+from vmjobs.model import MIB
+
+#: Kernel and tools, made by `make images` or the first import.
+WORK = Path(__file__).parents[2] / "build" / "work"
+
+
+@contextmanager
+def desk_of(folder: Path) -> Iterator[tuple[Desk, Any]]:
+    """A user, the service, and a proxy between them."""
+    config = Config(data_dir=folder / "data", listen=f"127.0.0.1:{free_port()}", api_workers=1)
+    with running(config, folder / "log"), proxy_to(config.listen) as proxy:
+        desk = make_desk(config, proxy.url, folder / "home", "ada")
+        WORK.mkdir(parents=True, exist_ok=True)
+        (desk.home / "data").mkdir()
+        (desk.home / "data" / "work").symlink_to(WORK)
+        yield desk, proxy
+
+
+def job_submit(desk: Desk, *words: str) -> dict[str, Any]:
+    """``vmjobs job submit``."""
+    command = [sys.executable, "-c", PROGRAM, "job", "submit", "--json", *words]
+    done = subprocess.run(
+        command, env=desk.environ(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def layouts(tmp_path: Path) -> list[Path]:
+    """Two container images that have all but one small layer in common."""
+    base = Layer()
+    for number in range(40):
+        base.file(f"usr/lib/part{number}", os.urandom(200_000))
+    made = []
+    for name in ("one", "two"):
+        top = Layer().file("etc/name", name)
+        write_layout(tmp_path / name, [base, top], {"Entrypoint": ["/usr/bin/app"], "Cmd": ["x"]})
+        made.append(tmp_path / name)
+    return made
+
+
+def test_an_imported_image_is_pushed_once_and_jobs_name_the_container(
+    tmp_path: Path, layouts: list[Path]
+) -> None:
+    with desk_of(tmp_path) as (desk, proxy):
+        told = desk.json("import", f"oci-layout:{layouts[0]}", "tool:1", "--push")
+        first = proxy.up
+        assert first > 8 * MIB
+        assert told["image"]["digest"] == told["digest"]
+        assert told["image"]["origin"]["source"] == told["source"]
+        assert told["source"].startswith(f"oci-layout:{layouts[0]}@sha256:")
+        shown = desk.json("show", "tool:1")
+        assert (shown["owner"], shown["digest"]) == ("ada", told["digest"])
+        assert shown["manifest"]["program"]["arguments"] == ["/usr/bin/app"]
+
+        submitted = job_submit(desk, "--image", f"oci-layout:{layouts[0]}", "--program", "./a", "b c")
+        (job,) = submitted["jobs"]
+        assert job["image_digest"] == told["digest"]
+        assert job["spec"]["strategy"] == "image"
+        assert (job["spec"]["script"], job["spec"]["arguments"]) == ("", ["./a", "b c"])
+        assert proxy.up - first < MIB
+
+        before = proxy.up
+        submitted = job_submit(desk, "--image", f"oci-layout:{layouts[1]}")
+        assert submitted["jobs"][0]["image_digest"] != told["digest"]
+        # What both have in common is there: one layer's file, and where things are.
+        assert proxy.up - before < 2 * MIB
