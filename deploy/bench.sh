@@ -12,4 +12,4 @@ deploy/grid.sh up
 # shellcheck source=/dev/null
 . build/grid/env
 export VMJOBS_GRID="$COMPOSE_PROJECT_NAME"
-PYTHONPATH=tests/integration .venv/bin/python tests/bench/main.py "$@"
+PYTHONPATH=tests/integration:tests/contract .venv/bin/python tests/bench/main.py "$@"

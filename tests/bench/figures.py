@@ -40,7 +40,7 @@ class Finding:
     """One line of the table.
 
     number: of the benchmark in docs/benchmarks.md.
-    ours, theirs: seconds, pair by pair; ``theirs`` is empty where there is nothing to compare with.
+    ours, theirs: in ``unit``, pair by pair; ``theirs`` is empty where there is nothing to compare with.
     measure: what ``value`` is.
     at_most: whether the target is an upper limit.
     details: whatever else was seen, for the JSON file.
@@ -56,6 +56,7 @@ class Finding:
     target: float
     at_most: bool = True
     details: dict[str, Any] = field(default_factory=dict)
+    unit: str = "s"
 
     @property
     def met(self) -> bool:
@@ -69,8 +70,8 @@ class Finding:
             str(self.number),
             self.what,
             str(len(self.ours)),
-            str(spread(self.ours)),
-            str(spread(self.theirs)) if self.theirs else "-",
+            f"{spread(self.ours)} {self.unit}",
+            f"{spread(self.theirs)} {self.unit}" if self.theirs else "-",
             self.measure,
             value,
             f"{'<=' if self.at_most else '>='} {self.target:g}",
@@ -86,6 +87,7 @@ def compare(
     *,
     measure: str = "ours / theirs",
     details: dict[str, Any] | None = None,
+    unit: str = "s",
 ) -> Finding:
     """A finding whose value is the median of the ratios of pairs (ours, theirs)."""
     ratios = spread([ours / theirs for ours, theirs in pairs])
@@ -99,10 +101,11 @@ def compare(
         ratios,
         target,
         details=details or {},
+        unit=unit,
     )
 
 
-COLUMNS = ("#", "what", "n", "ours, s", "theirs, s", "measure", "value", "target", "met")
+COLUMNS = ("#", "what", "n", "ours", "theirs", "measure", "value", "target", "met")
 
 
 def table(findings: Sequence[Finding]) -> str:

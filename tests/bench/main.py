@@ -9,7 +9,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import click
 from cached_start import cached_start
 from figures import Finding, save, table
 from grid_kit import NODES, ROOT, Grid, wait_for
+from image_download import image_download
+from image_upload import image_changed, image_upload
 from start_overhead import start_overhead
 from submit_to_result import submit_to_result
 from vm_universe import vm_universe
@@ -34,6 +36,10 @@ IMAGE = "generic"
 #: Besides those of pairs: jobs whose end is watched, enough for a 95th percentile.
 ENDS = 30
 
+#: The benchmarks that need no grid, and those that do.
+ALONE = ("start", "cached", "changed", "upload", "download")
+ON_THE_GRID = ("result", "peer")
+
 Bench = Callable[[], Iterator[Finding]]
 
 
@@ -49,16 +55,20 @@ def main() -> None:
         probes = hypervisors.probe()
         kinds = [probe.kind for probe in probes if probe.works]
         about: dict[str, Any] = _about(probes)
-        with _grid(images) as grid:
-            about |= _about_grid(grid)
-            benches: dict[str, Bench] = {
-                "start": lambda: start_overhead(made, images.resolve(IMAGE), kinds, options.pairs),
-                "cached": lambda: cached_start(made, images, IMAGE, kinds, options.pairs),
-                "result": lambda: submit_to_result(grid, options.pairs, ENDS),
-                "peer": lambda: vm_universe(grid, options.peer_pairs),
-            }
-            chosen = [benches[name] for name in options.only or benches]
-            findings = _go(chosen, about)
+        benches: dict[str, Bench] = {
+            "start": lambda: start_overhead(made, images.resolve(IMAGE), kinds, options.pairs),
+            "cached": lambda: cached_start(made, images, IMAGE, kinds, options.pairs),
+            "changed": lambda: image_changed(options.pairs),
+            "upload": lambda: image_upload(options.pairs),
+            "download": lambda: image_download(options.pairs),
+        }
+        with ExitStack() as stack:
+            if not options.only or set(options.only) & set(ON_THE_GRID):
+                grid = stack.enter_context(_grid(images))
+                about |= _about_grid(grid)
+                benches["result"] = lambda: submit_to_result(grid, options.pairs, ENDS)
+                benches["peer"] = lambda: vm_universe(grid, options.peer_pairs)
+            findings = _go([benches[name] for name in options.only or benches], about)
     click.echo()
     click.echo(_heading(about))
     click.echo(table(findings))
@@ -69,9 +79,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Benchmarks; see docs/benchmarks.md.")
     parser.add_argument("--pairs", type=int, default=10, help="pairs of each comparison")
     parser.add_argument("--peer-pairs", type=int, default=3, help="pairs with the VM universe")
-    parser.add_argument(
-        "--only", nargs="*", choices=["start", "cached", "result", "peer"], help="not all"
-    )
+    parser.add_argument("--only", nargs="*", choices=(*ALONE, *ON_THE_GRID), help="not all")
     return parser.parse_args()
 
 
@@ -145,7 +153,8 @@ def _heading(about: dict[str, Any]) -> str:
     load = " -> ".join(f"{about[f'load average {when}'][0]:.1f}" for when in ("before", "after"))
     return (
         f"{about['processors']} x {about['processor']}, Linux {about['kernel']}, load {load}\n"
-        f"here {'; '.join(working)}\nnodes {about['nodes']}\n{about['condor']}\n"
+        f"here {'; '.join(working)}\n"
+        + (f"nodes {about['nodes']}\n{about['condor']}\n" if "nodes" in about else "")
     )
 
 

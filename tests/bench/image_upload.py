@@ -1,0 +1,145 @@
+"""Uploads: how fast, with how much memory, and how much is sent of an image that changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from counting_proxy import proxy_to
+from figures import Finding, compare, spread
+from service_kit import service, timed
+
+MIB = 1024 * 1024
+#: Of the disk whose upload is timed, and of the one that is changed.
+DISK_MIB = 1024
+CHANGED_MIB = 512
+#: The file system's own block: what counts as changed is counted in these.
+FS_BLOCK = 4096
+#: Files added to an image before it is pushed again, and how large they are, in bytes.
+FILES = 40
+LARGEST = 512 * 1024
+RAW = ("--format", "raw", "--boot", "kernel")
+
+
+def image_upload(pairs: int) -> Iterator[Finding]:
+    """Benchmark 4: ``vmjobs image push`` against ``sha256sum`` of the same file."""
+    with tempfile.TemporaryDirectory(prefix="vmjobs-bench-") as name:
+        home = Path(name)
+        disk, tiny = home / "disk.img", home / "tiny.img"
+        make_disk(disk, DISK_MIB)
+        tiny.write_bytes(bytes(MIB) + os.urandom(4096))
+        times: list[tuple[float, float]] = []
+        growth: list[float] = []
+        sent = 0
+        for number in range(pairs + 1):
+            with service(home / f"pair{number}") as api:
+                before = api.vmjobs("image", "push", tiny, "tiny", *RAW).memory
+                pushed = api.vmjobs("image", "push", disk, "disk", "--json", *RAW)
+            theirs = timed(["sha256sum", str(disk)]).seconds
+            sent = json.loads(pushed.out)["sent"]
+            shutil.rmtree(home / f"pair{number}")
+            if number:  # the first pair warms the page cache
+                times.append((pushed.seconds, theirs))
+                growth.append((pushed.memory - before) / MIB)
+        details = {"disk, MiB": DISK_MIB, "sent, MiB": sent / MIB, "growth, MiB": growth}
+        ratios = spread([theirs / ours for ours, theirs in times])
+        yield Finding(
+            4,
+            f"push {DISK_MIB} MiB / sha256sum of it",
+            [ours for ours, _ in times],
+            [theirs for _, theirs in times],
+            "MB/s / MB/s",
+            ratios.median,
+            ratios,
+            0.7,
+            at_most=False,
+            details=details,
+        )
+        most = spread(growth)
+        yield Finding(
+            4,
+            "push: memory beside that of a tiny push",
+            growth,
+            [],
+            "MiB",
+            max(growth),
+            most,
+            64,
+            details=details,
+            unit="MiB",
+        )
+
+
+def image_changed(pairs: int) -> Iterator[Finding]:
+    """Benchmark 3: files are added to an ext4 image, and it is pushed again."""
+    with tempfile.TemporaryDirectory(prefix="vmjobs-bench-") as name:
+        home = Path(name)
+        disk, old = home / "disk.img", home / "old.img"
+        make_disk(disk, CHANGED_MIB)
+        found: list[tuple[float, float]] = []
+        with service(home / "service") as api, proxy_to(api.config.listen) as proxy:
+            api.vmjobs("image", "push", disk, "disk:0", *RAW, url=proxy.url)
+            for number in range(1, pairs + 1):
+                shutil.copyfile(disk, old)
+                add_files(disk, home, number)
+                before = proxy.up
+                api.vmjobs("image", "push", disk, f"disk:{number}", *RAW, url=proxy.url)
+                found.append(((proxy.up - before) / 1e6, changed_bytes(old, disk) / 1e6))
+        details = {"disk, MiB": CHANGED_MIB, "files added": FILES, "largest, bytes": LARGEST}
+        measure = "bytes sent / changed"
+        yield compare(
+            3, "push of a changed disk", found, 2.0, measure=measure, details=details, unit="MB"
+        )
+
+
+def make_disk(path: Path, mib: int) -> None:
+    """An ext4 file system with files of this machine, two thirds full, as installers leave them."""
+    tree = path.with_suffix(".tree")
+    left = mib * MIB * 2 // 3
+    for source in sorted(Path("/usr/lib").rglob("*")):
+        if left <= 0:
+            break
+        if source.is_file() and not source.is_symlink():
+            target = tree / source.relative_to("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+            left -= source.stat().st_size
+    with path.open("wb") as file:
+        file.truncate(mib * MIB)
+    command = ["/usr/sbin/mke2fs", "-q", "-t", "ext4", "-d", tree, path]
+    subprocess.run(command, check=True)
+    shutil.rmtree(tree)
+
+
+def add_files(disk: Path, home: Path, seed: int) -> None:
+    """Write files of random bytes, small ones and large ones, into a directory of their own."""
+    dice = random.Random(seed)
+    orders = [f"mkdir new{seed}"]
+    for number in range(FILES):
+        file = home / f"file{number}"
+        file.write_bytes(dice.randbytes(int(LARGEST ** dice.uniform(0.5, 1))))
+        orders.append(f"write {file} new{seed}/file{number}")
+    script = home / "orders"
+    script.write_text("\n".join(orders) + "\n")
+    debugfs = ["/usr/sbin/debugfs", "-w", "-f", script, disk]
+    subprocess.run(debugfs, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def changed_bytes(old: Path, new: Path) -> int:
+    """Bytes of the file system's blocks that are not what they were."""
+    count = 0
+    with old.open("rb") as before, new.open("rb") as after:
+        while ours := after.read(MIB):
+            theirs = before.read(MIB)
+            if ours != theirs:
+                count += sum(
+                    ours[at : at + FS_BLOCK] != theirs[at : at + FS_BLOCK]
+                    for at in range(0, len(ours), FS_BLOCK)
+                )
+    return count * FS_BLOCK

@@ -1,0 +1,78 @@
+"""A service of one's own to measure against: an API in a directory that is removed afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from api_process import free_port, running
+
+from api.serve import make_issuer
+from vmjobs.config import Config
+
+PROGRAM = "from vmjobs.cli.main import main; main()"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A program that ran. seconds: of wall-clock time; memory: the most that it had, in bytes."""
+
+    seconds: float
+    memory: int
+    out: str
+
+
+def timed(command: list[str], environ: dict[str, str] | None = None) -> Ran:
+    """Run a program to its end. Raises CalledProcessError."""
+    with tempfile.TemporaryFile("w+") as out:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, env=environ, stdout=out, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        text = out.read()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, text)
+    return Ran(seconds, usage.ru_maxrss * 1024, text)
+
+
+@dataclass(frozen=True)
+class Service:
+    """An API that runs, and a user's ``vmjobs``."""
+
+    config: Config
+    home: Path
+    url: str
+
+    def vmjobs(self, *arguments: str | Path, url: str = "") -> Ran:
+        """``vmjobs …`` with a cache of its own; ``url``: of something before the API."""
+        token = self.home / "token"
+        if not token.exists():
+            token.write_text(make_issuer(self.config).user_token("bench"))
+        own = {
+            "VMJOBS_CONFIG": "/dev/null",
+            "VMJOBS_API_URL": url or self.url,
+            "VMJOBS_TOKEN_FILE": str(token),
+            "VMJOBS_DATA_DIR": str(self.home / "local"),
+            "XDG_CACHE_HOME": str(self.home / "cache"),
+        }
+        command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+        return timed(command, {**os.environ, **own})
+
+
+@contextmanager
+def service(home: Path, workers: int = 2) -> Iterator[Service]:
+    """A fresh API below ``home``, warm: every process has answered."""
+    home.mkdir(parents=True)
+    listen = f"127.0.0.1:{free_port()}"
+    config = Config(data_dir=home / "data", listen=listen, api_workers=workers)
+    with running(config, home / "log"):
+        yield Service(config, home, f"http://{listen}")
