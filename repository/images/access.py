@@ -93,7 +93,7 @@ def may_read(viewer: Viewer) -> ColumnElement[bool]:
     )
 
 
-def alive(present: datetime) -> ColumnElement[bool]:
+def alive(present: datetime | ColumnElement[datetime]) -> ColumnElement[bool]:
     """Holdings whose time is not over."""
     return or_(HoldingRow.expires.is_(None), HoldingRow.expires > present)
 
