@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +173,17 @@ def refused(path: Path, code: str, *, pinned: str | None = None, limits: Limits 
     assert caught.value.message == caught.value.faults[0].message
     assert caught.value.exit_code == 65
     return caught.value.message
+
+
+def stream_with_footer(lab: Lab, *patches: tuple[int, bytes]) -> Path:
+    """The stream as VMware writes it: where the tables are is said at its end only."""
+    data = lab.data("vmdk-stream")
+    header = bytearray(data[:512])
+    data[56:64] = b"\xff" * 8
+    for offset, new in patches:
+        header[offset : offset + len(new)] = new
+    marker = struct.pack("<QII", 1, 0, 3).ljust(512, b"\0")
+    return lab.file(bytes(data[: len(data) // 512 * 512]) + marker + bytes(header) + bytes(512))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from formats_kit import MADE, SIZE, Lab, disk, qemu_img
+from formats_kit import MADE, SIZE, Lab, disk, qemu_img, stream_with_footer
 
 from images.admission import admit
 from images.content import layout_of, layout_of_bytes
@@ -36,6 +36,12 @@ def test_one_disk_has_one_digest(lab: Lab, tmp_path: Path, name: str) -> None:
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
     assert [p.name for p in tmp_path.iterdir()] == ["sink"]
+
+
+def test_a_stream_as_vmware_writes_it_has_the_same_digest(lab: Lab, tmp_path: Path) -> None:
+    stream = stream_with_footer(lab)
+    to_raw(stream, admit(stream), tmp_path / "sink")
+    assert digest(tmp_path / "sink") == layout_of_bytes(disk()).digest
 
 
 @pytest.mark.parametrize("compressed", [False, True])

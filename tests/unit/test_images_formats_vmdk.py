@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from formats_kit import SIZE, Lab, qemu_img, refused
+from formats_kit import SIZE, Lab, qemu_img, refused, stream_with_footer
 
 from images.admission import admit
 from images.formats import Limits
@@ -174,17 +174,6 @@ def test_grains_outside_or_shared_are_refused(lab: Lab, name: str) -> None:
     code = "misaligned" if name == "vmdk-sparse" else "overlap"
     refused(lab.patched(name, (places[0], le32(1))), code)
     refused(lab.patched(name, (places[0], le32(table))), code)
-
-
-def stream_with_footer(lab: Lab, *patches: tuple[int, bytes]) -> Path:
-    """The stream as VMware writes it: where the tables are is said at its end only."""
-    data = lab.data("vmdk-stream")
-    header = bytearray(data[:512])
-    data[56:64] = le64((1 << 64) - 1)
-    for offset, new in patches:
-        header[offset : offset + len(new)] = new
-    marker = struct.pack("<QII", 1, 0, 3).ljust(512, b"\0")
-    return lab.file(bytes(data[: len(data) // 512 * 512]) + marker + bytes(header) + bytes(512))
 
 
 def test_a_stream_with_its_tables_at_the_end_is_taken(lab: Lab) -> None:
