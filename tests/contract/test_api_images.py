@@ -265,7 +265,7 @@ def test_shared_with_a_user_and_made_public(site: Site, image: str) -> None:
         ({Scope.ADMIN}, {"gc"}),
         ({Scope.COMPUTE_CREATE}, set()),
     ],
-    ids=str,
+    ids=["compute.read", "storage.read", "storage.create", "storage.modify", "admin", "other"],
 )
 def test_scopes(site: Site, scopes: set[Scope], allowed: set[str]) -> None:
     who = site.caller(site.issuer.user_token("ada", scopes))
