@@ -186,8 +186,9 @@ def _read(path: Path) -> bytes:
 
 #: What skopeo says, and what it means.
 _MEANINGS: Final[tuple[tuple[str, type[VMJobsError]], ...]] = (
+    (r"permission denied", InvalidRequest),
     (r"unauthorized|authentication required|denied|forbidden", Unauthenticated),
-    (r"manifest unknown|name unknown|not known to registry|no descriptor found|404", NotFound),
+    (r"manifest unknown|name unknown|not known to registry|no descriptor found|\b404\b", NotFound),
     (r"no such file or directory|no image found in (image index|manifest list)", NotFound),
     (r"no image found in .*archive|not a directory", NotFound),
     (r"invalid digest|digest.*(mismatch|did not match)|does not match", DigestMismatch),
@@ -200,7 +201,11 @@ def _failure(reference: Reference, words: str) -> VMJobsError:
     found = _MESSAGE.findall(words)
     said = (found[-1].replace('\\"', '"') if found else words.strip())[-600:]
     text = f"cannot fetch {reference.text}: {said}"
-    kinds = (kind for pattern, kind in _MEANINGS if re.search(pattern, said, re.IGNORECASE))
+    # Neither the name of an image nor a path is to be taken for a reason.
+    plain = (
+        said.replace(reference.name, "") if reference.name else said.replace(str(reference.path), "")
+    )
+    kinds = (kind for pattern, kind in _MEANINGS if re.search(pattern, plain, re.IGNORECASE))
     kind = next(kinds, ImageRejected)
     if issubclass(kind, Unavailable):
         hint = "a registry without HTTPS needs --insecure" if "HTTP" in said or "x509" in said else ""
