@@ -60,15 +60,13 @@ class ImageCache:
             StorageFull: it does not fit, even without the images that are not in use.
             ImageRejected: nobody signed it who is trusted.
         """
-        checked_digest(digest)
-        with self._room.leased(digest):
+        with self._held(digest):
             return self._prepare(digest, progress)
 
     @contextmanager
     def lease(self, digest: str, progress: Progress | None = None) -> Iterator[BootImage]:
         """As :meth:`prepare`, and the image is not evicted while the context lasts."""
-        checked_digest(digest)
-        with self._room.leased(digest) as lease:
+        with self._held(digest) as lease:
             image = self._prepare(digest, progress)
             self._room.touch(lease)
             try:
@@ -79,6 +77,16 @@ class ImageCache:
     def cached(self) -> list[str]:
         """Digests of the images that are here, complete."""
         return self._store.cached()
+
+    @contextmanager
+    def _held(self, digest: str) -> Iterator[int]:
+        checked_digest(digest)
+        try:
+            with self._room.leased(digest) as lease:
+                yield lease
+        except StorageFull:
+            self._room.drop_incomplete(digest)
+            raise
 
     def _prepare(self, digest: str, progress: Progress | None) -> BootImage:
         with _full_disk():
@@ -109,14 +117,6 @@ class ImageCache:
 
     def _fetch_image(self, digest: str, progress: Progress | None) -> None:
         manifest = self._manifest(digest)
-        try:
-            self._fetch_parts(digest, manifest, progress)
-        except (StorageFull, OSError) as error:
-            if isinstance(error, StorageFull) or is_full(error):
-                self._room.drop_incomplete(digest)
-            raise
-
-    def _fetch_parts(self, digest: str, manifest: ImageManifest, progress: Progress | None) -> None:
         self._room.claim(MIB)
         self._room.expect(manifest)
         done = 0

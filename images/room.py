@@ -89,10 +89,11 @@ class Room:
             return self._drop_partial() or self._drop_orphan() or self._drop_oldest()
 
     def drop_incomplete(self, digest: str) -> None:
-        """Remove what is here of an image that cannot be completed."""
-        with self._settled():
-            if not self._store.complete(digest):
+        """Remove what is here of an image that does not fit, unless somebody else is at work on it."""
+        with suppress(OSError), self._settled(), free(self._lease(digest)) as alone:
+            if alone and not self._store.complete(digest):
                 self._remove(digest)
+                self._lease(digest).unlink(missing_ok=True)
                 self._drop_partial()
 
     def signature_path(self, digest: str) -> Path:

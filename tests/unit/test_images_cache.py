@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -396,6 +400,63 @@ def test_what_the_disk_must_keep_free_stays_free(node: Path, remote: Remote) -> 
     with pytest.raises(StorageFull, match="MiB are for jobs"):
         ImageCache(node, remote, keep_free=free + MIB).prepare(digest)
     assert files(node) == []
+
+
+def user(
+    node: Path, remote: Remote, limit: int, rounds: int, images: list[str]
+) -> subprocess.Popen[str]:
+    """A process that uses these images over and over."""
+    child = Path(__file__).with_name("images_cache_child.py")
+    path = os.pathsep.join([str(child.parents[2]), str(child.parent)])
+    arguments = [str(node), str(remote.store.root), str(limit), str(time.monotonic_ns()), str(rounds)]
+    return subprocess.Popen(
+        [sys.executable, str(child), *arguments, *images],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def test_processes_that_push_out_each_others_images(node: Path, remote: Remote) -> None:
+    """Four processes, seven images, room for three: what one of them uses is whole all the time."""
+    images = [put(remote.store, noise(SEGMENT, n), b"%d" % (n % 2))[0] for n in range(7)]
+    limit = 3 * SEGMENT + MIB
+    users = [user(node, remote, limit, 25, images) for _ in range(4)]
+    most = 0
+    while any(process.poll() is None for process in users):
+        most = max(most, used(node))
+        time.sleep(0.05)
+    done = [process.communicate()[0].split() for process in users]
+    assert [process.returncode for process in users] == [0] * 4
+    assert sum(int(count) for count, _ in done) > 25
+    # Each of them may have claimed room for a segment at the same moment.
+    assert most <= limit + 4 * SEGMENT
+
+
+def test_processes_that_are_killed_leave_nothing_that_stays(node: Path, remote: Remote) -> None:
+    """kill -9 at any moment, of fetching, evicting and using; then all is as it should be."""
+    images = [put(remote.store, noise(SEGMENT, n), b"%d" % (n % 2))[0] for n in range(7)]
+    limit = 3 * SEGMENT + MIB
+    chance = random.Random(1)
+    for _ in range(6):
+        users = [user(node, remote, limit, 1000, images) for _ in range(2)]
+        end = time.monotonic() + 30
+        while not list(node.glob("contents/*/*")) and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(0.7 + chance.random())  # they begin, and are somewhere
+        for process in users:
+            process.kill()
+            process.communicate()
+            assert process.returncode == -signal.SIGKILL
+    cache = ImageCache(node, remote, limit=limit)
+    for number, digest in enumerate(images):
+        with cache.lease(digest) as image:
+            assert image.root.read_bytes() == noise(SEGMENT, number)
+    assert len(cache.cached()) == 3
+    assert used(node) <= limit + MIB
+    assert not list((node / "partial").iterdir())
+    assert not list((node / "tmp").iterdir())
+    assert {name.name for name in (node / "leases").iterdir()} == {d[7:] for d in cache.cached()}
 
 
 # ------------------------------------------------------------------ trust
