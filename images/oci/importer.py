@@ -171,8 +171,11 @@ def _layered(container: Container, fetcher: Fetcher, folder: Path, tell: Tell) -
 
 def _complete(tree: Tree, kit: kits.Kit, program: Program, identity: Identity) -> None:
     """Add what a machine needs besides what a container has."""
-    for name in ("dev", "proc", "sys", "etc"):
-        _need_folder(tree, name)
+    for name in ("dev", "proc", "sys"):
+        if name in tree.nodes and not tree.nodes[name].is_dir:
+            del tree.nodes[name]  # whatever it is, the kernel's own is mounted here
+        tree.add_dir(name)
+    _need_folder(tree, "etc")
     tree.add_file("etc/hosts", _HOSTS)
     if "etc/mtab" not in tree.nodes:
         tree.add_link("etc/mtab", "/proc/mounts")  # as engines do

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -166,8 +169,6 @@ def test_one_of_several_architectures_is_taken(
 
 def write_layout_index(layout: Path, index: bytes) -> None:
     """Make ``index`` the one thing that the layout has."""
-    import hashlib
-
     digest = hashlib.sha256(index).hexdigest()
     (layout / "blobs" / "sha256" / digest).write_bytes(index)
     descriptor = {
@@ -205,6 +206,30 @@ def test_a_private_repository_wants_the_right_credentials(
     )
     again = imported(reference, store, Access(authfile=authfile, insecure=True))
     assert again.digest == image.digest
+
+
+def test_credentials_are_on_no_command_line(
+    tmp_path: Path, private_registry: Registry, store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_layout(tmp_path / "layout", [Layer().file("hushed")])
+    private_registry.push(tmp_path / "layout", "hushed")
+    real, seen = shutil.which("skopeo"), tmp_path / "seen"
+    watcher = tmp_path / "bin" / "skopeo"
+    watcher.parent.mkdir()
+    watcher.write_text(
+        "#!/bin/sh\n"
+        f'{{ echo "$@"; env; stat -c %a "$TMPDIR" "$TMPDIR/auth.json"; }} >>{seen}\nexec {real} "$@"\n'
+    )
+    watcher.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{watcher.parent}:{os.environ['PATH']}")
+    access = Access(username=USER, password=PASSWORD, insecure=True)
+    imported(f"oci:{private_registry.host}/hushed", store, access)
+    told = seen.read_text()
+    assert told.count("--authfile") == 2
+    assert told.count("\n700\n600\n") == 2
+    secret = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    assert PASSWORD not in told
+    assert secret not in told
 
 
 def test_the_command_line_imports_and_runs(
@@ -375,6 +400,24 @@ def check(store: ImageStore, image: ImportedImage) -> None:
     lines = [line for line in done.stdout.splitlines() if line and not line.startswith("Pass ")]
     assert lines[-1].startswith(str(disk)), done.stdout
     assert all("lost+found" in line for line in lines[:-1]), done.stdout
+
+
+def test_an_image_cannot_bring_a_guest_program_of_its_own(
+    tmp_path: Path, store: ImageStore, vms: Bench
+) -> None:
+    layers = [
+        from_scratch().file(".vmjobs/init", "#!/busybox sh\necho mine\n", 0o755),
+        Layer()
+        .without(".vmjobs")
+        .symlink(".vmjobs", "/etc")
+        .file("proc/left", "x")
+        .symlink("sys", "dev"),
+    ]
+    write_layout(tmp_path / "layout", layers, {"Cmd": ["/busybox", "ls", "-A", "/.vmjobs/job", "/etc"]})
+    image = imported(f"oci-layout:{tmp_path}/layout", store, name="its-own")
+    guest = run(vms, image)
+    assert guest.exit == {"code": 0}, guest.text
+    assert "init" not in guest.out.getvalue().decode()
 
 
 PASSWD = "root:x:0:0::/root:/bin/sh\napp:x:1234:100::/home/app:/bin/sh\n"
