@@ -13,6 +13,13 @@ here=$(cd "$(dirname "$0")" && pwd)
 store=$(cd "$here/../.." && pwd)/build/foreign
 mkdir -p "$store"
 
+# A recipe names the files that it puts into the guest as guest/FILE.
+key_of() (
+    cd "$here"
+    # shellcheck disable=SC2046 # a list of names
+    cat "$1" lib.sh $(grep -o 'guest/[a-z.-]*' "$1" | sort -u) | sha256sum | cut -c 1-64
+)
+
 for name; do
     case $name in
         bios | uefi | cloud) recipe=$here/$name.sh ;;
@@ -22,7 +29,7 @@ for name; do
     # Several test processes may want the same image at once.
     exec 9>"$store/$name.lock"
     flock 9
-    key=$(cat "$recipe" "$here/lib.sh" "$here/guest/"* | sha256sum)
+    key=$(key_of "$recipe")
     if [ ! -f "$store/$name.img" ] || [ "$(cat "$store/$name.key" 2>/dev/null)" != "$key" ]; then
         rm -rf "$store/$name.key" "$store/$name".part.*
         began=$(date +%s)

@@ -7,7 +7,7 @@ here=$1 part=$2
 . "$here/lib.sh"
 
 if [ "${4:-}" != disk ]; then
-    bootstrap bookworm linux-image-cloud-amd64,systemd-sysv,udev,cloud-init,ifupdown,isc-dhcp-client,iproute2,netbase,busybox-static,ca-certificates \
+    bootstrap bookworm linux-image-cloud-amd64,systemd-sysv,udev,cloud-init,dbus,ifupdown,isc-dhcp-client,iproute2,netbase,busybox-static \
         "$part.tree" "sh '$here/cloud.sh' '$here' '$part' - disk"
     exit
 fi
