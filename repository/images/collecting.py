@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, delete, select
@@ -21,7 +22,6 @@ from sqlalchemy.orm import Session
 from repository.images.access import alive
 from repository.images.publishing import Publishing
 from repository.images.segments import FOLDER
-from repository.images.sql import batches
 from repository.images.tables import (
     ContentRow,
     ContentSegmentRow,
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: Rows deleted in one transaction: few enough to let others in.
 AT_ONCE: Final = 200
+#: Objects that are looked up at once.
+LISTED: Final = 1000
 _NAME: Final = re.compile(rf"{FOLDER}/[0-9a-f]{{2}}/[0-9a-f]{{2}}/([0-9a-f]{{64}})\.[0-9a-f]+")
 
 
@@ -109,9 +111,9 @@ class Collecting(Publishing):
     def _sweep(self, dry_run: bool) -> tuple[int, int]:
         """Remove old objects that no row names; their number and bytes."""
         before = utc_now() - timedelta(seconds=self.orphan_seconds)
-        old = [info for info in self.objects.keys(FOLDER) if info.modified < before]
+        old = (info for info in self.objects.keys(FOLDER) if info.modified < before)
         count = size = 0
-        for some in batches(old, 1000):
+        while some := list(islice(old, LISTED)):
             for info in self._nameless(some):
                 if not dry_run:
                     self.objects.delete(info.key)
@@ -183,5 +185,4 @@ def _locked(session: Session, key: Any, *idle: ColumnElement[bool]) -> list[Any]
 
 
 def _sum(parts: Sequence[Removed]) -> Removed:
-    objects = tuple(key for part in parts for key in part.objects)
-    return Removed(sum(part.count for part in parts), sum(part.size for part in parts), objects)
+    return Removed(sum(part.count for part in parts), sum(part.size for part in parts))

@@ -52,8 +52,8 @@ class Publishing(Catalog):
     def publish(self, viewer: Viewer, publication: Publication) -> ImageDetail:
         """Make an image, and give it a name; the same image again is fine.
 
-        What an image that the viewer holds already is not told anew stays as it is: visibility
-        and shares only ever grow here, and are narrowed by :meth:`change`.
+        Of an image that the viewer holds already, visibility and shares only ever grow here, and
+        are narrowed by :meth:`change`; how long it is kept is what was said last.
 
         Raises:
             ImageRejected: the image is not taken; the message says why.

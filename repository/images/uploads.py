@@ -95,8 +95,8 @@ class Uploads(ImageCore):
     def missing_blocks(self, viewer: Viewer, upload: str, digests: Sequence[bytes]) -> list[bool]:
         """Which of the blocks must be sent; a guess: a segment without them may be refused."""
         check_digests(digests)
-        with self.database.write() as session:
-            touch(session, viewer, upload)
+        self._use(viewer, upload)
+        with self.database.read() as session:
             here = {zero_block()}
             for some in batches(sorted(set(digests))):
                 here.update(session.scalars(select(BlockRow.digest).where(BlockRow.digest.in_(some))))
@@ -128,6 +128,13 @@ class Uploads(ImageCore):
             except IntegrityError:
                 self.upload(viewer, upload)
         raise Unavailable("database", "segments come and go: send it again")
+
+    def _use(self, viewer: Viewer, upload: str) -> None:
+        """Note that an upload is used, where that was not noted of late."""
+        noted = self.upload(viewer, upload).expires - self.patience
+        if utc_now() - noted > self.patience / 10:
+            with self.database.write() as session:
+                touch(session, viewer, upload)
 
     def _view(self, row: UploadRow) -> Upload:
         expires = row.touched + self.patience

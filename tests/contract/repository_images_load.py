@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import queue
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +36,8 @@ PATIENCE: Final = 0.3
 #: Objects without a row are removed when they are so old (seconds).
 ORPHANS: Final = 10.0
 DEADLINE: Final = 120
+#: Where the board says that it is over; before it, each process counts what it did.
+STOP: Final = -1
 
 
 @cache
@@ -153,17 +157,20 @@ class Worker:
         return self.random.choice("abc")
 
 
-def work(config: Config, seed: int, start: Any, stop: Any, results: Any) -> None:
+def work(config: Config, seed: int, start: Any, board: Any, results: Any) -> None:
     """A process of several threads."""
     repository = open_repository(config, migrate=False)
     for number in range(DISKS):
         segments_of(number)
+    counting = threading.Lock()
     start.wait(DEADLINE)
 
     def loop(number: int) -> Counter[str]:
         worker = Worker(repository, number)
-        while not stop.is_set():
+        while not board[STOP]:
             worker.step()
+            with counting:
+                board[seed] += 1
         return worker.done
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -172,14 +179,14 @@ def work(config: Config, seed: int, start: Any, stop: Any, results: Any) -> None
     repository.close()
 
 
-def collect(config: Config, seed: int, start: Any, stop: Any, results: Any) -> None:
+def collect(config: Config, seed: int, start: Any, board: Any, results: Any) -> None:
     """A process that collects garbage all the time."""
     del seed
     repository = open_repository(config, migrate=False)
     images = sweeper(repository.images, PATIENCE, ORPHANS)
     done: Counter[str] = Counter()
     start.wait(DEADLINE)
-    while not stop.is_set():
+    while not board[STOP]:
         report = images.collect()
         done += Counter({f"collected {k}": v for k, v in report.model_dump().items()}, collections=1)
         images.collect(dry_run=True)
@@ -187,33 +194,42 @@ def collect(config: Config, seed: int, start: Any, stop: Any, results: Any) -> N
     repository.close()
 
 
-def load(config: Config, seconds: float) -> Counter[str]:
-    """Run all of them for so long, kill one of them in the middle; what was done.
+def load(config: Config, count: int) -> Counter[str]:
+    """Run all of them until so much is done, kill one of them in the middle; what was done.
 
     Raises VMJobsError: a process said that something went wrong.
     """
     context: SpawnContext = multiprocessing.get_context("spawn")
     targets: list[Callable[..., None]] = [work, work, work, collect, collect]
-    stop, results = context.Event(), context.Queue()
+    results = context.Queue()
+    # Without a lock: whoever is killed would take it along.
+    board = context.RawArray("i", len(targets) + 1)
     start = context.Barrier(len(targets) + 1)
     patient = config.model_copy(update={"upload_seconds": PATIENCE})
     processes: list[BaseProcess] = [
-        context.Process(target=target, args=(patient, number, start, stop, results))
+        context.Process(target=target, args=(patient, number, start, board, results))
         for number, target in enumerate(targets)
     ]
     for process in processes:
         process.start()
     try:
         start.wait(DEADLINE)
-        time.sleep(seconds / 2)
+        _wait_for(board, count // 2, processes)
         processes[0].kill()
-        time.sleep(seconds / 2)
-        stop.set()
+        _wait_for(board, count, processes[1:])
+        board[STOP] = 1
         return sum((_result(processes, results) for _ in targets[1:]), Counter())
     finally:
         for process in processes:
             process.join(10)
             process.kill()
+
+
+def _wait_for(board: Any, count: int, processes: list[BaseProcess]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while sum(board) < count and time.monotonic() < deadline:
+        if multiprocessing.connection.wait([process.sentinel for process in processes], 0.05):
+            raise VMJobsError("a process ended before it was told to")
 
 
 def _result(processes: list[BaseProcess], results: Any) -> Counter[str]:

@@ -30,7 +30,8 @@ from vmjobs.config import Config
 from vmjobs.errors import NotFound
 from vmjobs.wire import GcReport
 
-SECONDS = 8.0
+#: Things done at random in the load test, all kinds together.
+STEPS = 300
 #: Every table that images are in.
 ROWS = [
     table
@@ -170,7 +171,7 @@ def test_a_killed_upload_leaves_no_row_without_object(images: Images, place: str
 
 def test_under_load(config: Config, images: Images, repository: Repository) -> None:
     """Nothing that an image, job or upload needs ever goes, and nothing else stays."""
-    done = load(config, SECONDS)
+    done = load(config, STEPS)
     for what in ("push", "give_up", "remove", "rename", "run", "end", "collected segments"):
         assert done[what] > 0, f"nothing was done of: {what}"
     sweeper(images).collect()
