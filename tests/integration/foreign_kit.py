@@ -1,0 +1,143 @@
+"""Images that no part of vmjobs made, and jobs in them by the command line as a user has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grid_kit import ROOT
+
+from images.manifest import ImageManifest
+from images.store import ImageStore
+from vmjobs.errors import NotFound
+from vmjobs.model import BootMethod, Report
+
+BUILD = ROOT / "build" / "foreign"
+VMJOBS = Path(sys.executable).with_name("vmjobs")
+#: What `tests/foreign/guest/muons` finds, wherever awk counts as it should.
+LIFETIME = "muon lifetime 2.220 +- 0.017 us from 20000 decays"
+FIT = "lifetime_us,error_us,events\n2.2198,0.0171,20000\n"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An image. disk: the recipe of its disk. init: of a disk without a kernel."""
+
+    disk: str
+    boot: BootMethod = BootMethod.KERNEL
+    init: str = ""
+    cloud_init: bool = False
+
+    @property
+    def cmdline(self) -> tuple[str, ...]:
+        """Kernel parameters."""
+        return (f"init=/usr/local/sbin/{self.init}", "quiet") if self.init else ()
+
+
+IMAGES = {
+    "bios": Foreign("bios", BootMethod.BIOS),
+    "uefi": Foreign("uefi", BootMethod.UEFI),
+    "cloud": Foreign("cloud", BootMethod.BIOS, cloud_init=True),
+    "bullseye": Foreign("bullseye", init="odd-poweroff"),
+    "trixie": Foreign("trixie", init="odd-poweroff"),
+    "panics": Foreign("trixie", init="odd-panic"),
+    "resets": Foreign("trixie", init="odd-reset"),
+    "hangs": Foreign("trixie", init="odd-hang"),
+}
+
+
+def disk(name: str) -> Path:
+    """The raw disk of this name, made now if it has to be."""
+    command = ["sh", str(ROOT / "tests" / "foreign" / "build.sh"), name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def kernel() -> tuple[Path, Path]:
+    """A kernel and its initial RAM disk, for disks that have none."""
+    bios = disk("bios")
+    return bios.with_suffix(".vmlinuz"), bios.with_suffix(".initrd")
+
+
+def local_store() -> ImageStore:
+    """Where the images are for `vmjobs run`; not where `make grid` looks for the library's."""
+    return ImageStore(BUILD / "store")
+
+
+def imported(name: str) -> str:
+    """Have an image in the local store; returns what it is called there."""
+    store, image = local_store(), IMAGES[name]
+    root = disk(image.disk)
+    tag = root.with_suffix(".key").read_text("ascii")[:12]
+    try:
+        store.resolve(f"{name}:{tag}")
+    except NotFound:
+        manifest = ImageManifest(
+            boot=image.boot, root=store.add_file(root), cloud_init=image.cloud_init
+        )
+        if image.boot is BootMethod.KERNEL:
+            linux, initrd = (store.add_file(path) for path in kernel())
+            parts = {"kernel": linux, "initrd": initrd, "cmdline": image.cmdline}
+            manifest = manifest.model_copy(update=parts)
+        store.tag(name, tag, store.put_manifest(manifest))
+    return f"{name}:{tag}"
+
+
+@dataclass
+class Done:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed."""
+        assert self.code == 0, self.out + self.err
+        return json.loads(self.out)
+
+
+def vmjobs(*arguments: str | Path, timeout: float = 400, **settings: str) -> Done:
+    """Run the command as a user would; ``settings`` are variables without their VMJOBS\\_."""
+    environment = {**os.environ, **{f"VMJOBS_{name.upper()}": v for name, v in settings.items()}}
+    command = [str(VMJOBS), *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=timeout, check=False
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass
+class LocalRun:
+    """A finished `vmjobs run`. code: its exit status. report: the last one."""
+
+    code: int
+    out: str
+    report: Report
+    console: str
+    outputs: dict[str, str] = field(default_factory=dict)
+
+
+def run(name: str, folder: Path, *options: str | Path, timeout: float = 400) -> LocalRun:
+    """Run a job in the image of this name; ``folder`` is for its outputs and for the node's state."""
+    ref = imported(name)
+    place = folder / f"run-{len(list(folder.glob('run-*')))}"
+    place.mkdir()
+    files = ("--output-dir", place / "out", "--console", place / "console")
+    done = vmjobs(
+        "run", "--json", "--image", ref, "--disk", "64", *files, *options,
+        image_dir=str(local_store().root), state_dir=str(folder / "state"), timeout=timeout,
+    )  # fmt: skip
+    start = done.err.rfind('{\n  "state"')
+    assert start >= 0, done.err
+    report = Report.model_validate_json(done.err[start:])
+    outputs = {path.name: path.read_text() for path in (place / "out").glob("*") if path.is_file()}
+    console = (place / "console").read_bytes().decode("utf-8", "replace").replace("\r", "")
+    return LocalRun(done.code, done.out, report, console, outputs)
