@@ -70,11 +70,10 @@ def test_causes(cause: str, expected: Ending) -> None:
         (-signal.SIGABRT, b"Kernel panic", Ending.PANICKED),
         (-signal.SIGKILL, b"reboot: Power down\n", Ending.KILLED),
         (-signal.SIGSEGV, b"reboot: Power down\n", Ending.CRASHED),
-        (None, b"reboot: Power down\n", Ending.UNKNOWN),
     ],
 )
 def test_uml_never_guesses_a_power_off(
-    tmp_path: Path, status: int | None, console: bytes, expected: Ending
+    tmp_path: Path, status: int, console: bytes, expected: Ending
 ) -> None:
     path = tmp_path / "console"
     path.write_bytes(console)

@@ -55,6 +55,8 @@ MAX_DATA_DISKS = 7
 ANSWER_SECONDS = 5.0
 #: Seconds in which the kernel must be up so far that it has a console.
 START_SECONDS = 30.0
+#: Seconds that a kernel which has ended may take to have an exit status.
+ENDING_SECONDS = 5.0
 #: Seconds that a killed process may take to end.
 KILL_SECONDS = 30.0
 #: Bytes in an IP packet between the guest and its network process.
@@ -96,6 +98,8 @@ class UserModeLinux:
     def start(self, machine: Machine) -> None:
         """See :meth:`Hypervisor.start`."""
         _check(machine)
+        if machine.image.live is not None:
+            raise HypervisorError("a UML machine starts of a complete image only")
         if self._find(machine.name):
             raise HypervisorError(f"{machine.name} runs already")
         with ExitStack() as undo:
@@ -171,7 +175,11 @@ class UserModeLinux:
         if kernel is None:
             return Ending.UNKNOWN
         process, console = kernel
-        return _ending(process.poll(), console)
+        try:
+            # A process that is about to end shows no command line any more, but has no status yet.
+            return _ending(process.wait(ENDING_SECONDS), console)
+        except subprocess.TimeoutExpired:
+            return Ending.UNKNOWN
 
     def list(self) -> list[str]:
         """See :meth:`Hypervisor.list`; also machines of which only remains are left."""
@@ -382,13 +390,11 @@ def _wait_up(process: subprocess.Popen[bytes], ready: socket.socket, console: Pa
     raise HypervisorError(f"UML {why}: {_last_words(console, began)}")
 
 
-def _ending(status: int | None, console: Path) -> Ending:
+def _ending(status: int, console: Path) -> Ending:
     """How a kernel ended, from its exit status and from what it said last.
 
     A panic ends it by SIGABRT; power-off and restart both by 0, but not without saying which.
     """
-    if status is None:
-        return Ending.UNKNOWN
     if status == -signal.SIGABRT:
         return Ending.PANICKED
     if status in {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}:

@@ -1,0 +1,343 @@
+"""Jobs that bring their own image, through the agent's own steps, on real machines.
+
+The guest is nobody's kit: busybox and a few lines of shell, told by an input file what to do. It runs
+as User Mode Linux; what needs a disk that boots by itself runs under QEMU.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from firmware_guest import bios_disk
+from hypervisor_guest import busybox
+from hypervisor_host import wait_until
+
+from images.cloudinit import NoCloud
+from vmjobs.agent.inbox import Inbox, SignalSent
+from vmjobs.agent.journal import Journal
+from vmjobs.agent.run import Parts, Run, RunSettings
+from vmjobs.agent.verdict import Verdict
+from vmjobs.errors import NoHypervisor
+from vmjobs.hypervisor import procs
+from vmjobs.hypervisor.base import BootImage, Hypervisor
+from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.local import LocalJob, describe_inputs
+from vmjobs.model import (
+    MIB,
+    ExitChannel,
+    ExitStatus,
+    HypervisorKind,
+    JobSpec,
+    JobState,
+    NetworkMode,
+    ReasonCode,
+    Report,
+    StreamName,
+)
+from vmjobs.ports import Progress
+from vmjobs.subprocess import run
+
+ALL = tuple(HypervisorKind)
+S, C = JobState, ReasonCode
+
+_INIT = r"""#!/bin/busybox sh
+/bin/busybox --install -s /bin 2>/dev/null
+export PATH=/bin
+mount -t proc proc /proc
+mount -t devtmpfs dev /dev
+mount -t tmpfs tmp /tmp
+mkdir /tmp/job /tmp/outputs
+tar xf /dev/ubdb -C /tmp/job
+. /tmp/job/job.env
+cd /tmp
+. /tmp/job/inputs/do
+poweroff -f
+"""
+
+
+class Sink(io.BytesIO):
+    """A stream of a job."""
+
+
+class Lease:
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def progress(self, report: Report) -> None:
+        self.reports.append(report)
+
+
+@dataclass
+class Images:
+    """One image."""
+
+    image: BootImage
+
+    def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
+        return self.image
+
+    def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
+        return nullcontext(self.image)
+
+    def cached(self) -> list[str]:
+        return []
+
+
+@dataclass
+class Outcome:
+    verdict: Verdict
+    reports: list[Report]
+    console: bytes
+    out: bytes
+    outputs: Path
+
+    @property
+    def states(self) -> list[JobState]:
+        return [report.state for report in self.reports]
+
+
+@dataclass
+class Node:
+    """Runs jobs, one at a time."""
+
+    folder: Path
+    image: BootImage
+    drivers: dict[HypervisorKind, Hypervisor]
+    settings: RunSettings = field(
+        default_factory=lambda: RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
+    )
+
+    def choose(
+        self, demanded: HypervisorKind | None, able: Sequence[HypervisorKind] = ALL
+    ) -> Hypervisor:
+        for kind, driver in self.drivers.items():
+            if kind in able and demanded in {None, kind}:
+                return driver
+        raise NoHypervisor(f"nothing here boots {able}")
+
+    def start(self, do: str = "", **fields: object) -> tuple[Run, LocalJob, Lease]:
+        place = self.folder / uuid.uuid4().hex[:6]
+        (place / "inputs").mkdir(parents=True)
+        told = place / "inputs" / "do"
+        told.write_text(do)
+        values = {"strategy": "image", "network": "none", "disk": 16, "memory": 96, **fields}
+        spec = JobSpec.model_validate(
+            {"image": "own", "inputs": describe_inputs({"do": told}), "boot_seconds": 60, **values}
+        )
+        job = LocalJob(
+            job_id="job-1",
+            spec=spec,
+            image_digest="sha256:" + "0" * 64,
+            files={"do": told},
+            output_directory=place / "outputs",
+            on_report=lambda _report: None,
+            sinks={name: Sink() for name in StreamName},
+        )
+        parts = Parts(
+            Images(self.image), self.choose, Journal(self.folder / "runs"), self.settings, NoCloud()
+        )
+        lease = Lease()
+        return Run(job, lease, parts, job.job_id, uuid.uuid4().hex, Inbox()), job, lease
+
+    def run(
+        self, do: str = "", meddle: Callable[[Run, Lease], None] | None = None, **fields: object
+    ) -> Outcome:
+        """Run a job to its end. meddle: what happens to it meanwhile."""
+        this_run, job, lease = self.start(do, **fields)
+        other = Thread(target=meddle, args=(this_run, lease)) if meddle else None
+        if other:
+            other.start()
+        verdict = this_run.execute()
+        if other:
+            other.join()
+        for driver in self.drivers.values():
+            assert this_run.machine not in driver.list()
+        assert list((self.folder / "runs").iterdir()) == []
+        console, out = (_text(job, name) for name in (StreamName.CONSOLE, StreamName.OUT))
+        return Outcome(verdict, lease.reports, console, out, job.output_directory)
+
+
+def _text(job: LocalJob, name: StreamName) -> bytes:
+    sink = job.sinks[name]
+    assert isinstance(sink, Sink)
+    return sink.getvalue()
+
+
+@pytest.fixture(scope="module")
+def own_image(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
+    directory = tmp_path_factory.mktemp("own-image")
+    root = directory / "root"
+    for name in ("bin", "dev", "proc", "tmp"):
+        (root / name).mkdir(parents=True)
+    shutil.copy(busybox(), root / "bin" / "busybox")
+    (root / "init").write_text(_INIT)
+    (root / "init").chmod(0o755)
+    disk = directory / "root.img"
+    run(["mke2fs", "-q", "-t", "ext4", "-d", root, disk, "16M"], timeout=60)
+    return BootImage(digest="", root=disk, cmdline=("init=/init",))
+
+
+@pytest.fixture
+def node(own_image: BootImage, tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path, own_image, {HypervisorKind.UML: UserModeLinux()})
+    yield node
+    for driver in node.drivers.values():
+        assert not [name for name in driver.list() if name.startswith(Journal(tmp_path).prefix)]
+
+
+LEAVES = "echo 42 > outputs/answer; tar cf /dev/ubdd outputs; sync"
+SAYS = 'echo "vmjobs:$VMJOBS_SENTINEL:exit code=7"'
+POWERED_OFF = ExitStatus(code=0, channel=ExitChannel.POWEROFF)
+
+
+def test_an_image_that_works_and_powers_off(node: Node) -> None:
+    ended = node.run(LEAVES, exit="poweroff", outputs=("answer",))
+    assert ended.verdict.state is S.COMPLETED
+    assert ended.verdict.exit == POWERED_OFF
+    assert (ended.outputs / "answer").read_text() == "42\n"
+    assert ended.states == [S.STAGING, S.BOOTING, S.RUNNING, S.COLLECTING, S.COMPLETED]
+    assert "no sign of readiness is awaited" in ended.reports[2].reason.message
+    assert b"reboot: " in ended.console
+
+
+@pytest.mark.parametrize(
+    ("do", "fields", "code", "exit_code"),
+    [
+        ("", {"exit": "poweroff"}, C.SUCCEEDED, 0),
+        ("", {"exit": "poweroff", "outputs": ("answer",)}, C.OUTPUT_MISSING, 0),
+        ("echo rubbish > /dev/ubdd; sync", {"exit": "poweroff"}, C.SUCCEEDED, 0),
+        ("reboot -f", {"exit": "poweroff"}, C.NO_EXIT_REPORT, None),
+        ("exit 1", {"exit": "poweroff"}, C.KERNEL_PANIC, None),
+        ("sleep 1000", {"exit": "poweroff", "run_seconds": 3}, C.TIMED_OUT, None),
+        (SAYS, {"exit": "poweroff"}, C.SCRIPT_FAILED, 7),
+        (SAYS, {}, C.SCRIPT_FAILED, 7),
+        (f"{SAYS}; sleep 1000", {"exit": "poweroff"}, C.SCRIPT_FAILED, 7),
+        ("", {}, C.BOOT_FAILED, None),
+        ("", {"ready": "started"}, C.NO_EXIT_REPORT, None),
+        ("sleep 1000", {"boot_seconds": 3}, C.BOOT_TIMED_OUT, None),
+        ("sleep 1000", {"ready": "started", "run_seconds": 3}, C.TIMED_OUT, None),
+        ("echo all done", {"exit": "console:^all done$"}, C.SUCCEEDED, 0),
+        ("printf 'all done'; poweroff -f", {"exit": "console:^all done"}, C.SUCCEEDED, 0),
+        ("echo all done; sleep 1000", {"exit": "console:^all done$"}, C.SUCCEEDED, 0),
+        ("echo all done; exit 1", {"exit": "console:^all done$"}, C.SUCCEEDED, 0),
+        ("echo all gone", {"exit": "console:^all done$"}, C.NO_EXIT_REPORT, None),
+        (SAYS, {"exit": "console:^all done$"}, C.NO_EXIT_REPORT, 7),
+        ("exit 1", {"exit": "console:^all done$"}, C.KERNEL_PANIC, None),
+        ("sleep 1000", {"exit": "console:^all done$", "run_seconds": 3}, C.TIMED_OUT, None),
+        ("echo up; sleep 3", {"exit": "poweroff", "ready": "console:^up$"}, C.SUCCEEDED, 0),
+        ("printf 'login: '; sleep 4", {"exit": "poweroff", "ready": "console:login:"}, C.SUCCEEDED, 0),
+        ("sleep 1000", {"ready": "console:^up$", "boot_seconds": 3}, C.BOOT_TIMED_OUT, None),
+        ("echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab; sleep 1000",
+         {"exit": "console:^(a|aa|aaa)+$"}, C.NO_EXIT_REPORT, None),
+    ],
+)  # fmt: skip
+def test_how_jobs_end(
+    node: Node, do: str, fields: dict[str, object], code: ReasonCode, exit_code: int | None
+) -> None:
+    ended = node.run(do, **fields)
+    assert ended.verdict.reason.code is code, ended.verdict.reason.message
+    status = ended.verdict.exit
+    assert (status.code if status else None) == exit_code
+    assert ended.verdict.state is (S.COMPLETED if code is C.SUCCEEDED else S.FAILED)
+    assert b"Linux version" in ended.console
+
+
+def test_outputs_after_a_line_of_the_console(node: Node) -> None:
+    do = f"{LEAVES}; echo all done; sleep 1000"
+    ended = node.run(do, exit="console:^all done$", outputs=("answer",))
+    assert ended.verdict.state is S.COMPLETED
+    assert ended.verdict.exit == ExitStatus(code=0, channel=ExitChannel.CONSOLE)
+    assert (ended.outputs / "answer").read_text() == "42\n"
+
+
+def test_a_status_on_the_output_disk_decides(node: Node) -> None:
+    do = (
+        "echo '{\"code\": 3}' > exit.json; echo out > stdout; echo 42 > outputs/answer;"
+        "tar cf /dev/ubdd exit.json stdout outputs; sync"
+    )
+    for rule in ("poweroff", "report"):
+        ended = node.run(do, exit=rule, outputs=("answer",))
+        assert ended.verdict.reason.code is C.SCRIPT_FAILED
+        assert ended.verdict.exit == ExitStatus(code=3, channel=ExitChannel.OUTPUT_DISK)
+        assert ended.out == b"out\n"
+        assert (ended.outputs / "answer").exists()
+
+
+def test_the_output_disk_is_read_with_a_network_too(node: Node) -> None:
+    ended = node.run(LEAVES, exit="poweroff", outputs=("answer",), network=NetworkMode.REPOSITORY.value)
+    assert ended.verdict.state is S.COMPLETED, ended.verdict.reason.message
+    assert (ended.outputs / "answer").read_text() == "42\n"
+
+
+def test_an_output_disk_that_is_too_small(node: Node) -> None:
+    do = "dd if=/dev/zero of=outputs/answer bs=1M count=40; tar cf /dev/ubdd outputs; sync"
+    ended = node.run(do, exit="poweroff", outputs=("answer",), memory=192)
+    assert ended.verdict.reason.code is C.OUTPUT_TOO_LARGE
+
+
+def test_a_job_without_a_script_has_none_on_its_disk(node: Node) -> None:
+    ended = node.run("ls /tmp/job; ls /tmp/job/script && echo there it is", exit="poweroff")
+    assert b"job.json" in ended.console
+    assert b"there it is" not in ended.console
+    with_script = node.run("sh /tmp/job/script", exit="poweroff", script="echo from the script")
+    assert b"from the script" in with_script.console
+
+
+def test_a_machine_that_is_killed_is_no_success(node: Node) -> None:
+    def kill(this_run: Run, lease: Lease) -> None:
+        wait_until(lambda: any(r.state is S.RUNNING for r in lease.reports), 60, "it runs")
+        for process in procs.scan():
+            if any(this_run.machine in word for word in process.argv):
+                os.kill(process.pid, signal.SIGKILL)
+
+    ended = node.run("sleep 1000", kill, exit="poweroff")
+    assert ended.verdict.reason.code is C.GUEST_LOST
+
+
+@pytest.mark.parametrize("do", ["sleep 1000", "trap 'poweroff -f' INT; sleep 1000 & wait"])
+def test_a_machine_that_is_told_to_stop_did_not_finish(node: Node, do: str) -> None:
+    """Even if it powers off well in time: what made it do so was not its work."""
+
+    def stop(this_run: Run, lease: Lease) -> None:
+        wait_until(lambda: any(r.state is S.RUNNING for r in lease.reports), 60, "it runs")
+        this_run.inbox.put(SignalSent(signal.SIGTERM))
+
+    ended = node.run(f"echo 0 > /proc/sys/kernel/ctrl-alt-del; {do}", stop, exit="poweroff")
+    assert ended.verdict.state is S.PREEMPTED
+    assert ended.verdict.reason.code is C.EVICTED
+
+
+def test_cloud_init_data_is_the_last_disk(node: Node) -> None:
+    do = (
+        "dd if=/dev/ubde bs=2048 skip=16 count=1 2>/dev/null | strings | head -3;"
+        "echo writable > /dev/ubde && echo wrote; grep -c . /proc/partitions; ls /dev/ubd*"
+    )
+    node.image = replace(node.image, cloud_init=True)
+    ended = node.run(do, exit="poweroff", user_data="#cloud-config\n")
+    assert b"CD001" in ended.console
+    assert b"cidata" in ended.console
+    assert b"wrote" not in ended.console
+    node.image = replace(node.image, cloud_init=False)
+    assert b"/dev/ubde" not in node.run("ls /dev/ubd*", exit="poweroff").console
+
+
+def test_a_disk_that_boots_goes_to_a_hypervisor_that_can(node: Node) -> None:
+    node.image = bios_disk(node.folder / "disk", "the disk speaks", "poweroff")
+    refused = node.run(exit="poweroff")
+    assert refused.verdict.reason.code is C.NO_HYPERVISOR
+    node.drivers[HypervisorKind.QEMU] = Libvirt(HypervisorKind.QEMU, Connection())
+    ended = node.run(exit="poweroff")
+    assert ended.verdict.state is S.COMPLETED, ended.verdict.reason.message
+    assert ended.reports[-1].hypervisor is HypervisorKind.QEMU
+    assert b"the disk speaks" in ended.console
