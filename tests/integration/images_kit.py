@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -199,8 +200,9 @@ class Guest:
 Drivers = Mapping[HypervisorKind, Hypervisor]
 
 
+@lru_cache(maxsize=1)
 def drivers() -> Drivers:
-    """One for each kind; a process needs no more."""
+    """One for each kind; a process has no more, whatever tests it runs: libvirt allows no two."""
     need("linux.uml", "qemu-system-x86_64", "qemu-img")
     return {
         HypervisorKind.UML: UserModeLinux(),
