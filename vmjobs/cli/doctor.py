@@ -15,6 +15,7 @@ from vmjobs import __version__
 from vmjobs.cli.support import config, json_option, print_json, print_table, read_token
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
+from vmjobs.hypervisor import firmware
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def doctor(no_boot: bool, as_json: bool) -> None:
     Exits with 1 if nothing here could run a VM, or if a configured API does not answer.
     """
     settings = config()
-    findings = [*_programs(), *_libraries(), _sandbox()]
+    findings = [*_programs(), _firmware(), *_libraries(), _sandbox()]
     hypervisors = [] if no_boot else list(_hypervisors(settings))
     api = list(_api(settings))
     findings += hypervisors + api
@@ -61,6 +62,12 @@ def _programs() -> Iterator[Finding]:
     for program, (use, remedy) in wanted.items():
         path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
         yield Finding(program, path is not None, path or remedy, use)
+
+
+def _firmware() -> Finding:
+    found = firmware.find()
+    detail = str(found.code) if found else "apt-get install ovmf"
+    return Finding("UEFI firmware", found is not None, detail, "images that boot by UEFI")
 
 
 def _libraries() -> Iterator[Finding]:

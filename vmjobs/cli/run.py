@@ -37,7 +37,11 @@ _DOING = {
 @click.option(
     "--output-dir", type=click.Path(path_type=Path, file_okay=False), default=Path(), show_default="."
 )
-@click.option("--console", type=click.Path(path_type=Path), help="Keep the VM's console in this file.")
+@click.option(
+    "--console",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="Keep the VM's console in this file; `-`: show it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON on standard error.")
 def run(
     script: str | None,
@@ -121,6 +125,9 @@ def _status(terminal: Console) -> Any:
 def _console_file(path: Path | None) -> Iterator[IO[bytes] | None]:
     if path is None:
         yield None
+        return
+    if str(path) == "-":
+        yield sys.stdout.buffer
         return
     try:
         file = path.open("wb")

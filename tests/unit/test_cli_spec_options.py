@@ -1,0 +1,93 @@
+"""What the options of ``vmjobs run`` and ``vmjobs job submit`` make of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from vmjobs.cli.spec_options import build_spec, spec_options
+from vmjobs.errors import InvalidSpec
+from vmjobs.model import JobSpec, Strategy
+
+
+def spec_of(*words: str) -> JobSpec:
+    """The spec of a command line."""
+    made: list[JobSpec] = []
+
+    @click.command()
+    @spec_options
+    def command(
+        script: Path | None, arguments: tuple[str, ...], environment: tuple[str, ...], **fields: Any
+    ) -> None:
+        made.append(build_spec(script, arguments, (), environment, **fields))
+
+    result = CliRunner().invoke(command, ["--image", "debian-cloud:13", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return made[0]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "job.sh"
+    path.write_text("#!/bin/sh\ntrue\n")
+    return str(path)
+
+
+def test_a_script_alone_is_as_ever(script: str) -> None:
+    spec = spec_of("--", script, "a", "-b")
+    assert (spec.strategy, spec.exit, spec.readiness) == (Strategy.SCRIPT, "report", "report")
+    assert spec.arguments == ("a", "-b")
+    assert spec.script.startswith("#!/bin/sh")
+
+
+def test_an_image_needs_no_script() -> None:
+    spec = spec_of("--exit", "poweroff")
+    assert (spec.strategy, spec.exit, spec.readiness) == (Strategy.IMAGE, "poweroff", "started")
+    assert spec.script == ""
+    assert spec_of().strategy is Strategy.IMAGE
+
+
+@pytest.mark.parametrize("words", [("--exit", "console:^done$"), ("--ready", "console:login:")])
+def test_a_rule_of_its_own_makes_it_a_job_of_an_image(script: str, words: tuple[str, str]) -> None:
+    spec = spec_of(*words, script)
+    assert spec.strategy is Strategy.IMAGE
+    assert spec.script
+    assert words[1] in {spec.exit, spec.ready}
+
+
+def test_user_data_comes_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "user-data"
+    path.write_text("#cloud-config\n{}\n")
+    spec = spec_of("--user-data", str(path), "--exit", "poweroff")
+    assert (spec.strategy, spec.user_data) == (Strategy.IMAGE, "#cloud-config\n{}\n")
+
+
+def test_the_strategy_can_be_said(script: str) -> None:
+    assert spec_of("--strategy", "image", script).strategy is Strategy.IMAGE
+    with pytest.raises(InvalidSpec) as caught:
+        spec_of("--strategy", "script", "--exit", "poweroff", script)
+    assert "for the strategy 'image' only" in caught.value.faults[0].message
+    with pytest.raises(InvalidSpec) as caught:
+        spec_of("--strategy", "script")
+    assert "needs a script" in caught.value.faults[0].message
+
+
+@pytest.mark.parametrize("rule", ["halt", "console:", "console:(", "console:" + "x" * 600, ""])
+def test_a_rule_that_is_none(rule: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        spec_of("--exit", rule)
+    assert [fault.field for fault in caught.value.faults] == ["exit"]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec, match="cannot read"):
+        spec_of("--user-data", str(tmp_path / "none"))
+    with pytest.raises(InvalidSpec, match="cannot read"):
+        spec_of(str(tmp_path / "none"))
+    (tmp_path / "empty").touch()
+    with pytest.raises(InvalidSpec, match="empty is empty"):
+        spec_of(str(tmp_path / "empty"))

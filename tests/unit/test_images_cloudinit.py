@@ -1,0 +1,140 @@
+"""NoCloud data: what is on the disk, and what its kit does where it can be seen from here."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import subprocess
+from importlib import resources
+from pathlib import Path
+
+import pycdlib
+import pytest
+import yaml
+
+from images.cloudinit import NoCloud, network_config, user_data
+from images.guest import cloud_kit
+from vmjobs.errors import HypervisorError
+from vmjobs.model import JobSpec, JobTicket, NetworkMode, Strategy
+
+DIGEST = "sha256:" + "0" * 64
+
+
+def ticket(**fields: object) -> JobTicket:
+    spec = JobSpec.model_validate({"strategy": Strategy.IMAGE, "image": "cloud", **fields})
+    return JobTicket(job_id="j", attempt="ab" * 16, index=3, count=5, image_digest=DIGEST, spec=spec)
+
+
+def contents(path: Path) -> dict[str, str]:
+    iso = pycdlib.PyCdlib()
+    iso.open(str(path))
+    found = {}
+    for kind in ("rr_path", "joliet_path"):  # Linux reads the one or the other
+        for name in ("meta-data", "user-data", "network-config"):
+            sink = io.BytesIO()
+            iso.get_file_from_iso_fp(sink, **{kind: f"/{name}"})
+            assert found.setdefault(name, sink.getvalue().decode()) == sink.getvalue().decode()
+    iso.close()
+    return found
+
+
+def test_the_disk_is_what_cloud_init_looks_for(tmp_path: Path) -> None:
+    path = tmp_path / "seed"
+    NoCloud().write(path, ticket(user_data="#cloud-config\nruncmd: [ls]\n", network="outbound"))
+    data = path.read_bytes()
+    assert data[32769:32774] == b"CD001"
+    assert data[32808:32840].rstrip() == b"cidata"
+    told = subprocess.run(["blkid", "-p", "-o", "export", path], capture_output=True, check=True)
+    assert b"TYPE=iso9660" in told.stdout
+    assert b"LABEL=cidata" in told.stdout
+    files = contents(path)
+    assert files["user-data"] == "#cloud-config\nruncmd: [ls]\n"
+    assert yaml.safe_load(files["meta-data"]) == {
+        "instance-id": "ab" * 16,
+        "local-hostname": "vmjob-3",
+    }
+    assert yaml.safe_load(files["network-config"]) == network_config(NetworkMode.OUTBOUND)
+
+
+def test_a_disk_that_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(HypervisorError, match="cannot make the cloud-init disk"):
+        NoCloud().write(tmp_path / "none" / "seed", ticket())
+
+
+def test_the_network_needs_nobody_to_answer() -> None:
+    (card,) = network_config(NetworkMode.REPOSITORY)["ethernets"].values()
+    assert (card["addresses"], card["dhcp4"]) == (["10.0.2.15/24"], False)
+    assert "routes" not in card
+    (card,) = network_config(NetworkMode.OUTBOUND)["ethernets"].values()
+    assert card["routes"][0]["via"] == "10.0.2.2"
+    assert network_config(NetworkMode.NONE)["config"] == "disabled"
+
+
+def test_what_is_in_the_user_data() -> None:
+    assert user_data(ticket(user_data="#!/bin/sh\nls\n", script="true").spec) == "#!/bin/sh\nls\n"
+    assert yaml.safe_load(user_data(ticket().spec)) == {}
+    launcher = user_data(ticket(script="true").spec)
+    assert launcher.startswith("#!/bin/sh\n")
+    assert subprocess.run(["sh", "-n"], input=launcher.encode(), check=True).returncode == 0
+    kit = resources.files("images.guest").joinpath("cloud_kit.py").read_text()
+    assert kit in launcher
+
+
+def test_the_kit_is_python_of_old() -> None:
+    kit = resources.files("images.guest").joinpath("cloud_kit.py").read_text()
+    ast.parse(kit, feature_version=(3, 6))
+    assert kit.isascii()
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cloud_kit, "HOME", tmp_path)
+    monkeypatch.setattr(cloud_kit, "WORK", tmp_path / "work")
+    monkeypatch.setattr(cloud_kit, "SCRIPT", tmp_path / "script")
+    for name in ("work", "home", "tmp"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def test_the_kit_offers_what_lies_in_the_work_directory(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(job)
+    work = job / "work"
+    (job / "secret.txt").write_text("outside")
+    (work / "a.txt").write_text("a")
+    (work / ".hidden.txt").write_text("h")
+    (work / "b c.txt").write_text("b")
+    (work / "link.txt").symlink_to(job / "secret.txt")
+    (work / "sub").mkdir()
+    (work / "sub" / "d.txt").write_text("d")
+    (work / "out").symlink_to(job)
+    globs = ["*.txt", "a.*", "sub/*", "out/*.txt", "../*.txt", "none"]
+    assert list(cloud_kit.outputs(globs)) == ["a.txt", "b c.txt", "sub/d.txt"]
+
+
+def test_the_kit_runs_scripts_and_writes_the_output_disk(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(job)
+    monkeypatch.setattr(cloud_kit.signal, "signal", lambda *_: None)
+    (job / "script").write_text('echo "$1 $WHO $VMJOBS_ARRAY_INDEX"; echo no >&2; echo x > x; exit 3\n')
+    (job / "script").chmod(0o755)
+    described = {
+        "job_id": "j",
+        "index": 3,
+        "count": 5,
+        "environment": {"WHO": "ada"},
+        "arguments": ["hello world"],
+    }
+    assert cloud_kit.run_offline(described) == 3  # there is no #! line
+    disk = job / "disk"
+    disk.write_bytes(b"\0" * (1 << 20))
+    cloud_kit.write_output_disk(disk, "code=3", ["x", "y"])
+    listed = subprocess.run(["tar", "tf", disk], capture_output=True, check=True).stdout.split()
+    assert listed == [b"exit.json", b"stdout", b"stderr", b"outputs/x"]
+    out = subprocess.run(["tar", "xOf", disk, "stdout"], capture_output=True, check=True).stdout
+    assert out == b"hello world ada 3\n"
+    report = subprocess.run(["tar", "xOf", disk, "exit.json"], capture_output=True, check=True).stdout
+    assert json.loads(report) == {"code": 3}
