@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from sqlalchemy import delete, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from images.signature import MAX_SIGNATURES, check_form, require_signed, signers, trusted_keys
@@ -24,9 +25,10 @@ from repository.images.names import check_name, find
 from repository.images.reading import Reading
 from repository.images.sql import put
 from repository.images.tables import HoldingRow, ImageRow, ShareRow, TagRow
+from repository.images.uploads import TRIES
 from repository.images.usage import needed, refuse_if_needed, unheld
 from repository.images.viewer import LIBRARY, Viewer, require_namespace
-from vmjobs.errors import Forbidden
+from vmjobs.errors import Forbidden, Unavailable
 from vmjobs.model import HypervisorKind
 from vmjobs.model import now as utc_now
 from vmjobs.wire import ImageChange, ImageDetail, ImageInfo, ImageTag, Origin, Share, Visibility
@@ -138,6 +140,14 @@ class Catalog(Reading):
         """
         check_name(namespace, name, tag)
         namespace = require_namespace(viewer, namespace)
+        for _ in range(TRIES):
+            try:
+                return self._tag(viewer, namespace, name, tag, digest)
+            except IntegrityError:  # two first names at the same moment
+                continue
+        raise Unavailable("database", "the image is named or removed elsewhere: try again")
+
+    def _tag(self, viewer: Viewer, namespace: str, name: str, tag: str, digest: str) -> None:
         with self.database.write() as session:
             lock_image(session, digest)
             found = holding_of(session, viewer, digest)

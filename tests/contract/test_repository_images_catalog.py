@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -156,6 +157,26 @@ def test_names(images: Images) -> None:
     with pytest.raises(NotFound) as caught:
         images.resolve(ADA, "nope")
     assert "ada/hep:latest" in caught.value.hint
+
+
+def test_names_at_the_same_moment(images: Images) -> None:
+    done = push(images, ADA, DISK, visibility="public")
+    with ThreadPoolExecutor(6) as pool:
+        for number in range(5):
+            user = Viewer(f"user{number}")
+            list(pool.map(lambda n, u=user: images.tag(u, "", "hep", f"v{n}", done.digest), range(6)))
+            assert names(images, user)[1:] == [f"user{number}/hep:v{n}" for n in range(6)]
+            images.remove(user, done.digest)
+
+
+def test_pushes_at_the_same_moment(images: Images) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        for number in range(3):
+            disk = noise(1000, number)
+            users = [ADA, BOB] * 3
+            found = list(pool.map(lambda u, d=disk: push(images, u, d, name="hep"), users))
+            assert len({done.digest for done in found}) == 1
+            assert images.resolve(ADA, "hep") == images.resolve(BOB, "hep") == found[0].digest
 
 
 def test_the_library(images: Images) -> None:

@@ -363,6 +363,8 @@ def test_too_large(images: Images) -> None:
         ({"architecture": "sparc64"}, "no machine here"),
         ({"kernel": None, "initrd": {"digest": "tree:" + "0" * 64, "size": 1}}, "initrd"),
         ({"name": "a name is no part of an image"}, "name"),
+        ({"packages": {"a": "\ud800"}}, "not an image manifest"),
+        ({"packages": {"a": float("nan")}}, "packages"),
         ({"cmdline": ["init=/bin/sh\nroot=/dev/sda"]}, "cmdline"),
     ],
 )
