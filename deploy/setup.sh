@@ -11,7 +11,7 @@ packages="
     libvirt-daemon libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
     mmdebstrap debian-archive-keyring e2fsprogs busybox-static zstd
     postgresql rabbitmq-server shellcheck
-    bubblewrap ovmf skopeo docker-registry golang-go
+    bubblewrap ovmf skopeo docker-registry golang-go nbdkit nbdkit-plugin-python
     mkosi debootstrap systemd-container grub-pc-bin grub-efi-amd64-bin dosfstools mtools squid krb5-kdc krb5-admin-server"
 
 missing=

@@ -213,14 +213,18 @@ class ContentFetch:
         self.room.claim(sum(end - begin for begin, end in runs))
         view = memoryview(data)
         for begin, end in runs:
-            while True:
-                try:
-                    write_all(file.fileno(), view[begin:end], number * SEGMENT + begin)
-                    break
-                except OSError as error:
-                    if not is_full(error) or not self.room.make():
-                        raise
+            self._put(file, view[begin:end], number * SEGMENT + begin)
         self._dirty.discard(number)
+
+    def _put(self, file: BinaryIO, data: memoryview, offset: int) -> None:
+        """Write, and make room for it if need be."""
+        while True:
+            try:
+                write_all(file.fileno(), data, offset)
+                return
+            except OSError as error:
+                if not is_full(error) or not self.room.make():
+                    raise
 
     def _tell(self) -> None:
         self.step(min(len(self._have) * SEGMENT, self.layout.size))

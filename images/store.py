@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,17 +195,7 @@ class ImageStore:
             files[part.digest] = self.folder.verified(part.digest, part.size, step)
             before += part.size
             step(part.size)
-        return BootImage(
-            digest=digest,
-            root=files[manifest.root.digest],
-            boot=manifest.boot,
-            partition=manifest.partition,
-            kernel=files[manifest.kernel.digest] if manifest.kernel else None,
-            initrd=files[manifest.initrd.digest] if manifest.initrd else None,
-            cmdline=manifest.cmdline,
-            cloud_init=manifest.cloud_init,
-            kinds=manifest.hypervisors,
-        )
+        return boot_image(digest, manifest, files)
 
     @contextmanager
     def lease(self, digest: str, progress: Progress | None = None) -> Iterator[BootImage]:
@@ -262,6 +252,21 @@ class ImageStore:
 
     def _write(self, path: Path, data: bytes) -> None:
         write_atomically(path, data, self.root / "tmp")
+
+
+def boot_image(digest: str, manifest: ImageManifest, files: Mapping[str, Path]) -> BootImage:
+    """An image with its contents' files, by their digests."""
+    return BootImage(
+        digest=digest,
+        root=files[manifest.root.digest],
+        boot=manifest.boot,
+        partition=manifest.partition,
+        kernel=files[manifest.kernel.digest] if manifest.kernel else None,
+        initrd=files[manifest.initrd.digest] if manifest.initrd else None,
+        cmdline=manifest.cmdline,
+        cloud_init=manifest.cloud_init,
+        kinds=manifest.hypervisors,
+    )
 
 
 def shifted(progress: Progress | None, before: int, total: int) -> Callable[[int], None]:

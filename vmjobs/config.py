@@ -111,6 +111,9 @@ class Config(BaseModel):
     image_cache_free: int = Field(
         1024, ge=0, description="MiB of disk that the image cache leaves free for jobs"
     )
+    lazy_start: bool = Field(
+        False, description="start kvm and qemu machines before their image is complete; needs nbdkit"
+    )
     node_cpus: int = Field(0, ge=0, description="processors to offer; 0: all that there are")
     node_memory: int = Field(0, ge=0, description="MiB of memory to offer; 0: all that there is")
     hypervisors: tuple[HypervisorKind, ...] = Field(

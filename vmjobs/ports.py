@@ -78,6 +78,38 @@ class ImageSource(Protocol):
         """Digests of the images that are here already."""
 
 
+@dataclass(frozen=True)
+class LiveImage:
+    """An image of which a machine may be started; its root disk may still be on its way.
+
+    ready: to be called once the machine's guest is ready: all else may come now.
+    waiting: whether a machine waits for a part of it right now.
+    waited: for how many seconds machines have waited.
+    """
+
+    image: BootImage
+    ready: Callable[[], object] = lambda: None
+    waiting: Callable[[], bool] = lambda: False
+    waited: Callable[[], float] = lambda: 0.0
+
+
+class LiveSource(Protocol):
+    """Images that machines are started of before they are complete."""
+
+    def live(
+        self,
+        digest: str,
+        socket: Path,
+        failed: Callable[[Exception], object],
+        progress: Progress | None = None,
+    ) -> AbstractContextManager[LiveImage]:
+        """The image, in use for as long as the context lasts. Raises as ``ImageSource.lease``.
+
+        socket: where to listen for those who read the root disk.
+        failed: called, from any thread, with what makes the image unusable from now on.
+        """
+
+
 class SeedSource(Protocol):
     """What makes cloud-init data for images that look for it."""
 

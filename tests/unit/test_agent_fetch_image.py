@@ -32,12 +32,12 @@ class Job:
     resources: ExitStack = field(default_factory=ExitStack)
     looks: int = 0
     wanted: bool = True
-    image: Any = None
+    live: Any = None
 
     @property
     def parts(self) -> Any:
         return SimpleNamespace(
-            images=self.cache, settings=SimpleNamespace(deliver_seconds=self.patience)
+            images=self.cache, live=None, settings=SimpleNamespace(deliver_seconds=self.patience)
         )
 
     @property
@@ -72,7 +72,7 @@ def test_the_image_stays_until_the_machine_is_gone(tmp_path: Path, remote: Remot
         fetch_image(job)  # type: ignore[arg-type]
         with pytest.raises(StorageFull):
             cache.prepare(second)
-        assert job.image.root.read_bytes() == noise(2 * SEGMENT)
+        assert job.live.image.root.read_bytes() == noise(2 * SEGMENT)
     cache.prepare(second)
     assert cache.cached() == [second]
     assert job.looks > 2
@@ -103,7 +103,7 @@ def test_a_repository_that_is_away_for_a_while_is_waited_for(tmp_path: Path, rem
     job = Job(ImageCache(tmp_path / "node", remote), digest, patience=60.0)
     with job.resources:
         fetch_image(job)  # type: ignore[arg-type]
-        assert job.image.root.read_bytes() == noise(4 * SEGMENT)
+        assert job.live.image.root.read_bytes() == noise(4 * SEGMENT)
     remote.before = lambda _count: (_ for _ in ()).throw(Unavailable("api", "gone"))
     again = Job(ImageCache(tmp_path / "other", remote), digest)
     assert reason_of(again) is ReasonCode.IMAGE_UNAVAILABLE

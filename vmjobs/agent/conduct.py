@@ -15,6 +15,7 @@ from vmjobs.agent.inbox import (
     ConsoleFlooded,
     ExitReported,
     GuestSilent,
+    ImageLost,
     LeaseLost,
     LineSeen,
     MachineGone,
@@ -38,6 +39,7 @@ from vmjobs.agent.verdict import (
     overdue,
     stopped,
     with_console,
+    without_image,
 )
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import Ending
@@ -71,15 +73,16 @@ def await_ready(run: Run) -> None:
     if spec.readiness == STARTED:
         run.remark = "the machine runs; no sign of readiness is awaited"
         return
-    deadline = run.boot_begun + spec.boot_seconds
     while not _over(run):
+        # What the guest waits for a part of its image is not its own time.
+        deadline = run.boot_begun + spec.boot_seconds + run.live.waited()
         seen = _observe(run, deadline)
         if isinstance(seen, Ready) and spec.readiness == REPORT:
             return
         if isinstance(seen, LineSeen) and seen.rule == "ready":
             run.remark = f"the console showed the line {seen.line.strip()[:200]!r}"
             return
-        if seen is None:
+        if seen is None and run.live.waited() <= deadline - run.boot_begun - spec.boot_seconds:
             message = f"the guest was not ready within {spec.boot_seconds} s"
             raise failed(ReasonCode.BOOT_TIMED_OUT, with_console(message, _last_lines(run)))
     # Whoever has a result was ready; a machine that ended without one was not.
@@ -91,6 +94,7 @@ def await_ready(run: Run) -> None:
 def await_end(run: Run) -> None:
     """Wait until the job's work is done, or its time is over."""
     spec = run.ticket.spec
+    run.live.ready()
     deadline = time.monotonic() + spec.run_seconds
     # Only now is the guest heard of all the time: before and after it has deadlines of its own.
     run.link.heard = time.monotonic()
@@ -98,10 +102,7 @@ def await_end(run: Run) -> None:
         run.watch.listening = spec.network is not NetworkMode.NONE
     while not _over(run):
         if _observe(run, deadline) is None:
-            message = overdue(spec.exit, spec.run_seconds, script=bool(spec.script))
-            if spec.strategy is not Strategy.SCRIPT:
-                message = with_console(message, _last_lines(run))
-            raise failed(ReasonCode.TIMED_OUT, message)
+            raise _overdue(run)
     if run.watch is not None:
         run.watch.listening = False
 
@@ -124,6 +125,17 @@ def collect(run: Run) -> None:
             run.driver.destroy(run.machine)  # before its output disk is read
             break
     raise Ended(_judge(run, ready=True))
+
+
+def _overdue(run: Run) -> Ended:
+    spec = run.ticket.spec
+    message = overdue(spec.exit, spec.run_seconds, script=bool(spec.script))
+    if spec.strategy is not Strategy.SCRIPT:
+        message = with_console(message, _last_lines(run))
+        # Whatever it has left by now is worth having: it says how far it came.
+        run.driver.destroy(run.machine)
+        _read_output_disk(run)
+    return failed(ReasonCode.TIMED_OUT, message)
 
 
 def _over(run: Run) -> bool:
@@ -271,6 +283,8 @@ def _give_up_on(run: Run, seen: Observation | None) -> None:
     if isinstance(seen, ConsoleFlooded):
         message = f"the console grew beyond {run.parts.settings.max_console} bytes"
         raise failed(ReasonCode.CONSOLE_FLOODED, message)
+    if isinstance(seen, ImageLost):
+        raise without_image(seen.error)
     if isinstance(seen, RuleFailed):
         raise failed(ReasonCode.NO_EXIT_REPORT, seen.why)
     if isinstance(seen, Panicked):

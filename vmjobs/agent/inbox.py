@@ -73,6 +73,13 @@ class ConsoleFlooded:
 
 
 @dataclass(frozen=True)
+class ImageLost:
+    """What the machine has not read yet of its image is not to be had; ``error`` says why."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
 class SignalSent:
     """Whoever runs the job sent it a signal."""
 
@@ -101,6 +108,7 @@ Observation = (
     | Panicked
     | GuestSilent
     | ConsoleFlooded
+    | ImageLost
     | SignalSent
     | LeaseLost
     | Superseded

@@ -19,6 +19,7 @@ from typing import Protocol
 from vmjobs.agent.courier import FIRST_PAUSE, Courier
 from vmjobs.agent.endpoint import GuestLink
 from vmjobs.agent.inbox import (
+    ImageLost,
     Inbox,
     LeaseLost,
     LineSeen,
@@ -29,7 +30,7 @@ from vmjobs.agent.inbox import (
 from vmjobs.agent.journal import Journal, Leftover, RunRecord
 from vmjobs.agent.outputs import DiskContents, Kept, OutputTray
 from vmjobs.agent.steps import STEPS, STOPPING, Step
-from vmjobs.agent.verdict import Ended, Verdict, failed, stopped
+from vmjobs.agent.verdict import Ended, Verdict, failed, stopped, without_image
 from vmjobs.agent.watch import Watch
 from vmjobs.errors import (
     Conflict,
@@ -54,7 +55,7 @@ from vmjobs.model import (
     now,
     reason,
 )
-from vmjobs.ports import ImageSource, JobSource, SeedSource
+from vmjobs.ports import ImageSource, JobSource, LiveImage, LiveSource, SeedSource
 
 log = logging.getLogger(__name__)
 
@@ -112,13 +113,18 @@ class Choose(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """What runs on this node are made with. seeds: for images that want cloud-init data."""
+    """What runs on this node are made with.
+
+    seeds: for images that want cloud-init data.
+    live: gives images out before they are complete; None: a machine waits for the whole image.
+    """
 
     images: ImageSource
     choose: Choose
     journal: Journal
     settings: RunSettings
     seeds: SeedSource | None = None
+    live: LiveSource | None = None
 
 
 @dataclass
@@ -154,7 +160,7 @@ class Run:
     directory: Path = field(init=False)
     courier: Courier = field(init=False)
     tray: OutputTray = field(init=False)
-    image: BootImage = field(init=False)
+    live: LiveImage = field(init=False)
     link: GuestLink = field(init=False)
 
     def execute(self) -> Verdict:
@@ -180,6 +186,11 @@ class Run:
         self.lease.progress(self._report(verdict))
         return verdict
 
+    @property
+    def image(self) -> BootImage:
+        """The job's image."""
+        return self.live.image
+
     def stream(self, name: StreamName) -> Path:
         """The file in which a stream grows."""
         return self.directory / f"stream-{name}"
@@ -187,6 +198,8 @@ class Run:
     def check_stop(self, wait: float = 0.0) -> None:
         """End the run if it is not wanted any more. For steps without a machine."""
         seen = self.inbox.next(time.monotonic() + wait)
+        if isinstance(seen, ImageLost):
+            raise without_image(seen.error)
         unwanted = isinstance(seen, LeaseLost | Superseded)
         if unwanted or (isinstance(seen, SignalSent) and seen.number in STOPPING):
             raise stopped("stopped before the machine was started")

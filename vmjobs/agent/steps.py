@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, TypeVar
 from vmjobs.agent.conduct import STOPPING, await_end, await_ready, collect
 from vmjobs.agent.console import ConsoleReader
 from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.inbox import ImageLost
 from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk, write_job_tar
 from vmjobs.agent.patterns import Pattern, TooSlow, pattern_of
-from vmjobs.agent.verdict import failed
+from vmjobs.agent.verdict import failed, without_image
 from vmjobs.agent.watch import Watch, watching
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, StorageFull, Unavailable
-from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, DataDisk, Machine, Network
+from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, DataDisk, Machine, Network
 from vmjobs.model import (
     MIB,
+    HypervisorKind,
     InputFile,
     JobState,
     NetworkMode,
@@ -32,6 +34,7 @@ from vmjobs.model import (
     StreamName,
 )
 from vmjobs.paths import below
+from vmjobs.ports import LiveImage, LiveSource
 
 if TYPE_CHECKING:
     from vmjobs.agent.run import Run
@@ -60,19 +63,34 @@ class Step:
 def fetch_image(run: Run) -> None:
     """Have the image on this node, verified, until the machine is gone."""
 
-    def lease() -> BootImage:
-        digest = run.ticket.image_digest
-        leased = run.parts.images.lease(digest, lambda _done, _all: run.check_stop())
-        return run.resources.enter_context(leased)
+    begin = run.parts.live
+    if begin is not None and run.driver.kind is not HypervisorKind.UML:
+        _lease(run, partial(_live, run, begin))
+    else:
+        _lease(run, partial(_whole, run))
 
+
+def _lease(run: Run, lease: Callable[[], LiveImage]) -> None:
     try:
-        run.image = patiently(run, lease)
-    except (DigestMismatch, ImageRejected) as error:
-        raise failed(ReasonCode.IMAGE_REJECTED, error.message) from error
-    except StorageFull as error:
-        raise failed(ReasonCode.NODE_FAILED, error.message) from error
-    except (NotFound, Unavailable) as error:
-        raise failed(ReasonCode.IMAGE_UNAVAILABLE, error.message) from error
+        run.live = patiently(run, lease)
+    except (DigestMismatch, ImageRejected, StorageFull, NotFound, Unavailable) as error:
+        raise without_image(error) from error
+
+
+def _whole(run: Run) -> LiveImage:
+    leased = run.parts.images.lease(run.ticket.image_digest, lambda _done, _all: run.check_stop())
+    return LiveImage(run.resources.enter_context(leased))
+
+
+def _live(run: Run, source: LiveSource) -> LiveImage:
+    """The image as soon as a machine may start of it."""
+    leased = source.live(
+        run.ticket.image_digest,
+        run.directory / "blocks.sock",
+        lambda error: run.inbox.put(ImageLost(error)),
+        lambda _done, _all: run.check_stop(),
+    )
+    return run.resources.enter_context(leased)
 
 
 def choose_hypervisor(run: Run) -> None:
@@ -81,6 +99,9 @@ def choose_hypervisor(run: Run) -> None:
         return
     run.driver = run.parts.choose(run.ticket.spec.hypervisor, run.image.kinds)
     run.parts.journal.reassign(run.attempt, run.driver)
+    if run.driver.kind is HypervisorKind.UML and run.image.live is not None:
+        run.live.ready()
+        _lease(run, partial(_whole, run))
 
 
 def patiently(run: Run, fetch: Callable[[], T]) -> T:
@@ -207,6 +228,8 @@ def _running(run: Run, machine: Machine) -> Iterator[None]:
 
 def _heard(run: Run) -> float:
     """When the guest was last heard of. One that never asked for orders owes nobody a word."""
+    if run.live.waiting():
+        return time.monotonic()  # it cannot be heard of: a part of its image is on its way
     owes = run.ticket.spec.strategy is Strategy.SCRIPT or run.link.beating
     return run.link.heard if owes else math.inf
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import Ending
 from vmjobs.model import (
     CONSOLE_RULE,
@@ -51,6 +52,16 @@ class Ended(Exception):
 def failed(code: ReasonCode, message: str, exit: ExitStatus | None = None) -> Ended:
     """The end of a run that failed."""
     return Ended(Verdict(JobState.FAILED, reason(code, message), exit))
+
+
+def without_image(error: Exception) -> Ended:
+    """The end of a run whose image could not be had, or not all of it."""
+    message = error.message if isinstance(error, VMJobsError) else f"the node failed: {error}"
+    if isinstance(error, DigestMismatch | ImageRejected):
+        return failed(ReasonCode.IMAGE_REJECTED, message)
+    if isinstance(error, NotFound | Unavailable):
+        return failed(ReasonCode.IMAGE_UNAVAILABLE, message)
+    return failed(ReasonCode.NODE_FAILED, message)
 
 
 def stopped(message: str, exit: ExitStatus | None = None) -> Ended:

@@ -22,9 +22,10 @@ from vmjobs.cli.node_parts import fleet, parts
 from vmjobs.cli.support import config, node_name, read_token
 from vmjobs.client import ImageClient, JobAgentClient, NodeClient, Retries
 from vmjobs.config import Config
-from vmjobs.errors import NoHypervisor
+from vmjobs.errors import ConfigError, NoHypervisor
+from vmjobs.hypervisor import blockserver
 from vmjobs.model import MIB, Node
-from vmjobs.ports import ImageSource, JobSource
+from vmjobs.ports import ImageSource, JobSource, LiveSource
 
 if TYPE_CHECKING:
     from images.cache import Trust
@@ -48,7 +49,8 @@ def agent() -> None:
     configure_logging(settings.log_level)
     images = _images(settings)
     hypervisors = fleet(settings, images)
-    made = parts(settings, images, hypervisors, settings.state_dir / "runs")
+    live = _live(settings, images)
+    made = parts(settings, images, hypervisors, settings.state_dir / "runs", live)
     leftovers = made.journal.recover(hypervisors.drivers)
     swept = sweep(made.journal, hypervisors.drivers)
     log.info("removed %d left-over runs and %d unknown machines", len(leftovers), len(swept))
@@ -111,18 +113,31 @@ def _watch_images(images: ImageSource, hypervisors: Fleet, stop: threading.Event
 
 def _images(settings: Config) -> ImageSource:
     from images.cache import ImageCache  # noqa: PLC0415
+    from images.lazy.cache import LiveCache  # noqa: PLC0415
     from images.store import ImageStore  # noqa: PLC0415
 
     if settings.agent_token_file is None:
         return ImageStore(settings.images)
     fetcher = ImageClient(settings.api_url, read_token(settings.agent_token_file), retries=RETRIES)
-    return ImageCache(
+    cache = LiveCache if settings.lazy_start else ImageCache
+    return cache(
         settings.state_dir / "images",
         fetcher,
         limit=settings.image_cache_size * MIB,
         keep_free=settings.image_cache_free * MIB,
         trust=_trust(settings.image_trust_dir),
     )
+
+
+def _live(settings: Config, images: ImageSource) -> LiveSource | None:
+    """What gives images out before they are complete, where that is wanted."""
+    from images.lazy.cache import LiveCache  # noqa: PLC0415
+
+    if not settings.lazy_start or not isinstance(images, LiveCache):
+        return None
+    if why := blockserver.missing():
+        raise ConfigError(f"lazy_start: {why}", hint="install nbdkit and nbdkit-plugin-python")
+    return images
 
 
 def _trust(folder: Path | None) -> Trust | None:

@@ -13,7 +13,7 @@ from vmjobs.cli.support import node_name
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.registry import drivers
-from vmjobs.ports import ImageSource
+from vmjobs.ports import ImageSource, LiveSource
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,13 @@ def fleet(settings: Config, images: ImageSource, cache: Path | None = None) -> F
     return Fleet(drivers(settings, kernels), settings.probe_seconds, cache)
 
 
-def parts(settings: Config, images: ImageSource, hypervisors: Fleet, runs: Path) -> Parts:
+def parts(
+    settings: Config,
+    images: ImageSource,
+    hypervisors: Fleet,
+    runs: Path,
+    live: LiveSource | None = None,
+) -> Parts:
     """What runs are made with."""
     return Parts(
         images=images,
@@ -45,4 +51,5 @@ def parts(settings: Config, images: ImageSource, hypervisors: Fleet, runs: Path)
             max_log=settings.max_stream_bytes,
         ),
         seeds=NoCloud(),
+        live=live,
     )

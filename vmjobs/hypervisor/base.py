@@ -27,6 +27,19 @@ ENDPOINT_PORT = 80
 
 
 @dataclass(frozen=True)
+class LiveDisk:
+    """A root disk that is still on its way to this node: its blocks come when they are read.
+
+    socket: Unix socket where a read is announced, and answered once its blocks are in the file
+        (:mod:`vmjobs.hypervisor.nbd_plugin` says how).
+    size: of the disk, in bytes.
+    """
+
+    socket: Path
+    size: int
+
+
+@dataclass(frozen=True)
 class BootImage:
     """An image as it lies on this node, verified: what to boot.
 
@@ -37,6 +50,7 @@ class BootImage:
     cmdline: kernel parameters that the image asks for.
     cloud_init: the image looks for NoCloud data.
     kinds: what can boot it.
+    live: where the root disk comes from while ``root`` is not complete; None: it is.
     """
 
     digest: str
@@ -48,6 +62,7 @@ class BootImage:
     cmdline: tuple[str, ...] = ()
     cloud_init: bool = False
     kinds: tuple[HypervisorKind, ...] = tuple(HypervisorKind)
+    live: LiveDisk | None = None
 
 
 @dataclass(frozen=True)

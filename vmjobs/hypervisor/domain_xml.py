@@ -58,6 +58,7 @@ def domain_xml(
     cable: Path | None,
     on: Board,
     uefi: Firmware | None = None,
+    nbd: Path | None = None,
 ) -> str:
     """The domain for a machine.
 
@@ -67,6 +68,7 @@ def domain_xml(
         cable: Unix socket where the network process listens.
         on: the board.
         uefi: firmware of the machine's own, where it boots by UEFI.
+        nbd: Unix socket where the root disk is served, if it is not all on this node.
 
     Raises:
         HypervisorError: the image has no kernel, and is not to be booted without one.
@@ -83,7 +85,7 @@ def domain_xml(
     ET.SubElement(domain, "clock", {"offset": "utc"})
     for event in ("on_poweroff", "on_reboot", "on_crash"):
         _text(domain, event, "destroy")
-    domain.append(_devices(machine, overlay))
+    domain.append(_devices(machine, overlay, nbd))
     ET.SubElement(domain, "seclabel", {"type": "none"})
     domain.append(_qemu_arguments(machine, cable, on))
     return ET.tostring(domain, encoding="unicode")
@@ -121,13 +123,10 @@ def _os(machine: Machine, on: Board, uefi: Firmware | None) -> ET.Element:
     return element
 
 
-def _devices(machine: Machine, overlay: Path) -> ET.Element:
+def _devices(machine: Machine, overlay: Path, nbd: Path | None) -> ET.Element:
     devices = ET.Element("devices")
     root = _disk(overlay, "qcow2", "vda", read_only=False)
-    # Said here so that nothing is ever read out of the image to find out.
-    backing = ET.SubElement(root, "backingStore", {"type": "file"})
-    ET.SubElement(backing, "format", {"type": "raw"})
-    ET.SubElement(backing, "source", {"file": str(machine.image.root.absolute())})
+    root.append(_backing(machine, nbd))
     devices.append(root)
     for letter, disk in zip("bcdefghijklmnop", machine.disks, strict=False):
         devices.append(_disk(disk.path.absolute(), "raw", f"vd{letter}", read_only=disk.read_only))
@@ -140,6 +139,18 @@ def _devices(machine: Machine, overlay: Path) -> ET.Element:
     ET.SubElement(rng, "backend", {"model": "random"}).text = "/dev/urandom"
     ET.SubElement(devices, "panic", {"model": "isa"})
     return devices
+
+
+def _backing(machine: Machine, nbd: Path | None) -> ET.Element:
+    """What is below the overlay, said so that nothing is ever read out of the image to find out."""
+    backing = ET.Element("backingStore", {"type": "file" if nbd is None else "network"})
+    ET.SubElement(backing, "format", {"type": "raw"})
+    if nbd is None:
+        ET.SubElement(backing, "source", {"file": str(machine.image.root.absolute())})
+    else:
+        source = ET.SubElement(backing, "source", {"protocol": "nbd"})
+        ET.SubElement(source, "host", {"transport": "unix", "socket": str(nbd)})
+    return backing
 
 
 def _disk(path: Path, kind: str, target: str, *, read_only: bool) -> ET.Element:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import firmware, netproc, procs
+from vmjobs.hypervisor import blockserver, firmware, netproc, procs
 from vmjobs.hypervisor.base import NAME_PREFIX, Ending, Machine, MachineState, ProbeResult
 from vmjobs.hypervisor.domain_xml import board, domain_xml
 from vmjobs.hypervisor.endings import Endings, of_cause
@@ -245,7 +245,7 @@ class Libvirt:
         self._connection = connection
         self._kernels = kernels
         self._type = domain_type or kind.value
-        self._helpers: dict[str, subprocess.Popen[bytes]] = {}
+        self._helpers: dict[str, list[subprocess.Popen[bytes]]] = {}
 
     # ----------------------------------------------------------------- life and death
 
@@ -277,15 +277,14 @@ class Libvirt:
         if self.state(machine.name) is not MachineState.GONE:
             raise HypervisorError(f"{machine.name} runs already")
         overlay = machine.workdir.absolute() / "overlay.qcow2"
-        base = machine.image.root.absolute()
         with ExitStack() as undo:
             undo.callback(self.destroy, machine.name)
             boots_by_uefi = machine.image.boot is BootMethod.UEFI
             uefi = firmware.lay_out(machine.workdir, firmware.find()) if boots_by_uefi else None
-            make: _Argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, overlay]
-            run(make, timeout=60, error=HypervisorError)
+            nbd = self._serve_root(machine)
+            run(_overlay(machine, overlay), timeout=60, error=HypervisorError)
             cable = self._lay_cable(machine)
-            text = domain_xml(machine, self._type, overlay, cable, on, uefi)
+            text = domain_xml(machine, self._type, overlay, cable, on, uefi, nbd)
             self._connection.endings.expect(machine.name)
             self._connection.call(f"start {machine.name}", lambda libvirt: libvirt.createXML(text))
             undo.pop_all()
@@ -300,8 +299,8 @@ class Libvirt:
             self._domain(name, "destroy", lambda domain: domain.destroy())
         finally:
             # Whatever libvirt says: the machine is gone when its processes are.
-            procs.kill_all(lambda: self._processes(name) + netproc.find(name), KILL_SECONDS, name)
-            if helper := self._helpers.pop(name, None):
+            procs.kill_all(lambda: self._all_of(name), KILL_SECONDS, name)
+            for helper in self._helpers.pop(name, ()):
                 helper.wait()
             self._connection.endings.forget(name)
 
@@ -387,8 +386,18 @@ class Libvirt:
             return None
         listen = machine.workdir.absolute() / "net.sock"
         started = netproc.start(machine, network, listen=listen, mtu=MTU)
-        self._helpers[machine.name] = started.process
+        self._helpers.setdefault(machine.name, []).append(started.process)
         return started.ready()
+
+    def _serve_root(self, machine: Machine) -> Path | None:
+        if machine.image.live is None:
+            return None
+        process, listen = blockserver.start(machine.name, machine.image.live, machine.workdir)
+        self._helpers.setdefault(machine.name, []).append(process)
+        return listen
+
+    def _all_of(self, name: str) -> _Processes:
+        return self._processes(name) + netproc.find(name) + blockserver.find(name)
 
     def _processes(self, name: str) -> _Processes:
         return [process for process in procs.scan() if self._name_of(process) == name]
@@ -410,6 +419,15 @@ class Libvirt:
             return f"QEMU {_dotted(kind)}, libvirt {_dotted(library)}, {uefi}"
 
         return self._connection.call("ask libvirt's version", ask)
+
+
+def _overlay(machine: Machine, overlay: Path) -> _Argv:
+    """The command that makes a machine's overlay. What is below it is said by the domain as well."""
+    make: _Argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b"]
+    if machine.image.live is None:
+        return [*make, machine.image.root.absolute(), overlay]
+    # Not opened now: it would be asked for its size, which is known.
+    return [*make, "nbd:", "-u", overlay, str(machine.image.live.size)]
 
 
 def _active(connection: Any, name: str) -> bool:

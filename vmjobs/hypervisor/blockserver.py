@@ -1,0 +1,94 @@
+"""Starting and finding the processes that serve root disks which are still on their way, by NBD.
+
+One nbdkit for each machine, with :mod:`vmjobs.hypervisor.nbd_plugin`; it ends with the machine,
+and with the agent if that is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import nbd_plugin, procs
+from vmjobs.hypervisor.base import LiveDisk
+from vmjobs.subprocess import environment
+
+PROGRAM = "nbdkit"
+PLUGIN = nbd_plugin.__file__
+
+#: Seconds in which a server must be ready.
+READY_SECONDS = 30.0
+#: Reads of one machine that may wait for their blocks at once.
+THREADS = 4
+
+
+def missing() -> str:
+    """Why no disk can be served on this node; empty: it can."""
+    return "" if shutil.which(PROGRAM) else f"{PROGRAM} is not installed"
+
+
+def start(name: str, disk: LiveDisk, workdir: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """Serve a machine's root disk; the process, and its NBD socket.
+
+    Call it from the thread that ends the machine: the process dies with the thread.
+
+    Raises:
+        HypervisorError: it does not come up, with its own words. It is gone then.
+    """
+    listen = workdir.absolute() / "nbd.sock"
+    inner, outer = os.pipe()  # nbdkit closes its standard output
+    argv = [
+        *(PROGRAM, "--foreground", "--exit-with-parent", "--readonly", "--newstyle"),
+        *("--threads", str(THREADS), "--unix", str(listen)),
+        *("python", PLUGIN, f"ask={disk.socket}", f"ready={outer}", f"machine={name}"),
+    ]
+    log = workdir / "nbdkit.log"
+    with os.fdopen(inner, "rb", buffering=0) as ready:
+        try:
+            with log.open("ab") as said:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    env=environment(),
+                    pass_fds=(outer,),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise HypervisorError(f"{PROGRAM} cannot be started: {error.strerror}") from error
+        finally:
+            os.close(outer)
+        try:
+            _wait_ready(ready.fileno(), log)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    return process, listen
+
+
+def find(name: str) -> list[procs.Process]:
+    """The servers of a machine."""
+    return [process for process in procs.scan() if machine_of(process) == name]
+
+
+def machine_of(process: procs.Process) -> str:
+    """Whose disk the process serves; ``""`` if it serves none."""
+    if PLUGIN not in process.argv:
+        return ""
+    found = [word.removeprefix("machine=") for word in process.argv if word.startswith("machine=")]
+    return found[-1] if found else ""
+
+
+def _wait_ready(ready: int, log: Path) -> None:
+    if procs.readable([ready], READY_SECONDS) and os.read(ready, 64).startswith(b"ready"):
+        return
+    words = ""
+    with suppress(OSError):
+        words = log.read_text("utf-8", "replace").strip()[-1000:]
+    raise HypervisorError(f"{PROGRAM} does not come up: {words or 'it said nothing'}")

@@ -1,0 +1,141 @@
+"""nbdkit's plugin for a root disk that is still on its way (see docs/lazy-start.md).
+
+nbdkit runs it in the system's Python, so it needs nothing but the standard library, and it never
+fetches anything: before it reads the disk's file it asks whoever fills it, over a Unix socket::
+
+    on connecting     size of the disk (u64, big-endian), and with it a descriptor of the file
+    a question        offset (u64), length (u32): are these bytes there? Asked before they are read
+    the answer        1 byte: 0 they cannot be had, 1 they are there, 2 all of the disk is there
+
+Several questions at once take several connections. Module state is what nbdkit's interface asks for.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import threading
+
+try:
+    import nbdkit  # type: ignore[import-not-found]
+except ImportError:  # looked at by a Python that nbdkit does not run
+    nbdkit = None
+
+API_VERSION = 2
+HEAD = struct.Struct(">Q")
+QUESTION = struct.Struct(">QI")
+REFUSED, THERE, COMPLETE = b"\0", b"\1", b"\2"
+#: What is remembered as being there, in bytes.
+PIECE = 64 * 1024
+
+
+class Disk:
+    """The disk: its file, and the connections to whoever fills it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._idle: list[socket.socket] = []
+        self._complete = False
+        first, self.size, self._file = self._connect()
+        self._idle.append(first)
+        self._there = bytearray(-(-self.size // PIECE))
+
+    def read(self, buffer: bytearray, offset: int) -> None:
+        """Fill the buffer with the disk's bytes from ``offset`` on. Raises OSError."""
+        self._have(offset, len(buffer))
+        view = memoryview(buffer)
+        while view:
+            count = os.preadv(self._file, [view], offset)
+            if count == 0:
+                raise OSError(errno.EIO, "the disk's file is too short")
+            view, offset = view[count:], offset + count
+
+    def _have(self, offset: int, length: int) -> None:
+        pieces = range(offset // PIECE, -(-(offset + length) // PIECE))
+        if self._complete or all(self._there[piece] for piece in pieces):
+            return
+        answer = self._ask(QUESTION.pack(offset, length))
+        if answer not in {THERE, COMPLETE}:
+            raise OSError(errno.EIO, "the image's bytes cannot be had")
+        self._complete = answer == COMPLETE
+        # Blocks come whole, so what was asked for a part of is there.
+        for piece in pieces:
+            self._there[piece] = 1
+
+    def _ask(self, question: bytes) -> bytes:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection, _, spare = self._connect()
+            os.close(spare)
+        connection.sendall(question)
+        answer = connection.recv(1)
+        with self._lock:
+            self._idle.append(connection)
+        return answer
+
+    def _connect(self) -> tuple[socket.socket, int, int]:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(self._path)
+        head, descriptors, _, _ = socket.recv_fds(connection, HEAD.size, 1)
+        if len(head) != HEAD.size or len(descriptors) != 1:
+            raise OSError(errno.EIO, "whoever fills the disk does not speak as expected")
+        return connection, HEAD.unpack(head)[0], descriptors[0]
+
+
+# --------------------------------------------------------------------------- what nbdkit calls
+
+_config: dict[str, str] = {}
+_disks: list[Disk] = []
+
+
+def config(key: str, value: str) -> None:
+    """``ask=SOCKET``; ``ready=FD``, where to say so; ``machine=NAME``, to find the process by."""
+    _config[key] = value
+
+
+def config_complete() -> None:
+    """All settings are known."""
+    if not {"ask", "ready"} <= set(_config):
+        raise ValueError("ask=SOCKET or ready=FD is missing")
+
+
+def thread_model() -> int:
+    """Reads of several blocks at once: one that waits must not keep the others waiting."""
+    model: int = nbdkit.THREAD_MODEL_PARALLEL
+    return model
+
+
+def after_fork() -> None:
+    """The server listens; say so once the disk is there as well."""
+    _disks.append(Disk(_config["ask"]))
+    ready = int(_config["ready"])
+    os.write(ready, b"ready\n")
+    os.close(ready)
+
+
+def open(readonly: bool) -> Disk:
+    """A client connects."""
+    return _disks[0]
+
+
+def can_multi_conn(_handle: Disk) -> bool:
+    """All clients see the same."""
+    return True
+
+
+def get_size(handle: Disk) -> int:
+    """Bytes of the disk."""
+    return handle.size
+
+
+def pread(handle: Disk, buffer: bytearray, offset: int, _flags: int) -> None:
+    """Read."""
+    try:
+        handle.read(buffer, offset)
+    except OSError:
+        nbdkit.set_error(errno.EIO)
+        raise
