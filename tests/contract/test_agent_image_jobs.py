@@ -261,6 +261,15 @@ def test_outputs_after_a_line_of_the_console(node: Node) -> None:
     assert (ended.outputs / "answer").read_text() == "42\n"
 
 
+def test_what_was_left_in_time_is_delivered(node: Node) -> None:
+    ended = node.run(
+        f"{LEAVES}; sleep 1000", exit="poweroff", outputs=("answer", "more"), run_seconds=6
+    )
+    assert ended.verdict.reason.code is C.TIMED_OUT
+    assert ended.verdict.exit is None
+    assert (ended.outputs / "answer").read_text() == "42\n"
+
+
 def test_a_status_on_the_output_disk_decides(node: Node) -> None:
     do = (
         "echo '{\"code\": 3}' > exit.json; echo out > stdout; echo 42 > outputs/answer;"
