@@ -1,5 +1,6 @@
 #!/bin/sh
-# The main job: LHC minimum-bias events from an array of virtual machines. demo.sh [JOBS]
+# The main job, LHC minimum-bias events from an array of virtual machines; and beside it an operating
+# system that Debian's own tools made, which is a job by itself. demo.sh [JOBS]
 set -eu
 cd "$(dirname "$0")/.."
 # shellcheck source=/dev/null
@@ -9,14 +10,32 @@ out=build/demo
 rm -rf "$out"
 mkdir -p "$out"
 
-echo "Submitting $jobs jobs to $VMJOBS_API_URL: each generates 300 events in a VM of its own"
-vmjobs job submit --wait --name minbias --image hep --array "$jobs" \
-    --input card.cmnd=examples/minbias.cmnd --output 'hist-*.csv' examples/minbias.sh | tee "$out/table.txt"
+# of EXPRESSION: what it makes of the JSON that is read, as d.
+of() { .venv/bin/python -c "import json, sys; d = json.load(sys.stdin); print($1)"; }
 
-array=$(vmjobs job list --json --limit 1 | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)[0]["array"])')
+echo "Submitting $jobs jobs to $VMJOBS_API_URL: each generates 300 events in a VM of its own"
+submitted=$(vmjobs job submit --json --name minbias --image hep --array "$jobs" \
+    --input card.cmnd=examples/minbias.cmnd --output 'hist-*.csv' examples/minbias.sh)
+array=$(echo "$submitted" | of 'd["array"]')
+first=$(echo "$submitted" | of 'd["jobs"][0]["id"]')
+
+echo "Pushing an image with GRUB, kernel, program and data that no part of vmjobs made, and submitting it"
+qemu-img convert -f raw -O qcow2 "$(tests/foreign/build.sh bios)" "$out/muons.qcow2"
+vmjobs image push --format qcow2 "$out/muons.qcow2" muons
+muons=$(vmjobs job submit --json --name muons --image muons --exit poweroff --network none --disk 64 \
+    --output '*.csv' | of 'd["jobs"][0]["id"]')
+rm "$out/muons.qcow2"
+
+echo
+vmjobs job wait "$array" "$muons" | tee "$out/table.txt"
 echo
 echo "What the first VM printed:"
-vmjobs job out "$(vmjobs job list --array "$array" --json | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')"
+vmjobs job out "$first"
 echo
 vmjobs job outputs "$array" --fetch "$out/parts" >/dev/null
 .venv/bin/python examples/merge.py "$out/minbias" "$out"/parts/*/hist-*.csv
+echo
+echo "What the image's own console showed, and what it left:"
+vmjobs job console "$muons" | sed -n 's/\r//; /^muon/p'
+vmjobs job outputs "$muons" --fetch "$out/muons" >/dev/null
+find "$out/muons" -name '*.csv' | sort

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,7 @@ class LocalRun:
 def run(name: str, folder: Path, *options: str | Path, timeout: float = 400) -> LocalRun:
     """Run a job in the image of this name; ``folder`` is for its outputs and for the node's state."""
     ref = imported(name)
-    place = folder / f"run-{len(list(folder.glob('run-*')))}"
-    place.mkdir()
+    place = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
     files = ("--output-dir", place / "out", "--console", place / "console")
     done = vmjobs(
         "run", "--json", "--image", ref, "--disk", "64", *files, *options,
