@@ -10,7 +10,7 @@
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
-.PHONY: help setup images grid env logs stop down clean lint test demo bench
+.PHONY: help setup images foreign grid env logs stop down clean lint test demo bench
 SHELL := /bin/sh
 BIN := .venv/bin
 export VMJOBS_IMAGE_DIR := $(CURDIR)/build/images
@@ -42,14 +42,19 @@ down:
 clean: down
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
+# Images that no part of vmjobs makes, for tests of jobs that bring their own; two at a time.
+foreign: setup
+	@printf '%s\n' uefi cloud bios bullseye trixie | xargs -P 2 -n 1 tests/foreign/build.sh >/dev/null
+
 lint: setup
 	@$(BIN)/ruff format --check -q .
 	@$(BIN)/ruff check -q .
 	@$(BIN)/mypy
 	@shellcheck deploy/*.sh deploy/*/entry deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
 	    deploy/grid/standby deploy/libexec/agent-start condor/config/vm-universe-xml
+	@shellcheck -x tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 
-test: lint images
+test: lint images foreign
 	@deploy/test.sh
 
 demo: images grid
