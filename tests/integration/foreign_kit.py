@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from grid_kit import ROOT
 from images.manifest import ImageManifest
 from images.store import ImageStore
 from vmjobs.errors import NotFound
-from vmjobs.model import BootMethod, Report
+from vmjobs.model import BootMethod, Job, Report
 
 BUILD = ROOT / "build" / "foreign"
 VMJOBS = Path(sys.executable).with_name("vmjobs")
@@ -141,3 +142,60 @@ def run(name: str, folder: Path, *options: str | Path, timeout: float = 400) -> 
     outputs = {path.name: path.read_text() for path in (place / "out").glob("*") if path.is_file()}
     console = (place / "console").read_bytes().decode("utf-8", "replace").replace("\r", "")
     return LocalRun(done.code, done.out, report, console, outputs)
+
+
+# --------------------------------------------------------------------------- on a grid
+
+
+def as_format(source: Path, format: str, folder: Path) -> Path:
+    """A copy of a raw disk in some format, as the user's own qemu-img makes it."""
+    target = folder / f"{source.stem}.{format}"
+    command = ["qemu-img", "convert", "-f", "raw", "-O", format, str(source), str(target)]
+    subprocess.run(command, check=True)
+    return target
+
+
+def tiny(folder: Path, mib: int, ending: str = "poweroff -f") -> Path:
+    """A disk for User Mode Linux with busybox and ``mib`` MiB that nobody has seen before."""
+    tree = Path(tempfile.mkdtemp(prefix="tree-", dir=folder))
+    for name in ("bin", "dev", "proc"):
+        (tree / name).mkdir()
+    shutil.copy("/bin/busybox", tree / "bin")
+    (tree / "init").write_text(f"#!/bin/busybox sh\necho tiny: up\nexec /bin/busybox {ending}\n")
+    (tree / "init").chmod(0o755)
+    with (tree / "data").open("wb") as file:
+        for _ in range(mib):
+            file.write(os.urandom(1024 * 1024))
+    target = tree.with_suffix(".img")
+    command = ["mke2fs", "-q", "-t", "ext4", "-d", str(tree), str(target), f"{mib + mib // 8 + 16}M"]
+    subprocess.run(command, check=True, capture_output=True)
+    shutil.rmtree(tree)
+    return target
+
+
+def push(file: Path, name: str, *options: str | Path) -> dict[str, Any]:
+    """Push a disk; what the command says of it: ``image``, ``sent``, ..."""
+    answer: dict[str, Any] = vmjobs("image", "push", "--json", *options, file, name).json
+    return answer
+
+
+def kernel_options(init: str) -> tuple[str | Path, ...]:
+    """How a disk of a release is to be booted, for `vmjobs image push`."""
+    linux, initrd = kernel()
+    words = f"init=/usr/local/sbin/{init} quiet"
+    return ("--boot", "kernel", "--kernel", linux, "--initrd", initrd, "--append", words)
+
+
+def submit(image: str, *options: str, count: int = 1) -> list[str]:
+    """Submit jobs by the command line; returns their ids."""
+    answer = vmjobs(
+        "job", "submit", "--json", "--image", image, "--array", str(count), "--disk", "64", *options
+    ).json
+    return [job["id"] for job in answer["jobs"]]
+
+
+def wait(*jobs: str) -> dict[str, Job]:
+    """Wait until jobs have ended, whatever they came to."""
+    done = vmjobs("job", "wait", "--json", "--timeout", "400", *jobs)
+    assert done.code in {0, 1}, done.out + done.err
+    return {found["id"]: Job.model_validate(found) for found in json.loads(done.out)}
