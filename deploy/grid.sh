@@ -103,7 +103,7 @@ publish() {
     export VMJOBS_API_URL VMJOBS_TOKEN_FILE VMJOBS_IMAGE_DIR
     [ -s $state/admin-token ] || administrate
     push_all || { administrate && push_all; } || die "$(tail -n 20 $state/publish.log)"
-    grep -v ' unchanged$' $state/publish.log || true
+    sed -n '/ unchanged$/!s/^library\/.*/    &/p' $state/publish.log
 }
 
 push_all() {
