@@ -16,8 +16,8 @@ of() { .venv/bin/python -c "import json, sys; d = json.load(sys.stdin); print($1
 echo "Submitting $jobs jobs to $VMJOBS_API_URL: each generates 300 events in a VM of its own"
 submitted=$(vmjobs job submit --json --name minbias --image hep --array "$jobs" \
     --input card.cmnd=examples/minbias.cmnd --output 'hist-*.csv' examples/minbias.sh)
-array=$(echo "$submitted" | of 'd["array"]')
-first=$(echo "$submitted" | of 'd["jobs"][0]["id"]')
+array=$(printf %s "$submitted" | of 'd["array"]')
+first=$(printf %s "$submitted" | of 'd["jobs"][0]["id"]')
 
 echo "Pushing an image with GRUB, kernel, program and data that no part of vmjobs made, and submitting it"
 qemu-img convert -f raw -O qcow2 "$(tests/foreign/build.sh bios)" "$out/muons.qcow2"
