@@ -11,8 +11,7 @@ import pytest
 from vmjobs.errors import NoHypervisor
 from vmjobs.hypervisor import firmware
 from vmjobs.hypervisor.base import Ending
-from vmjobs.hypervisor.endings import Endings, of_cause
-from vmjobs.hypervisor.uml import _ending
+from vmjobs.hypervisor.endings import Endings, of_cause, of_kernel
 
 
 def test_the_first_cause_stands() -> None:
@@ -77,7 +76,7 @@ def test_uml_never_guesses_a_power_off(
 ) -> None:
     path = tmp_path / "console"
     path.write_bytes(console)
-    assert _ending(status, path) is expected
+    assert of_kernel(status, path) is expected
 
 
 def test_firmware_is_found_and_copied(tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ The first cause that is heard of a machine stands: what follows is how its proce
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from vmjobs.hypervisor.base import Ending
 
@@ -28,6 +31,33 @@ _CAUSES = {
 def of_cause(cause: str) -> Ending:
     """The ending that QEMU means by a cause of shutdown."""
     return _CAUSES.get(cause, Ending.UNKNOWN)
+
+
+def of_kernel(status: int, console: Path) -> Ending:
+    """How a UML kernel ended, from its exit status and from what it said last.
+
+    A panic ends it by SIGABRT; power-off and restart both by 0, but not without saying which.
+    """
+    if status == -signal.SIGABRT:
+        return Ending.PANICKED
+    if status in {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}:
+        return Ending.KILLED
+    if status:
+        return Ending.CRASHED
+    last = tail(console).rpartition(b"reboot: ")[2]
+    if last.startswith((b"Power down", b"System halted")):
+        return Ending.POWEROFF
+    return Ending.RESET if last.startswith(b"Restarting system") else Ending.UNKNOWN
+
+
+def tail(console: Path, began: int = 0) -> bytes:
+    """The end of what was added to a console after its first ``began`` bytes."""
+    try:
+        with console.open("rb") as file:
+            file.seek(max(began, file.seek(0, os.SEEK_END) - 2000))
+            return file.read()
+    except OSError:
+        return b""
 
 
 @dataclass

@@ -7,7 +7,6 @@ does not serve, the driver runs inside this process (``qemu:///embed``).
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import json
 import os
@@ -24,6 +23,7 @@ from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import blockserver, firmware, netproc, procs
 from vmjobs.hypervisor.base import NAME_PREFIX, Ending, Machine, MachineState, ProbeResult
 from vmjobs.hypervisor.domain_xml import board, domain_xml
+from vmjobs.hypervisor.embedded import EmbeddedRoot
 from vmjobs.hypervisor.endings import Endings, of_cause
 from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
 from vmjobs.model import BootMethod, HypervisorKind
@@ -43,8 +43,6 @@ _Names = list[str]
 _Argv = list[str | Path]
 _Processes = list[procs.Process]
 
-#: Embedded drivers that root may have on one node at a time, one for each process.
-MAX_EMBEDDED = 16
 #: Seconds that a daemon may take to be back after it went away.
 RECONNECT_SECONDS = 15.0
 #: Seconds that a killed QEMU may take to end.
@@ -53,17 +51,6 @@ KILL_SECONDS = 30.0
 ENDING_SECONDS = 5.0
 #: Bytes in an IP packet between the guest and its network process.
 MTU = 1500
-
-_EMBEDDED_CONF = """\
-user = "root"
-group = "root"
-dynamic_ownership = 0
-remember_owner = 0
-security_driver = "none"
-namespaces = [ ]
-cgroup_controllers = [ ]
-stdio_handler = "file"
-"""
 
 
 def default_uri() -> str:
@@ -84,6 +71,12 @@ def _event_loop() -> None:
     threading.Thread(target=loop, name="libvirt-events", daemon=True).start()
 
 
+@functools.cache
+def _embedded_root(parent: Path) -> EmbeddedRoot:
+    """A process can have one embedded driver, which all of its connections share."""
+    return EmbeddedRoot(parent)
+
+
 class Connection:
     """A connection that is made when it is needed, and again when the daemon went away.
 
@@ -92,12 +85,11 @@ class Connection:
 
     def __init__(self, uri: str = "", embedded: Path = Path("/run/vmjobs")) -> None:
         self.uri = uri or default_uri()
-        self._embedded = embedded
+        self._embedded = _embedded_root(embedded)
         self._lock = threading.Lock()
         self._changed = threading.Condition()
         self._changes = 0
         self._open: Any = None
-        self._held: int | None = None
         self._says_causes = False
         #: How this connection's machines ended.
         self.endings = Endings()
@@ -136,7 +128,7 @@ class Connection:
         with self._lock:
             if self._open is None:
                 _event_loop()
-                uri = self._embedded_uri() if self.uri == "qemu:///embed" else self.uri
+                uri = self._embedded.uri() if self.uri == "qemu:///embed" else self.uri
                 fresh = libvirt.open(uri)
                 kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
                 fresh.domainEventRegisterAny(None, kind, self._on_lifecycle, None)
@@ -189,21 +181,6 @@ class Connection:
         elif event == "SHUTDOWN":
             self.endings.heard(domain.name(), of_cause(json.loads(details or "{}").get("reason", "")))
 
-    def _embedded_uri(self) -> str:
-        """An embedded driver's directory that no other process uses now."""
-        try:
-            for number in range(MAX_EMBEDDED):
-                root = self._embedded / f"libvirt-{number}"
-                (root / "etc").mkdir(parents=True, exist_ok=True, mode=0o700)
-                if self._held is None:
-                    self._held = _lock_file(root / "lock")
-                if self._held is not None:
-                    (root / "etc" / "qemu.conf").write_text(_EMBEDDED_CONF)
-                    return f"qemu:///embed?root={root}"
-        except OSError as error:
-            raise HypervisorError(f"cannot set up libvirt in {self._embedded}: {error}") from error
-        raise HypervisorError(f"{MAX_EMBEDDED} processes use libvirt in {self._embedded} already")
-
 
 def _stopped(detail: int) -> Ending:
     """What libvirt means by the detail of a machine's last event."""
@@ -213,17 +190,6 @@ def _stopped(detail: int) -> Ending:
         libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: Ending.PANICKED,
         libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: Ending.CRASHED,
     }.get(detail, Ending.UNKNOWN)
-
-
-def _lock_file(path: Path) -> int | None:
-    """Lock a file for as long as this process lives; ``None`` if another one has it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
-    return handle
 
 
 class Libvirt:

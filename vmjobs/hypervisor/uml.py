@@ -33,6 +33,7 @@ from vmjobs.hypervisor.base import (
     Network,
     ProbeResult,
 )
+from vmjobs.hypervisor.endings import of_kernel, tail
 from vmjobs.hypervisor.probe import boot_probe
 from vmjobs.model import MIB, BootMethod, HypervisorKind
 from vmjobs.subprocess import run
@@ -177,7 +178,7 @@ class UserModeLinux:
         process, console = kernel
         try:
             # A process that is about to end shows no command line any more, but has no status yet.
-            return _ending(process.wait(ENDING_SECONDS), console)
+            return of_kernel(process.wait(ENDING_SECONDS), console)
         except subprocess.TimeoutExpired:
             return Ending.UNKNOWN
 
@@ -390,34 +391,8 @@ def _wait_up(process: subprocess.Popen[bytes], ready: socket.socket, console: Pa
     raise HypervisorError(f"UML {why}: {_last_words(console, began)}")
 
 
-def _ending(status: int, console: Path) -> Ending:
-    """How a kernel ended, from its exit status and from what it said last.
-
-    A panic ends it by SIGABRT; power-off and restart both by 0, but not without saying which.
-    """
-    if status == -signal.SIGABRT:
-        return Ending.PANICKED
-    if status in {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}:
-        return Ending.KILLED
-    if status:
-        return Ending.CRASHED
-    last = _tail(console).rpartition(b"reboot: ")[2]
-    if last.startswith((b"Power down", b"System halted")):
-        return Ending.POWEROFF
-    return Ending.RESET if last.startswith(b"Restarting system") else Ending.UNKNOWN
-
-
-def _tail(console: Path, began: int = 0) -> bytes:
-    try:
-        with console.open("rb") as file:
-            file.seek(max(began, file.seek(0, os.SEEK_END) - 2000))
-            return file.read()
-    except OSError:
-        return b""
-
-
 def _last_words(console: Path, began: int) -> str:
-    lines = _tail(console, began).decode("utf-8", "replace").split("\n")
+    lines = tail(console, began).decode("utf-8", "replace").split("\n")
     return "; ".join(line.strip() for line in lines if line.strip())[-500:] or "it said nothing"
 
 
