@@ -52,7 +52,7 @@ def share(
         print_json(found)
         return
     listing = ", ".join(f"{one.kind}:{one.name}" for one in found.shares) or "nobody"
-    click.echo(f"{called(found)} is {found.visibility}, and shared with {listing}")
+    click.echo(f"{called(found, image)} is {found.visibility}, and shared with {listing}")
 
 
 @click.command()
@@ -69,4 +69,6 @@ def deprecate(image: str, why: str, undo: bool, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    click.echo(f"{called(found)}: " + (f"deprecated: {why}" if why else "not deprecated any more"))
+    click.echo(
+        f"{called(found, image)}: " + (f"deprecated: {why}" if why else "not deprecated any more")
+    )

@@ -77,17 +77,17 @@ def show(image: str, local: bool, as_json: bool) -> None:
             print_json(found)
             return
         manifest = found.manifest
-        rows = _about(found)
+        rows = _about(image, found)
     print_table(("", ""), [*rows, *_parts(manifest)])
     if manifest.get("packages"):
         print_table(("PACKAGE", "VERSION"), sorted(manifest["packages"].items()))
 
 
-def _about(found: ImageDetail) -> list[tuple[str, str]]:
+def _about(ref: str, found: ImageDetail) -> list[tuple[str, str]]:
     shares = ", ".join(f"{share.kind}:{share.name}" for share in found.shares)
     origin = ", ".join(f"{name} {value}" for name, value in found.origin if value)
     rows = [
-        ("image", called(found)),
+        ("image", called(found, ref)),
         ("digest", found.digest),
         ("names", ", ".join(f"{t.namespace}/{t.name}:{t.tag}" for t in found.tags)),
         ("owner", found.owner),

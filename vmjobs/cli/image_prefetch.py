@@ -49,7 +49,7 @@ def prefetch(
     if as_json:
         print_json(state)
     else:
-        click.echo(f"{called(found)}: {len(state.cached)} of {len(_all(state))} nodes have it")
+        click.echo(f"{called(found, image)}: {len(state.cached)} of {len(_all(state))} nodes have it")
         rows = [(name, "has it" if name in state.cached else "asked") for name in sorted(_all(state))]
         print_table(("NODE", ""), rows)
     if wait_seconds and not _complete(state):

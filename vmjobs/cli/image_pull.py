@@ -48,10 +48,10 @@ def pull(image: str, file: Path | None, form: str, compress: bool, force: bool, 
         found = images.detail(image)
     manifest = ImageManifest.model_validate(found.manifest)
     if file is None:
-        _into_store(fetcher, found, manifest)
+        _into_store(fetcher, image, found, manifest)
         written = []
     else:
-        written = _into_files(fetcher, found, manifest, file, Format(form), compress)
+        written = _into_files(fetcher, image, found, manifest, file, Format(form), compress)
     seconds = time.monotonic() - began
     if as_json:
         print_json(
@@ -60,12 +60,12 @@ def pull(image: str, file: Path | None, form: str, compress: bool, force: bool, 
         return
     rate = found.size / MIB / max(seconds, 0.001)
     say(f"{found.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s)")
-    click.echo("\n".join(map(str, written)) or f"{called(found)} {found.digest}")
+    click.echo("\n".join(map(str, written)) or f"{called(found, image)} {found.digest}")
 
 
-def _into_store(fetcher: ImageClient, found: ImageDetail, manifest: ImageManifest) -> None:
+def _into_store(fetcher: ImageClient, ref: str, found: ImageDetail, manifest: ImageManifest) -> None:
     store = ImageStore(config().images)
-    with bar(called(found)[:40], manifest.size) as shown:
+    with bar(called(found, ref)[:40], manifest.size) as shown:
         pull_image(store, fetcher, found.digest, shown)
     for tag in found.tags:
         # The library's names are plain here, as they are for jobs.
@@ -75,6 +75,7 @@ def _into_store(fetcher: ImageClient, found: ImageDetail, manifest: ImageManifes
 
 def _into_files(
     fetcher: ImageClient,
+    ref: str,
     found: ImageDetail,
     manifest: ImageManifest,
     file: Path,
@@ -85,7 +86,7 @@ def _into_files(
     for name, part in (("kernel", manifest.kernel), ("initrd", manifest.initrd)):
         if part is not None:
             wanted.append((part, file.with_name(f"{file.name}.{name}")))
-    with bar(called(found)[:40], manifest.size) as shown:
+    with bar(called(found, ref)[:40], manifest.size) as shown:
         for part, target in wanted:
             raw = target
             if part is manifest.root and form is not Format.RAW:

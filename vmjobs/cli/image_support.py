@@ -80,10 +80,11 @@ def parse_name(text: str, namespace: str = "") -> Name:
     return Name(given or namespace, name, tag or "latest")
 
 
-def called(found: ImageDetail, wanted: Name | None = None) -> str:
-    """An image by a name that it has, ``wanted`` if that is one, or by its digest."""
+def called(found: ImageDetail, ref: str | Name) -> str:
+    """An image by a name that it has, the one by which it was asked for if it can be, or its digest."""
     names = [Name(tag.namespace, tag.name, tag.tag) for tag in found.tags]
-    if wanted is not None:
+    if isinstance(ref, Name) or not ref.startswith("sha256:"):
+        wanted = ref if isinstance(ref, Name) else parse_name(ref)
         names.sort(key=lambda name: (name.name, name.tag) != (wanted.name, wanted.tag))
     return str(names[0]) if names else found.digest
 
