@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -47,12 +47,19 @@ class Filling:
         #: Set once the disk may be read, is complete, or is not to be had.
         self.settled = threading.Event()
         self._thread = threading.Thread(target=start, args=(self,), name="filling", daemon=True)
-        self._thread.start()
+        self._started = False
+
+    def start(self) -> None:
+        """Begin, if nobody has yet. Whoever wants to read says so before."""
+        with self._lock:
+            if not self._started:
+                self._thread.start()
+                self._started = True
 
     @property
     def ended(self) -> bool:
         """Whether the thread has come to its end."""
-        return not self._thread.is_alive()
+        return self._started and not self._thread.is_alive()
 
     @property
     def wanted(self) -> bool:
@@ -60,8 +67,10 @@ class Filling:
         return bool(self._users)
 
     def tell(self, error: Exception) -> None:
-        """Tell all who read that it failed."""
+        """Tell all who read that it failed. Only the first call counts."""
         with self._lock:
+            if self.error is not None:
+                return
             self.error = error
             users = list(self._users)
         for failed in users:
@@ -69,13 +78,10 @@ class Filling:
 
     @contextmanager
     def used(self, failed: Failed) -> Iterator[None]:
-        """Somebody reads while the context lasts."""
+        """Somebody reads while the context lasts, or wants to."""
         with self._lock:
             self._users.append(failed)
-            error = self.error
         try:
-            if error is not None:
-                failed(error)
             yield
         finally:
             with self._lock:
@@ -83,7 +89,20 @@ class Filling:
 
     def join(self, timeout: float) -> None:
         """Wait for the thread's end."""
-        self._thread.join(timeout)
+        if self._started:
+            self._thread.join(timeout)
+
+
+@dataclass
+class _Listener:
+    """Hears of failures, but only from when on somebody reads: before, they are raised."""
+
+    failed: Failed
+    reads: bool = False
+
+    def __call__(self, error: Exception) -> None:
+        if self.reads:
+            self.failed(error)
 
 
 class LiveCache(ImageCache):
@@ -107,11 +126,12 @@ class LiveCache(ImageCache):
         checked_digest(digest)
         with ExitStack() as stack:
             lease = stack.enter_context(self._room.leased(digest))
-            begun = self._begin(digest, progress)
+            listener = _Listener(failed)
+            begun = self._begin(stack, listener, digest, progress)
             if begun is None:
                 image = LiveImage(self._prepare(digest, progress))
             else:
-                image = self._serve(stack, *begun, socket, failed)
+                image = self._serve(stack, *begun, socket, listener)
             self._room.touch(lease)
             try:
                 yield image
@@ -128,7 +148,9 @@ class LiveCache(ImageCache):
 
     # ------------------------------------------------------------------ getting there
 
-    def _begin(self, digest: str, progress: Progress | None) -> tuple[Filling, ImageManifest] | None:
+    def _begin(
+        self, stack: ExitStack, listener: _Listener, digest: str, progress: Progress | None
+    ) -> tuple[Filling, ImageManifest] | None:
         """A root disk on its way; None where there had better be an ordinary fetch, or none at all."""
         if self._trust is not None:
             self._require_trust(digest, self._trust)
@@ -148,6 +170,8 @@ class LiveCache(ImageCache):
                 with exclusive(self._store.folder.lock(part.digest), waiting=wanted):
                     self._have(digest, part, wanted)
         filling = self._filling(digest, manifest)
+        stack.enter_context(filling.used(listener))
+        filling.start()
         while not filling.settled.wait(_LOOK_SECONDS):
             wanted()
         if filling.fetch is None and filling.error is not None:
@@ -215,7 +239,12 @@ class LiveCache(ImageCache):
     # ------------------------------------------------------------------ in use
 
     def _serve(
-        self, stack: ExitStack, filling: Filling, manifest: ImageManifest, socket: Path, failed: Failed
+        self,
+        stack: ExitStack,
+        filling: Filling,
+        manifest: ImageManifest,
+        socket: Path,
+        listener: _Listener,
     ) -> LiveImage:
         fetch, folder = filling.fetch, self._store.folder
         if fetch is None:  # it is what _begin looked for
@@ -225,9 +254,11 @@ class LiveCache(ImageCache):
         image = boot_image(manifest.digest, manifest, files)
 
         def lost() -> None:
-            failed(HypervisorError("the process that serves the image's blocks ended"))
+            listener(HypervisorError("the process that serves the image's blocks ended"))
 
-        stack.enter_context(filling.used(failed))
+        listener.reads = True
+        if filling.error is not None:
+            raise filling.error
         stack.enter_context(serving(socket, fetch, manifest.root.size, lost))
         return LiveImage(
             image=replace(image, live=LiveDisk(socket.absolute(), manifest.root.size)),

@@ -101,13 +101,13 @@ def busybox() -> Path:
     return Path(found)
 
 
-def _tree(directory: Path) -> Path:
+def _tree(directory: Path, script: str = _INIT) -> Path:
     root = directory / "root"
     for name in ("bin", "dev", "proc", "sys", "tmp", "mnt", "etc", "modules"):
         (root / name).mkdir(parents=True)
     shutil.copy(busybox(), root / "bin" / "busybox")
     init = root / "init"
-    init.write_text(_INIT)
+    init.write_text(script)
     init.chmod(0o755)
     return root
 
@@ -120,9 +120,9 @@ def root_disk_guest(directory: Path) -> BootImage:
     return BootImage(digest="", root=disk, cmdline=("init=/init",))
 
 
-def direct_boot_guest(directory: Path, kernel_tree: Path) -> BootImage:
-    """The guest in an initial file system: what kvm and qemu boot."""
-    tree = _tree(directory)
+def direct_boot_guest(directory: Path, kernel_tree: Path, script: str = _INIT) -> BootImage:
+    """The guest in an initial file system: what kvm and qemu boot. script: its init."""
+    tree = _tree(directory, script)
     for number, name in enumerate(_MODULES):
         for module in (kernel_tree / "lib" / "modules").rglob(f"{name}.ko*"):
             data = module.read_bytes()

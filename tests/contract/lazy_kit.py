@@ -1,0 +1,157 @@
+"""What tests of lazy start share: an API behind a gate, and a node that starts images early."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from api_support import Site, make_site, serving
+from repository_kit import ADMIN, push
+
+from images.cache import ImageCache
+from images.content import BLOCK
+from images.lazy.cache import LiveCache
+from images.segment import head_size
+from vmjobs.client import ImageClient, Retries
+from vmjobs.hypervisor.nbd_plugin import Disk
+from vmjobs.ports import LiveImage
+
+#: For what takes a moment, on a machine that has other work as well; in seconds.
+DEADLINE = 60.0
+QUICK = Retries(deadline=0.5, first=0.05)
+SEGMENT_PATH = re.compile(r".*/segments/([0-9a-f]{64})")
+
+
+def noise(size: int, seed: object = 0) -> bytes:
+    """Bytes that cannot be compressed, the same ones for the same seed."""
+    return random.Random(repr(seed)).randbytes(size)
+
+
+def wait_for(what: Callable[[], bool], seconds: float = DEADLINE) -> None:
+    """Wait for something that nobody tells of."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+@dataclass
+class Gate:
+    """Between the API and a node: counts what is asked for, and can be shut or lie.
+
+    ranges: how often each part of each segment was asked for, heads apart. bytes: that were sent.
+    away: whether the repository is out of reach. spoil: changes the bytes of a segment's part.
+    """
+
+    app: Any
+    ranges: Counter[tuple[str, str]] = field(default_factory=Counter)
+    bytes: int = 0
+    away: bool = False
+    spoil: Callable[[bytes], bytes] = lambda data: data
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        if self.away:
+            start("503 Service Unavailable", [("Content-Length", "0")])
+            return []
+        found = SEGMENT_PATH.fullmatch(environ["PATH_INFO"])
+        if not found:
+            return self.app(environ, start)  # type: ignore[no-any-return]
+        wanted = environ.get("HTTP_RANGE", "")
+        head = wanted.startswith("bytes=0-") and int(wanted.rpartition("-")[2]) < head_size(128)
+        with self.lock:
+            if not head:
+                self.ranges[found[1], wanted] += 1
+        environ.pop("wsgi.file_wrapper", None)
+        return self._counted(self.app(environ, start), head)
+
+    def _counted(self, body: Any, head: bool) -> Iterator[bytes]:
+        try:
+            for piece in body:
+                with self.lock:
+                    self.bytes += len(piece)
+                yield piece if head else self.spoil(piece)
+        finally:
+            if hasattr(body, "close"):
+                body.close()
+
+
+@dataclass
+class Place:
+    """A site behind a gate, and a directory for a node."""
+
+    site: Site
+    gate: Gate
+    url: str
+    folder: Path
+    token: str
+
+    @property
+    def root(self) -> Path:
+        """The node's cache."""
+        return self.folder / "images"
+
+    def push(self, disk: bytes, kernel: bytes = b"a kernel", **wish: Any) -> str:
+        """Publish an image; its digest."""
+        return push(self.site.repository.images, ADMIN, disk, kernel, **wish).digest
+
+    def plain(self) -> ImageCache:
+        """The node's cache as an ordinary one."""
+        return ImageCache(self.root, self.fetcher())
+
+    def cache(self, **more: Any) -> LiveCache:
+        """The node's cache."""
+        return LiveCache(self.root, self.fetcher(), **more)
+
+    def fetcher(self) -> ImageClient:
+        """The API as the node uses it."""
+        return ImageClient(self.url, self.token, retries=QUICK)
+
+
+@contextmanager
+def place_at(directory: Path) -> Iterator[Place]:
+    """A site and a node below a directory."""
+    site = make_site(directory / "site")
+    gate = Gate(site.app)
+    node = directory / "node"
+    node.mkdir()
+    with serving(gate) as url:
+        yield Place(site, gate, url, node, site.issuer.node_token("n1"))
+
+
+@dataclass
+class Machine:
+    """A machine's look at its root disk, as its block server has it."""
+
+    image: LiveImage
+    disk: Disk
+    errors: list[Exception]
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Some bytes. Raises OSError."""
+        buffer = bytearray(length)
+        self.disk.read(buffer, offset)
+        return bytes(buffer)
+
+    def read_all(self, step: int = BLOCK) -> bytes:
+        """All of them, in order."""
+        size = self.disk.size
+        return b"".join(self.read(at, min(step, size - at)) for at in range(0, size, step))
+
+
+@contextmanager
+def machine(cache: LiveCache, digest: str, socket: Path) -> Iterator[Machine]:
+    """A machine of an image that is still on its way."""
+    errors: list[Exception] = []
+    with cache.live(digest, socket, errors.append) as image:
+        assert image.image.live is not None
+        assert image.image.live.socket == socket
+        yield Machine(image, Disk(str(socket)), errors)

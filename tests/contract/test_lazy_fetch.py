@@ -1,0 +1,260 @@
+"""Images that are read while they come: by the real API, the real protocol and nbdkit itself."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lazy_kit import Place, machine, noise, place_at, wait_for
+
+from images.content import BLOCK, SEGMENT
+from images.lazy import fetch as lazy_fetch
+from vmjobs.errors import (
+    DigestMismatch,
+    HypervisorError,
+    InvalidRequest,
+    StorageFull,
+    Unavailable,
+    VMJobsError,
+)
+from vmjobs.hypervisor import blockserver
+from vmjobs.hypervisor.base import LiveDisk
+from vmjobs.model import MIB
+from vmjobs.subprocess import run
+
+DISK = noise(3 * SEGMENT) + bytes(2 * SEGMENT) + noise(5 * BLOCK) + bytes(BLOCK) + b"the end"
+WINDOW = lazy_fetch.WINDOW * BLOCK
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with place_at(tmp_path) as place:
+        yield place
+
+
+def test_nbdkit_serves_what_is_not_here_yet(place: Place, tmp_path: Path) -> None:
+    digest = place.push(DISK)
+    cache = place.cache()
+    original = tmp_path / "original"
+    original.write_bytes(DISK)
+    errors: list[Exception] = []
+    with cache.live(digest, tmp_path / "s", errors.append) as image:
+        assert image.image.live is not None
+        process, nbd = blockserver.start("vmjobs-one", image.image.live, tmp_path)
+        url = f"nbd+unix:///?socket={nbd}"
+        try:
+            assert [p.pid for p in blockserver.find("vmjobs-one")] == [process.pid]
+            # NBD counts in sectors; the last one is filled up with zeros.
+            run(["qemu-img", "compare", "-f", "raw", "-F", "raw", original, url], timeout=60)
+            with pytest.raises(VMJobsError, match="Permission denied"):
+                run(["qemu-io", "-f", "raw", "-c", "write 0 512", url], timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+        wait_for(lambda: bool(errors))
+        assert isinstance(errors[0], HypervisorError)
+    wait_for(lambda: cache.cached() == [digest])
+    assert set(place.gate.ranges.values()) == {1}
+    image = place.plain().prepare(digest)
+    assert image.live is None
+    assert image.root.read_bytes() == DISK
+    assert sum(place.gate.ranges.values()) == len(place.gate.ranges)
+
+
+def test_a_little_is_read_and_little_moves(place: Place, tmp_path: Path) -> None:
+    digest = place.push(DISK)
+    with machine(place.cache(), digest, tmp_path / "s") as got:
+        place.gate.bytes = 0
+        at = 2 * SEGMENT + 5 * BLOCK + 1000
+        assert got.read(at, 100) == DISK[at : at + 100]
+        assert got.read(at + 100, BLOCK) == DISK[at + 100 : at + 100 + BLOCK]
+        assert place.gate.bytes < 2 * WINDOW
+        assert got.read(3 * SEGMENT + 7, 4096) == bytes(4096)
+        assert got.read(len(DISK) - 7, 7) == b"the end"
+        assert got.image.waiting() is False
+        assert 0 < got.image.waited() < 30
+        # Nothing else comes before the guest is ready; then all of it does.
+        assert place.gate.bytes < 4 * WINDOW
+        got.image.ready()
+        wait_for(lambda: place.plain().cached() == [digest])
+        assert got.read_all() == DISK
+
+
+def test_machines_share_what_comes(place: Place, tmp_path: Path) -> None:
+    digest = place.push(DISK)
+    cache = place.cache()
+    with (
+        machine(cache, digest, tmp_path / "s1") as one,
+        machine(cache, digest, tmp_path / "s2") as two,
+    ):
+        found: dict[int, bytes] = {}
+        threads = [
+            threading.Thread(target=lambda n=n, m=m: found.update({n: m.read_all()}))
+            for n, m in enumerate((one, two, one, two))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert [found[n] == DISK for n in range(4)] == [True] * 4
+    assert set(place.gate.ranges.values()) == {1}
+    wait_for(lambda: cache.cached() == [digest])
+    with cache.live(digest, tmp_path / "s3", lambda _error: None) as image:
+        assert image.image.live is None
+
+
+def test_wrong_bytes_reach_nobody(place: Place, tmp_path: Path) -> None:
+    digest = place.push(DISK)
+    cache = place.cache()
+    with machine(cache, digest, tmp_path / "s") as got:
+        good = got.read(0, 10)
+        place.gate.spoil = lambda data: bytes([data[0] ^ 1]) + data[1:]
+        with pytest.raises(OSError, match="cannot be had") as caught:
+            got.read(SEGMENT, 10)
+        assert caught.value.errno == errno.EIO
+        assert [type(error) for error in got.errors] == [DigestMismatch]
+        assert good == DISK[:10]
+    place.gate.spoil = lambda data: data
+    wait_for(lambda: not cache._fillings)
+    assert place.plain().prepare(digest).root.read_bytes() == DISK
+
+
+def test_a_read_waits_for_a_repository_that_comes_back(place: Place, tmp_path: Path) -> None:
+    digest = place.push(DISK)
+    with machine(place.cache(), digest, tmp_path / "s") as got:
+        place.gate.away = True
+        found: list[bytes] = []
+        reader = threading.Thread(target=lambda: found.append(got.read(SEGMENT, 10)))
+        reader.start()
+        wait_for(got.image.waiting)
+        reader.join(2)
+        assert reader.is_alive()
+        place.gate.away = False
+        reader.join(30)
+        assert found == [DISK[SEGMENT : SEGMENT + 10]]
+        assert got.image.waited() > 1.5
+        assert got.errors == []
+
+
+def test_a_repository_that_stays_away(place: Place, tmp_path: Path) -> None:
+    digest = place.push(DISK)
+    cache = place.cache(patience=1.0)
+    with machine(cache, digest, tmp_path / "s") as got:
+        got.read(0, 10)
+        place.gate.away = True
+        with pytest.raises(OSError, match="cannot be had"):
+            got.read(SEGMENT, 10)
+        assert [type(error) for error in got.errors] == [Unavailable]
+    wait_for(lambda: not cache._fillings)
+    with (
+        pytest.raises(Unavailable),
+        cache.live(digest, tmp_path / "s2", lambda _error: None),
+    ):
+        pass
+    place.gate.away = False
+    with machine(cache, digest, tmp_path / "s3") as got:
+        assert got.read_all() == DISK
+
+
+def test_an_ordinary_fetch_goes_on_where_it_was(place: Place, tmp_path: Path) -> None:
+    digest = place.push(DISK)
+    cache = place.cache()
+    with machine(cache, digest, tmp_path / "s") as got:
+        for at in range(0, 2 * SEGMENT, BLOCK):
+            got.read(at, BLOCK)
+        got.read(2 * SEGMENT, BLOCK)
+        cache.close()
+    before = set(place.gate.ranges)
+    place.gate.bytes = 0
+    assert place.plain().prepare(digest).root.read_bytes() == DISK
+    assert place.gate.bytes < 1.3 * (SEGMENT + 6 * BLOCK)
+    assert len({segment for segment, _ in before}) == 4  # the kernel's, too
+
+
+def test_a_live_fetch_goes_on_where_another_was_killed(place: Place, tmp_path: Path) -> None:
+    """Rubbish and half a segment in the file, and no note."""
+    digest = place.push(DISK)
+    content = place.plain()._manifest(digest).root.digest
+    partial = place.root / "partial" / content.removeprefix("tree:")
+    partial.parent.mkdir()
+    partial.write_bytes(DISK[: SEGMENT + BLOCK] + noise(5 * SEGMENT, "rubbish"))
+    cache = place.cache()
+    with machine(cache, digest, tmp_path / "s") as got:
+        assert got.read_all() == DISK
+    wait_for(lambda: cache.cached() == [digest])
+    assert place.plain().prepare(digest).root.read_bytes() == DISK
+    sent = sum(place.gate.ranges.values()) * WINDOW
+    assert sent < 3 * SEGMENT
+
+
+def test_blocks_of_other_images_are_not_fetched_again(place: Place, tmp_path: Path) -> None:
+    changed = bytearray(DISK)
+    changed[9 * BLOCK] ^= 1
+    first, second = place.push(DISK), place.push(bytes(changed))
+    place.plain().prepare(first)
+    place.gate.bytes = 0
+    with machine(place.cache(), second, tmp_path / "s") as got:
+        assert got.read_all() == changed
+    assert place.gate.bytes < 3 * BLOCK
+
+
+def test_who_reads_no_more_leaves_a_complete_image(place: Place, tmp_path: Path) -> None:
+    digest = place.push(DISK)
+    cache = place.cache()
+    began = time.monotonic()
+    with machine(cache, digest, tmp_path / "s") as got:
+        got.read(0, 1)
+    wait_for(lambda: cache.cached() == [digest])
+    assert time.monotonic() - began < lazy_fetch.HOLD_SECONDS
+    assert not (tmp_path / "s").exists()
+
+
+def test_there_is_no_room(place: Place, tmp_path: Path) -> None:
+    digest = place.push(noise(8 * SEGMENT))
+    cache = place.cache(limit=20 * MIB)
+    with machine(cache, digest, tmp_path / "s") as got, pytest.raises(OSError, match="cannot be had"):
+        got.read_all()
+    assert [type(error) for error in got.errors] == [StorageFull]
+    wait_for(lambda: not cache._fillings)
+    assert list((place.root / "partial").iterdir()) == []
+
+
+def test_questions_that_make_no_sense(place: Place, tmp_path: Path) -> None:
+    digest = place.push(DISK)
+    cache = place.cache()
+    with machine(cache, digest, tmp_path / "s") as got:
+        filling = next(iter(cache._fillings.values()))
+        assert filling.fetch is not None
+        for offset, length in ((len(DISK), 1), (0, len(DISK) + 1), (-1, 4), (2**63, 2**31)):
+            with pytest.raises(InvalidRequest):
+                filling.fetch.need(offset, length)
+        assert got.errors == []
+        assert got.read(0, 10) == DISK[:10]
+
+
+def test_the_server_ends_with_whoever_started_it(place: Place, tmp_path: Path) -> None:
+    """The thread that started it stands for the agent, killed: the kernel treats both alike."""
+    digest = place.push(DISK)
+    with machine(place.cache(), digest, tmp_path / "s") as got:
+        live = got.image.image.live
+        assert live is not None
+        started = []
+        thread = threading.Thread(
+            target=lambda: started.append(blockserver.start("vmjobs-two", live, tmp_path))
+        )
+        thread.start()
+        thread.join()
+        ((process, _),) = started
+        assert process.wait(20) in {0, -signal.SIGTERM}
+        assert blockserver.find("vmjobs-two") == []
+
+
+def test_a_server_that_does_not_come_up_says_why(tmp_path: Path) -> None:
+    with pytest.raises(HypervisorError, match="No such file"):
+        blockserver.start("vmjobs-three", LiveDisk(tmp_path / "nobody", MIB), tmp_path)
+    assert blockserver.find("vmjobs-three") == []
