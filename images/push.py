@@ -91,10 +91,7 @@ class _Segments:
     def length(self, number: int) -> int:
         return min(SEGMENT, self.size - number * SEGMENT)
 
-    def digest(self, number: int) -> bytes:
-        if self.layout is not None:
-            return self.layout.segments[number]
-        blocks = self.blocks(number)
+    def digest_of(self, number: int, blocks: Sequence[bytes]) -> bytes:
         return segment_digest(blocks) if blocks else zero_segment(self.length(number))
 
     def blocks(self, number: int) -> list[bytes]:
@@ -145,9 +142,9 @@ class _Push:
                     first = len(digests)
                     batch = range(first, min(first + size, count))
                     size = min(size * 2, LAST_BATCH)
-                    digests += [self._segments.digest(number) for number in batch]
-                    for wanted in self._missing(batch, digests[first:]):
-                        pending.add(pool.submit(self._send, wanted))
+                    found, missing = self._look_into(batch)
+                    digests += found
+                    pending.update(pool.submit(self._send, wanted) for wanted in missing)
                     pending = self._look_at(pending, LAST_BATCH)
                 self._look_at(pending, 0)
             finally:
@@ -165,9 +162,15 @@ class _Push:
                 return pending
             wait(pending, return_when="FIRST_COMPLETED")
 
-    def _missing(self, batch: range, digests: Sequence[bytes]) -> list[_Wanted]:
-        """What of a batch has to be sent; the rest is done with."""
-        length = self._segments.length
+    def _look_into(self, batch: range) -> tuple[list[bytes], list[_Wanted]]:
+        """The digests of a batch, and what of it has to be sent; the rest is done with."""
+        length, layout = self._segments.length, self._segments.layout
+        blocks: dict[int, list[bytes]] = {}
+        if layout is None:
+            blocks = {number: self._segments.blocks(number) for number in batch}
+            digests = [self._segments.digest_of(number, blocks[number]) for number in batch]
+        else:
+            digests = list(layout.segments[batch.start : batch.stop])
         solid = [
             (number, digest)
             for number, digest in zip(batch, digests, strict=True)
@@ -176,11 +179,16 @@ class _Push:
         flags = self._receiver.missing_segments([digest for _, digest in solid]) if solid else []
         missing = [pair for pair, flag in zip(solid, flags, strict=True) if flag]
         self._count(sum(length(n) for n in batch) - sum(length(n) for n, _ in missing), 0)
-        blocks = {number: self._segments.blocks(number) for number, _ in missing}
-        absent = self._absent(blocks)
-        return [_Wanted(number, digest, blocks[number], absent[number]) for number, digest in missing]
+        for number, digest in missing if layout is not None else ():
+            blocks[number] = self._segments.blocks(number)
+            if self._segments.digest_of(number, blocks[number]) != digest:
+                raise DigestMismatch(f"segment {number} of the file is not what it was")
+        lacking = self._lacking({number: blocks[number] for number, _ in missing})
+        return digests, [
+            _Wanted(number, digest, blocks[number], lacking[number]) for number, digest in missing
+        ]
 
-    def _absent(self, blocks: Mapping[int, Sequence[bytes]]) -> dict[int, frozenset[int]]:
+    def _lacking(self, blocks: Mapping[int, Sequence[bytes]]) -> dict[int, frozenset[int]]:
         """The numbers of the blocks, by segment, that the repository does not have."""
         solid = [
             (number, place, digest)

@@ -15,6 +15,7 @@ from vmjobs.errors import (
     InvalidRequest,
     NotFound,
     PayloadTooLarge,
+    StorageFull,
     Unauthenticated,
     Unavailable,
     VMJobsError,
@@ -27,6 +28,7 @@ _BY_STATUS: Final[dict[int, type[VMJobsError]]] = {
     404: NotFound,
     409: Conflict,
     413: PayloadTooLarge,
+    507: StorageFull,
 }
 #: A longer problem document is not read to its end.
 MAX_PROBLEM_BYTES: Final = 4 * 1024 * 1024
@@ -57,6 +59,14 @@ def error_from(response: requests.Response) -> VMJobsError:
     if problem.code:
         # The service may be newer and know finer codes than this client has classes for.
         vars(error)["code"] = problem.code
+    return error
+
+
+def error_of(code: str, message: str, hint: str = "") -> VMJobsError:
+    """What the service tells of a failure that is not that of a request, as an error of ours."""
+    kinds = [k for k in _all_kinds(VMJobsError) if k.code == code and k is not Unavailable]
+    error = (kinds[0] if kinds else ServiceError)(message, hint=hint)
+    vars(error)["code"] = code
     return error
 
 

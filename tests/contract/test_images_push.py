@@ -1,0 +1,267 @@
+"""Sending contents: what is missing and no more, notes that help, and repositories that forget."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from images.content import BLOCK, SEGMENT, Layout, layout_of_bytes, layout_size
+from images.local_gc import NEW_SECONDS, collect_local
+from images.manifest import ImageManifest, Part
+from images.push import send_content
+from images.push_notes import Notes, UploadNote
+from images.segment import Kind, parse_index
+from images.store import ImageStore
+from repository.images import Images, Viewer
+from repository.service import open_repository
+from vmjobs.config import Config
+from vmjobs.errors import Conflict, InvalidRequest, MissingBlocks, Unavailable
+
+ADA = Viewer("ada")
+
+
+@dataclass
+class Receiver:
+    """An upload at a real repository, and what was asked and sent.
+
+    forget: blocks that it will say are here though they are not. fail: raise after so many segments.
+    """
+
+    images: Images
+    upload: str
+    asked: int = 0
+    blocks: int = 0
+    segments: list[bytes] = field(default_factory=list)
+    contents: int = 0
+    forget: bool = False
+    fail: int = 1 << 30
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
+        self.asked += len(digests)
+        return self.images.missing_segments(ADA, self.upload, digests)
+
+    def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
+        if self.forget:
+            return [False] * len(digests)
+        return self.images.missing_blocks(ADA, self.upload, digests)
+
+    def put_segment(self, digest: bytes, body: bytearray) -> bool:
+        with self.lock:
+            if len(self.segments) >= self.fail:
+                raise Unavailable("api", "gone")
+            self.segments.append(digest)
+            index = parse_index(body, whole=len(body))
+            self.blocks += sum(entry.kind in {Kind.PLAIN, Kind.ZSTD} for entry in index.entries)
+        return self.images.put_segment(ADA, self.upload, digest, bytes(body))
+
+    def put_content(self, digest: str, layout: bytes) -> None:
+        self.contents += 1
+        self.images.put_content(ADA, self.upload, digest, layout)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Iterator[Images]:
+    with closing(open_repository(Config(data_dir=tmp_path / "data"))) as repository:
+        yield repository.images
+
+
+def receiver(images: Images) -> Receiver:
+    return Receiver(images, images.open_upload(ADA, 1 << 30).id)
+
+
+def file_of(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_each_missing_block_is_sent_once(images: Images, tmp_path: Path) -> None:
+    data = os.urandom(BLOCK) + bytes(SEGMENT) + os.urandom(SEGMENT + BLOCK // 2)
+    file, to = file_of(tmp_path / "disk", data), receiver(images)
+    steps: list[tuple[int, int]] = []
+    layout = send_content(file, to, moved=lambda done, sent: steps.append((done, sent)))
+    assert layout == layout_of_bytes(data)
+    assert to.blocks == sum(any(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK))
+    assert steps[-1][0] == len(data)
+    assert len(data) - SEGMENT < steps[-1][1] < len(data) - SEGMENT + 3 * BLOCK
+    again = receiver(images)
+    assert send_content(file, again) == layout
+    assert (again.segments, again.contents) == ([], 1)
+
+
+def test_holes_are_neither_read_nor_asked_for(images: Images, tmp_path: Path) -> None:
+    file, to = tmp_path / "disk", receiver(images)
+    with file.open("wb") as sink:
+        sink.truncate(100 * SEGMENT + 1)
+    layout = send_content(file, to)
+    assert (to.asked, to.segments, layout.size) == (0, [], 100 * SEGMENT + 1)
+
+
+def test_blocks_that_are_gone_are_sent_after_all(images: Images, tmp_path: Path) -> None:
+    data = os.urandom(SEGMENT)
+    to = receiver(images)
+    to.forget = True
+    send_content(file_of(tmp_path / "disk", data), to)
+    assert len(to.segments) == 2
+    assert to.blocks == SEGMENT // BLOCK
+
+
+def test_segments_that_are_gone_are_sent_after_all(images: Images, tmp_path: Path) -> None:
+    """The upload is given up and its bytes collected, just before the content is made."""
+    file = file_of(tmp_path / "disk", os.urandom(SEGMENT))
+
+    class Forgetful(Receiver):
+        def put_content(self, digest: str, layout: bytes) -> None:
+            super().put_content(digest, layout)
+            if self.contents == 1:
+                raise MissingBlocks("1 of the 1 segments are not here")
+
+    to = Forgetful(images, images.open_upload(ADA, 1 << 30).id)
+    send_content(file, to)
+    assert to.contents == 2
+
+
+def test_a_layout_that_is_known_saves_reading(images: Images, tmp_path: Path) -> None:
+    data = os.urandom(3 * SEGMENT)
+    file = file_of(tmp_path / "disk", data)
+    send_content(file, receiver(images))
+    known = layout_of_bytes(data)
+    # Its bytes are never looked at: nothing is missing.
+    file.write_bytes(bytes(len(data)))
+    again = receiver(images)
+    assert send_content(file, again, layout=known) == known
+    assert again.segments == []
+
+
+def test_errors_come_through_and_what_was_sent_stays(images: Images, tmp_path: Path) -> None:
+    file, to = file_of(tmp_path / "disk", os.urandom(12 * SEGMENT)), receiver(images)
+    to.fail = 5
+    with pytest.raises(Unavailable):
+        send_content(file, to)
+    again = Receiver(images, to.upload)
+    send_content(file, again)
+    assert len(again.segments) <= 12 - 5
+
+
+def test_files_that_cannot_be_sent(images: Images, tmp_path: Path) -> None:
+    for path in (file_of(tmp_path / "empty", b""), tmp_path / "nothing", tmp_path):
+        with pytest.raises(InvalidRequest):
+            send_content(path, receiver(images))
+
+
+@pytest.mark.parametrize("what", ["grow", "shrink", "write"])
+def test_a_file_that_changes(images: Images, tmp_path: Path, what: str) -> None:
+    file = file_of(tmp_path / "disk", os.urandom(4 * SEGMENT))
+
+    class Meddler(Receiver):
+        def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
+            with file.open("r+b") as sink:
+                if what == "write":
+                    sink.write(b"other")
+                else:
+                    sink.truncate(5 * SEGMENT if what == "grow" else SEGMENT)
+            return super().missing_segments(digests)
+
+    to = Meddler(images, images.open_upload(ADA, 1 << 30).id)
+    with pytest.raises(Conflict, match="changed while it was being pushed"):
+        send_content(file, to)
+    assert to.contents == 0
+
+
+# ----------------------------------------------------------------- notes
+
+
+def test_notes_save_reading_until_the_file_changes(images: Images, tmp_path: Path) -> None:
+    file = file_of(tmp_path / "disk", os.urandom(2 * SEGMENT))
+    with closing(Notes.open(tmp_path / "notes", file)) as notes:
+        assert notes.blocks(0) is None
+        layout = send_content(file, receiver(images), memory=notes)
+    with closing(Notes.open(tmp_path / "notes", file)) as notes:
+        assert len(notes.blocks(1) or ()) == SEGMENT // BLOCK
+        assert send_content(file, receiver(images), memory=notes) == layout
+    with file.open("r+b") as sink:
+        sink.write(b"x")
+    with closing(Notes.open(tmp_path / "notes", file)) as notes:
+        assert notes.blocks(1) is None
+
+
+def test_broken_notes_are_none(images: Images, tmp_path: Path) -> None:
+    file = file_of(tmp_path / "disk", os.urandom(2 * SEGMENT))
+    folder = tmp_path / "notes"
+    with closing(Notes.open(folder, file)) as notes:
+        send_content(file, receiver(images), memory=notes)
+    (path,) = folder.iterdir()
+    good = path.read_bytes()
+    for bad in (good[:-1], good + b"\0" * 5, good + b"\xff" * 100, good[:30], b"", b"x" * 10000):
+        path.write_bytes(bad)
+        with closing(Notes.open(folder, file)) as notes:
+            send_content(file, receiver(images), memory=notes)
+    assert path.read_bytes() == good
+    # Wrong digests: the repository notices, and they are forgotten.
+    path.write_bytes(good[:-32] + b"\1" * 32)
+    with closing(Notes.open(folder, file)) as notes, pytest.raises(Exception, match=r"segment|block"):
+        send_content(file, receiver(images), memory=notes)
+    with closing(Notes.open(folder, file)) as notes:
+        send_content(file, receiver(images), memory=notes)
+
+
+def test_notes_are_for_one_at_a_time_and_for_oneself(tmp_path: Path) -> None:
+    file, folder = file_of(tmp_path / "disk", b"x" * 10), tmp_path / "notes"
+    with closing(Notes.open(folder, file)) as first, closing(Notes.open(folder, file)) as second:
+        first.keep(0, [b"\1" * 32])
+        assert first.blocks(0) == [b"\1" * 32]
+        second.keep(1, [])
+        assert second.blocks(1) is None
+    assert folder.stat().st_mode & 0o777 == 0o700
+    no_folder = file_of(tmp_path / "file", b"")
+    with closing(Notes.open(no_folder, file)) as notes:
+        notes.keep(0, [])
+        assert notes.blocks(0) is None
+    note = UploadNote(folder, "http://a", "disk")
+    assert note.recall() == ""
+    note.remember("abc")
+    assert UploadNote(folder, "http://a", "disk").recall() == "abc"
+    assert UploadNote(folder, "http://b", "disk").recall() == ""
+    note.forget()
+    assert note.recall() == ""
+
+
+# ----------------------------------------------------------------- the local store
+
+
+def test_garbage_in_the_local_store(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    named, nameless, alone = (_stored(store, data) for data in (b"a" * 100, b"b" * 100, b"c" * 100))
+    image = store.put_manifest(ImageManifest(root=named))
+    other = store.put_manifest(ImageManifest(root=nameless))
+    store.tag("kept", "latest", image)
+    assert collect_local(store).contents == 0, "a build may be at it"
+    contents = [store.folder.path(part.digest) for part in (named, nameless, alone)]
+    for path in [*contents, *tmp_path.glob("manifests/*")]:
+        old = path.stat().st_mtime - NEW_SECONDS - 1
+        os.utime(path, (old, old))
+    report = collect_local(store, dry_run=True)
+    assert (report.images, report.contents) == (1, 2)
+    assert store.complete(other)
+    assert collect_local(store) == report
+    assert store.complete(image)
+    assert not store.folder.has(nameless.digest)
+    assert not store.folder.has(alone.digest)
+    assert not store.has_manifest(other)
+
+
+def _stored(store: ImageStore, data: bytes) -> Part:
+    file = file_of(store.root / "source", data)
+    return store.add_file(file)
+
+
+def test_layouts_of_large_contents_have_the_size_that_is_expected() -> None:
+    for size in (1, SEGMENT, SEGMENT + 1, 100 * SEGMENT):
+        digests = tuple([b"\0" * 32] * -(-size // SEGMENT))
+        assert len(Layout(size, digests).to_bytes()) == layout_size(size)
