@@ -7,7 +7,6 @@ import json
 import logging
 import shlex
 import stat
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from images.oci import packages
 from images.oci.apply import apply_layer
 from images.oci.container import Container, program_of
 from images.oci.fetch import Access, Fetcher
+from images.oci.folders import private_folder
 from images.oci.layers import Budget, unpack
 from images.oci.reference import Reference, parse
 from images.oci.users import Identity, look_up
@@ -76,16 +76,16 @@ def import_reference(
     parsed = parse(reference)
     tell: Tell = progress or (lambda _step, _fraction: None)
     workdir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=workdir, prefix="container-") as folder:
+    with private_folder(workdir) as folder:
         tell("ask for the image", 0.0)
-        fetcher = Fetcher(parsed, access or Access(), Path(folder), architecture)
+        fetcher = Fetcher(parsed, access or Access(), folder, architecture)
         asked = fetcher.ask()
         kit = kits.prepare(workdir, tell)
         key = _key(asked, kit, architecture)
         with exclusive(store.root / "locks" / f"import-{key}"):
             digest = store.built(key)
             if digest is None:
-                digest = _import(fetcher, parsed, kit, store, Path(folder), tell)
+                digest = _import(fetcher, parsed, kit, store, folder, tell)
                 store.record_build(key, digest)
     manifest = store.manifest(digest)
     own_name, own_tag = parsed.suggested_name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
 import os
@@ -97,7 +98,18 @@ def run(vms: Bench, image: ImportedImage, **fields: Any) -> Guest:
 
 
 def imported(reference: str, store: ImageStore, access: Access = OPEN, **options: Any) -> ImportedImage:
-    return import_reference(reference, store, WORK, access=access, **options)
+    return import_reference(reference, store, workdir(store), access=access, **options)
+
+
+def workdir(store: ImageStore) -> Path:
+    """Beside the store, as by default: one's own, but for kernel and tools."""
+    folder = store.root.parent / "work"
+    if not folder.exists():
+        folder.mkdir()
+        for shared in ("containers", "packages"):
+            (WORK / shared).mkdir(parents=True, exist_ok=True)
+            (folder / shared).symlink_to(WORK / shared)
+    return folder
 
 
 # ------------------------------------------------------------------ names, digests, credentials
@@ -194,7 +206,7 @@ def test_a_private_repository_wants_the_right_credentials(
         assert "--password-stdin" in caught.value.hint
     right = Access(username=USER, password=PASSWORD, insecure=True)
     image = imported(reference, store, right)
-    assert list(WORK.glob("container-*")) == []  # nor the credentials
+    assert list(workdir(store).glob("container-*")) == []  # nor the credentials
 
     authfile = tmp_path / "auth.json"
     login = ["skopeo", "login", "--authfile", authfile, "--tls-verify=false", "--username", USER]
@@ -232,6 +244,22 @@ def test_credentials_are_on_no_command_line(
     assert secret not in told
 
 
+def test_what_a_killed_import_left_is_removed_by_the_next(tmp_path: Path, store: ImageStore) -> None:
+    dead, live = workdir(store) / "container-dead", workdir(store) / "container-live"
+    for folder in (dead, live):
+        folder.mkdir()
+        (folder / "auth.json").write_text("{}")
+    write_layout(tmp_path / "layout", [Layer().file("x")])
+    try:
+        with (live / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            imported(f"oci-layout:{tmp_path}/layout", store)
+            assert not dead.exists()
+            assert live.exists()
+    finally:
+        shutil.rmtree(live)
+
+
 def test_the_command_line_imports_and_runs(
     tmp_path: Path, private_registry: Registry, store: ImageStore
 ) -> None:
@@ -240,7 +268,7 @@ def test_the_command_line_imports_and_runs(
     private_registry.push(tmp_path / "layout", "cli")
     reference = f"oci:{private_registry.host}/cli"
     env = {**os.environ, "VMJOBS_IMAGE_DIR": str(store.root), "VMJOBS_STATE_DIR": str(tmp_path / "s")}
-    (store.root.parent / "work").symlink_to(WORK)
+    workdir(store)
     words = ["--insecure", "--username", USER, "--password-stdin"]
 
     def vmjobs(*arguments: str, data: str = "") -> subprocess.CompletedProcess[str]:
@@ -326,7 +354,7 @@ def test_a_layer_that_is_damaged_in_the_registry_is_noticed(
     blob.write_bytes(data)
     with pytest.raises(DigestMismatch):
         imported(f"oci:{open_registry.host}/damaged", store)
-    assert list(WORK.glob("container-*")) == []
+    assert list(workdir(store).glob("container-*")) == []
 
 
 def _wrong_diff_id(_manifest: dict[str, Any], config: dict[str, Any]) -> None:
@@ -367,7 +395,7 @@ def test_hostile_layers_leave_nothing_behind(tmp_path: Path, store: ImageStore, 
         imported(f"oci-layout:{tmp_path}/layout", store)
     after = {path for path in store.root.rglob("*") if "locks" not in path.parts}
     assert after <= before
-    assert list(WORK.glob("container-*")) == []
+    assert list(workdir(store).glob("container-*")) == []
     assert not Path("/etc/cron.d/escape").exists()
 
 

@@ -1,0 +1,44 @@
+"""Directories for imports under way: private, and gone afterwards, those of killed imports too."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from images.files import exclusive
+
+_PREFIX: Final = "container-"
+_LOCK: Final = "lock"
+
+
+@contextmanager
+def private_folder(workdir: Path) -> Iterator[Path]:
+    """A directory in ``workdir`` that nobody else can read; what killed imports left there is removed.
+
+    An import holds a lock in its own directory for as long as it lives.
+    """
+    with exclusive(workdir / "containers" / "sweep"):
+        _sweep(workdir)
+        folder = Path(tempfile.mkdtemp(dir=workdir, prefix=_PREFIX))
+        lock = (folder / _LOCK).open("wb")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(workdir: Path) -> None:
+    for folder in workdir.glob(f"{_PREFIX}*"):
+        try:
+            with (folder / _LOCK).open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # at work, another user's, or gone by now
