@@ -79,7 +79,7 @@ class Worker:
 
     def step(self) -> None:
         """One thing; that somebody else was quicker is no fault."""
-        others = [self.give_up, self.rename, self.remove, self.run, self.end]
+        others = [self.give_up, self.rename, self.remove, self.remove, self.remove, self.run, self.end]
         action = self.random.choice([self.push, self.push, *others])
         viewer = Viewer(self.random.choice(USERS))
         try:
@@ -128,10 +128,10 @@ class Worker:
             self.jobs.append(self.repository.submit(viewer.user, spec).jobs[0].id)
 
     def end(self, viewer: Viewer) -> None:
-        """Have a job end."""
+        """Have all of this thread's jobs end."""
         del viewer
-        if self.jobs:
-            self.repository.cancel(self.jobs.pop(self.random.randrange(len(self.jobs))))
+        while self.jobs:
+            self.repository.cancel(self.jobs.pop())
 
     def _send(self, viewer: Viewer, seed: int) -> str:
         layout, wanted = layout_of(seed), segments_of(seed)
