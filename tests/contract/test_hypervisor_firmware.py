@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -30,9 +30,11 @@ Disk = Callable[[Path, str, str], BootImage]
 class Bench:
     driver: Hypervisor
     directory: Path
+    names: list[str] = field(default_factory=list)
 
     def machine(self, image: BootImage) -> Machine:
         name = f"vmjobs-test-{secrets.token_hex(6)}"
+        self.names.append(name)
         workdir = self.directory / name
         workdir.mkdir()
         data = self.directory / f"{name}.data"
@@ -55,9 +57,9 @@ def driver(request: pytest.FixtureRequest) -> Hypervisor:
 
 @pytest.fixture
 def bench(driver: Hypervisor, tmp_path: Path) -> Iterator[Bench]:
-    before = set(driver.list())
-    yield Bench(driver, tmp_path)
-    for name in set(driver.list()) - before:
+    bench = Bench(driver, tmp_path)
+    yield bench
+    for name in bench.names:  # others run machines at the same time
         driver.destroy(name)
 
 
