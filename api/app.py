@@ -10,6 +10,7 @@ from werkzeug.wrappers import Response
 from api import (
     attempts,
     blobs,
+    builds,
     converters,
     image_bytes,
     images,
@@ -47,7 +48,7 @@ def create_app(
     attach(app, Services(config, repository, repository.images, dispatcher, issuer, known))
     converters.install(app)
     problems.install(app)
-    for part in (jobs, attempts, blobs, images, image_bytes, uploads, nodes, service):
+    for part in (jobs, attempts, blobs, images, image_bytes, uploads, builds, nodes, service):
         app.register_blueprint(part.blueprint)
     app.after_request(_harden)
     return app

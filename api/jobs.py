@@ -38,6 +38,11 @@ TAG: Final = "jobs"
 MAX_PAGE: Final = 2000
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 READ: Final = anyone_with(Scope.COMPUTE_READ)
+IDEMPOTENCY_KEY: Final = Header(
+    "Idempotency-Key",
+    "repeating a request with the same key and body starts nothing new",
+    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
+)
 
 
 def _words(value: Any) -> Any:
@@ -67,13 +72,7 @@ class EventQuery(Strict):
     tag=TAG,
     access=anyone_with(Scope.COMPUTE_CREATE),
     body=Submission,
-    headers=(
-        Header(
-            "Idempotency-Key",
-            "repeating a submission with the same key and body submits nothing new",
-            {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
-        ),
-    ),
+    headers=(IDEMPOTENCY_KEY,),
     replies={
         201: Reply("submitted", Submitted, {"Location": "the first job"}),
         200: Reply("this key had submitted the same before: these are the jobs", Submitted),
@@ -86,7 +85,7 @@ def submit() -> Response:
     One specification is run `count` times, as an array. A tag of an image is resolved to a
     digest now; the digest is what runs.
     """
-    key = _idempotency_key()
+    key = idempotency_key()
     parts, who = backend(), caller()
     submission = _submission(read_json(), parts.repository, Viewer(who.subject, who.groups))
     try:
@@ -109,7 +108,8 @@ def _submission(body: bytes, repository: Repository, viewer: Viewer) -> Submissi
         raise InvalidSpec(count_of("the submission", faults), faults=faults) from error
 
 
-def _idempotency_key() -> str:
+def idempotency_key() -> str:
+    """The request's key, if it has one.  Raises InvalidRequest."""
     key = request.headers.get("Idempotency-Key")
     if key is None:
         return ""

@@ -20,13 +20,16 @@ HealthCheck = Callable[[], None]
 
 
 class Dispatcher(Protocol):
-    """Hands work to the worker. Both raise ``Unavailable("broker", …)``."""
+    """Hands work to the workers. All raise ``Unavailable("broker", …)``."""
 
     def submit_array(self, array: str) -> None:
         """Have the array's jobs submitted to a scheduler."""
 
     def cancel_job(self, job_id: str) -> None:
         """Have the job removed from its scheduler."""
+
+    def build_image(self, build: str) -> None:
+        """Have a builder work on the build."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def _inside(value: str) -> str:
 Package = Annotated[str, StringConstraints(pattern=_PACKAGE)]
 ImagePath = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_inside)]
 Module = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_-]+$")]
+Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 RecipeName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Suite = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]+$")]
 Parameter = Annotated[str, StringConstraints(pattern=r"^[!-~]+$")]
@@ -83,7 +84,7 @@ class Layer(Frozen):
 
     schema_version: int = Field(default=1, alias="schema", ge=1, le=1)
     name: RecipeName
-    version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    version: Version
     description: str = ""
     layers: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9./_-]{1,255}$")], ...] = ()
     suite: Suite | None = None
@@ -107,13 +108,13 @@ class Recipe(Frozen):
     """
 
     name: RecipeName
-    version: str
+    version: Version
     description: str = ""
     layers: tuple[str, ...] = ()
     suite: Suite
-    epoch: int
+    epoch: int = Field(ge=0, lt=2**31)
     packages: tuple[Package, ...] = Field(min_length=1)
-    slack: int = 16
+    slack: int = Field(default=16, ge=1, le=65536, description="MiB")
     cmdline: tuple[Parameter, ...] = ()
     drop: tuple[str, ...] = ()
     environment: dict[EnvName, str] = Field(default_factory=dict)

@@ -21,6 +21,9 @@ from vmjobs.errors import Unavailable
 QUEUE: Final = "vmjobs"
 SUBMIT_ARRAY: Final = "vmjobs.submit_array"
 CANCEL_JOB: Final = "vmjobs.cancel_job"
+#: Builds of images: builders take from this queue alone, and nobody else does.
+BUILD_QUEUE: Final = "vmjobs.builds"
+BUILD_IMAGE: Final = "vmjobs.build_image"
 #: How long publishing may take before the broker counts as down, in seconds.
 CONNECT_SECONDS: Final = 3
 ANSWER_SECONDS: Final = 5
@@ -88,6 +91,10 @@ class Publisher:
         """Have the job removed from its scheduler.  Raises Unavailable("broker")."""
         self._send(CANCEL_JOB, job_id)
 
+    def build_image(self, build: str) -> None:
+        """Have a builder work on the build.  Raises Unavailable("broker")."""
+        self._send(BUILD_IMAGE, build, BUILD_QUEUE)
+
     def ping(self) -> None:
         """Return if the broker takes messages.  Raises Unavailable("broker")."""
         with _translated():
@@ -102,23 +109,23 @@ class Publisher:
         """Close all connections."""
         self._app.close()
 
-    def _send(self, name: str, argument: str) -> None:
+    def _send(self, name: str, argument: str, queue: str = QUEUE) -> None:
         """Send, and once more over a fresh connection: a pooled one may have died unnoticed.
 
         A message may so arrive twice; every task can be repeated.
         """
         with _translated():
             try:
-                self._publish(name, argument)
+                self._publish(name, argument, queue)
             except _BROKEN:
                 with self._app.connection_for_write() as connection:
-                    self._publish(name, argument, connection)
+                    self._publish(name, argument, queue, connection)
 
-    def _publish(self, name: str, argument: str, connection: Any = None) -> None:
+    def _publish(self, name: str, argument: str, queue: str, connection: Any = None) -> None:
         self._app.send_task(
             name,
             args=(argument,),
-            queue=QUEUE,
+            queue=queue,
             ignore_result=True,
             retry=False,
             add_to_parent=False,

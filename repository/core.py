@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from repository.blobs import BlobStore
+from repository.builds import Builds
 from repository.database import Database
 from repository.images import Images
 from repository.objects import ObjectStore
@@ -26,5 +27,6 @@ class Core:
         self.blobs = blobs
         self.streams = streams
         self.images = images
+        self.builds = Builds(database)
         self.config = config
         self.objects = objects

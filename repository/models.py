@@ -175,3 +175,34 @@ class NodeRow(Base):
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
     heard: Mapped[datetime] = mapped_column(index=True)
     description: Mapped[dict[str, Any]]
+
+
+class BuildRow(Base):
+    """An image that a builder makes.
+
+    admin: whoever asked for it may write to the library. progress: in thousandths.
+    attempts: how often a builder began it. sent: when a message was last sent for it, ``sends``
+    times since it was last begun.
+    """
+
+    __tablename__ = "builds"
+    __table_args__ = (UniqueConstraint("owner", "key"), Index(None, "owner", "id"))
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    owner: Mapped[str] = mapped_column(String(255))
+    key: Mapped[str | None] = mapped_column(String(255))
+    admin: Mapped[bool]
+    request: Mapped[dict[str, Any]]
+    name: Mapped[str] = mapped_column(String(200))
+    state: Mapped[str] = mapped_column(STATE, index=True)
+    step: Mapped[str] = mapped_column(String(200), default="")
+    progress: Mapped[int] = mapped_column(default=0)
+    code: Mapped[str] = mapped_column(String(32), default="")
+    message: Mapped[str] = mapped_column(Text, default="")
+    hint: Mapped[str] = mapped_column(Text, default="")
+    digest: Mapped[str] = mapped_column(DIGEST, default="")
+    attempts: Mapped[int] = mapped_column(default=0)
+    sent: Mapped[datetime]
+    sends: Mapped[int] = mapped_column(default=1)
+    created: Mapped[datetime]
+    updated: Mapped[datetime]

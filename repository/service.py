@@ -35,7 +35,9 @@ __all__ = [
 
 
 class Repository(Submissions, Reading, Attempts, Batch):
-    """Jobs, their files, and the nodes that run them; ``images`` has the images they boot.
+    """Jobs, their files, and the nodes that run them.
+
+    ``images`` has the images they boot, ``builds`` those that are to be built.
 
     Safe to share between threads.
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from celery import Celery
 
 from repository import dispatch, filebroker
 from repository.broker import (
+    BUILD_IMAGE,
+    BUILD_QUEUE,
     CANCEL_JOB,
     QUEUE,
     SUBMIT_ARRAY,
@@ -23,9 +25,12 @@ from repository.dispatch import Dispatch
 from vmjobs.config import Config
 from vmjobs.errors import NotFound, Unavailable
 
+if TYPE_CHECKING:
+    from repository.building import Building
+
 logger = logging.getLogger(__name__)
 
-__all__ = ["Publisher", "make_celery", "worker_arguments"]
+__all__ = ["Publisher", "make_builder", "make_celery", "worker_arguments"]
 
 #: Task name and seconds between its runs.
 PERIODIC: Final = {
@@ -36,13 +41,49 @@ PERIODIC: Final = {
 }
 #: Where the schedd does not answer: first wait, longest wait (seconds), attempts. The sweep goes on.
 BACKOFF, BACKOFF_MAX, RETRIES = 1, 120, 12
+PATIENT: Final[Mapping[str, Any]] = {
+    "autoretry_for": (Unavailable,),
+    "retry_backoff": BACKOFF,
+    "retry_backoff_max": BACKOFF_MAX,
+    "max_retries": RETRIES,
+}
 
 #: Makes the collaborators; called once in each worker process, at its first task.
 DispatchFactory = Callable[[], Dispatch]
+BuildingFactory = Callable[[], "Building"]
+_Parts = TypeVar("_Parts")
 
 
 def make_celery(config: Config, factory: DispatchFactory) -> Celery:
     """The application, complete with schedule; nothing is connected yet."""
+    app = _bare(config)
+    app.conf.update(
+        beat_schedule_filename=str(config.data_dir / "beat"),
+        beat_schedule={
+            name: {"task": name, "schedule": every, "options": {"expires": every, "queue": QUEUE}}
+            for name, every in PERIODIC.items()
+        },
+    )
+    _add_tasks(app, _Once(factory), config)
+    return app
+
+
+def make_builder(config: Config, factory: BuildingFactory) -> Celery:
+    """The application of a builder: builds of images, and nothing else."""
+    app = _bare(config)
+    parts = _Once(factory)
+
+    def build_image(build: str) -> None:
+        from repository import building  # noqa: PLC0415 - needs what only builders have
+
+        building.build_image(parts(), build)
+
+    # The message may be quicker than the commit.
+    app.task(build_image, name=BUILD_IMAGE, **{**PATIENT, "autoretry_for": (Unavailable, NotFound)})
+    return app
+
+
+def _bare(config: Config) -> Celery:
     app = Celery("vmjobs", set_as_current=False)
     app.conf.update(broker_settings(config))
     app.conf.update(
@@ -56,52 +97,41 @@ def make_celery(config: Config, factory: DispatchFactory) -> Celery:
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         worker_cancel_long_running_tasks_on_connection_loss=False,
-        beat_schedule_filename=str(config.data_dir / "beat"),
-        beat_schedule={
-            name: {"task": name, "schedule": every, "options": {"expires": every, "queue": QUEUE}}
-            for name, every in PERIODIC.items()
-        },
     )
-    _add_tasks(app, _Once(factory), config)
     return app
 
 
-def worker_arguments(config: Config, *, concurrency: int = 2, beat: bool = True) -> list[str]:
+def worker_arguments(
+    config: Config, *, concurrency: int = 2, beat: bool = True, queue: str = QUEUE
+) -> list[str]:
     """Arguments for ``app.worker_main``: a worker, with its clock unless another has it."""
     arguments = [
         "worker",
         f"--loglevel={config.log_level}",
         f"--concurrency={concurrency}",
-        f"--queues={QUEUE}",
+        f"--queues={queue}",
         "--without-gossip",
         "--without-mingle",
     ]
     return [*arguments, "--beat"] if beat else arguments
 
 
-class _Once:
+class _Once(Generic[_Parts]):
     """One set of collaborators for each process: connections must not be shared over a fork."""
 
-    def __init__(self, factory: DispatchFactory) -> None:
+    def __init__(self, factory: Callable[[], _Parts]) -> None:
         self._factory = factory
         self._lock = threading.Lock()
-        self._made: tuple[int, Dispatch] | None = None
+        self._made: tuple[int, _Parts] | None = None
 
-    def __call__(self) -> Dispatch:
+    def __call__(self) -> _Parts:
         with self._lock:
             if self._made is None or self._made[0] != os.getpid():
                 self._made = (os.getpid(), self._factory())
             return self._made[1]
 
 
-def _add_tasks(app: Celery, parts: _Once, config: Config) -> None:
-    patient: dict[str, Any] = {
-        "autoretry_for": (Unavailable,),
-        "retry_backoff": BACKOFF,
-        "retry_backoff_max": BACKOFF_MAX,
-        "max_retries": RETRIES,
-    }
-
+def _add_tasks(app: Celery, parts: _Once[Dispatch], config: Config) -> None:
     def submit_array(array: str) -> None:
         dispatch.submit_array(parts(), array)
 
@@ -109,13 +139,15 @@ def _add_tasks(app: Celery, parts: _Once, config: Config) -> None:
         dispatch.cancel_job(parts(), job_id)
 
     # The message may be quicker than the commit; a commit that failed leaves nothing to find.
-    early = {**patient, "autoretry_for": (Unavailable, NotFound)}
+    early = {**PATIENT, "autoretry_for": (Unavailable, NotFound)}
     app.task(submit_array, name=SUBMIT_ARRAY, **early)
-    app.task(cancel_job, name=CANCEL_JOB, **patient)
+    app.task(cancel_job, name=CANCEL_JOB, **PATIENT)
 
     def sweep(parts: Dispatch) -> None:
         if not config.broker_url:
             filebroker.clean(file_broker_folder(config))
+        for build in parts.repository.builds.unattended():
+            app.send_task(BUILD_IMAGE, args=(build,), queue=BUILD_QUEUE, ignore_result=True)
         dispatch.sweep(parts)
 
     for name, work in (
@@ -127,7 +159,9 @@ def _add_tasks(app: Celery, parts: _Once, config: Config) -> None:
         app.task(_periodic(name, work, parts), name=name)
 
 
-def _periodic(name: str, work: Callable[[Dispatch], None], parts: _Once) -> Callable[[], None]:
+def _periodic(
+    name: str, work: Callable[[Dispatch], None], parts: _Once[Dispatch]
+) -> Callable[[], None]:
     """A task that skips its turn while an earlier one is still at work, in whatever process."""
 
     def run() -> None:

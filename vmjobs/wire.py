@@ -259,6 +259,64 @@ class NodeWishes(Envelope):
     prefetch: tuple[Digest, ...] = ()
 
 
+class BuildState(StrEnum):
+    """How far the build of an image by the service is."""
+
+    QUEUED = "QUEUED"
+    BUILDING = "BUILDING"
+    TESTING = "TESTING"
+    PUBLISHING = "PUBLISHING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+
+    @property
+    def final(self) -> bool:
+        """True when nothing more will happen."""
+        return self in {BuildState.DONE, BuildState.FAILED}
+
+
+class BuildRequest(Frozen):
+    """The body of ``POST /v1/builds``: have the service build an image, boot it, and publish it.
+
+    recipe: a recipe with all its layers composed, see ``docs/recipes.md``. name, tag: what to call
+    the image; empty: the recipe's name; its version, and ``latest``. namespace: empty: the
+    caller's own. force: build anew even if nothing changed.
+    """
+
+    recipe: dict[str, Any]
+    namespace: Namespace | Literal[""] = ""
+    name: ImageName | Literal[""] = ""
+    tag: Tag | Literal[""] = ""
+    visibility: Visibility = Visibility.PRIVATE
+    force: bool = False
+
+
+class Build(Envelope):
+    """A build. name: what the image is to be called. digest: the image's, once it is published.
+
+    code, message, hint: why it failed; the end of the boot test's output is in the message.
+    """
+
+    id: str
+    owner: str
+    name: str
+    state: BuildState
+    step: str = Field(default="", description="what is being done, for people")
+    progress: float = Field(default=0, ge=0, le=1)
+    code: str = Field(default="", description="stable, meant for programs")
+    message: str = ""
+    hint: str = ""
+    digest: str = ""
+    created: datetime
+    updated: datetime
+
+
+class BuildList(Envelope):
+    """Builds, newest first."""
+
+    builds: tuple[Build, ...]
+
+
 class NodeList(Envelope):
     """All execute nodes that announced themselves."""
 

@@ -71,7 +71,22 @@ def build(
         BuildError: a package, a wheel or a tool is missing, or the image failed its boot test.
         DigestMismatch: a wheel is another one.
     """
-    recipe = recipes.load(recipe_name_or_path)
+    return build_recipe(
+        recipes.load(recipe_name_or_path), store, workdir, progress, force, boot_test, repository
+    )
+
+
+def build_recipe(
+    recipe: Recipe,
+    store: ImageStore,
+    workdir: Path,
+    progress: StepProgress | None = None,
+    force: bool = False,
+    boot_test: BootTest | None = None,
+    repository: SiteRepository | None = None,
+    named: bool = True,
+) -> ImageEntry:
+    """As :func:`build`, of a composed recipe; the image gets a name in the store if ``named``."""
     if recipe.needs_repository and repository is None:
         raise InvalidRequest(
             f"the recipe {recipe.name} needs packages that only a site's own repository has",
@@ -85,16 +100,24 @@ def build(
         if digest is None:
             digest = _build(recipe, guest, store, workdir, tell, force, repository)
             store.record_build(key, digest)
-        tested = hashlib.sha256(f"{key} {digest} boots\n".encode()).hexdigest()
+        tested = _tested(key, digest, recipe)
         if boot_test is not None and store.built(tested) is None:
             tell("boot test", 0.95)
             boot_test(digest, recipe)
             store.record_build(tested, digest)
-        for tag in (recipe.version, "latest"):
+        for tag in (recipe.version, "latest") if named else ():
             store.tag(recipe.name, tag, digest)
     tell("done", 1.0)
     manifest = store.manifest(digest)
     return ImageEntry(recipe.name, "latest", digest, manifest.size, manifest.architecture)
+
+
+def _tested(key: str, digest: str, recipe: Recipe) -> str:
+    """Names what has passed its boot test: an image, and the probes that looked at it."""
+    text = hashlib.sha256(f"{key} {digest} boots\n".encode())
+    for probe in recipe.probes:
+        text.update(hashlib.sha256(probe.encode("utf-8", "surrogatepass")).digest())
+    return text.hexdigest()
 
 
 def guest_program() -> dict[str, bytes]:

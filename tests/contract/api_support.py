@@ -34,6 +34,7 @@ class Queue:
 
     arrays: list[str] = field(default_factory=list)
     canceled: list[str] = field(default_factory=list)
+    builds: list[str] = field(default_factory=list)
     down: bool = False
 
     def submit_array(self, array: str) -> None:
@@ -43,6 +44,10 @@ class Queue:
     def cancel_job(self, job_id: str) -> None:
         self._check()
         self.canceled.append(job_id)
+
+    def build_image(self, build: str) -> None:
+        self._check()
+        self.builds.append(build)
 
     def _check(self) -> None:
         if self.down:

@@ -182,6 +182,7 @@ def test_guarded_routes_refuse_strangers(site: Site) -> None:
         "upload": "0" * 32,
         "namespace": "ada",
         "tag": "latest",
+        "build": "0" * 32,
     }
     stranger = site.caller()
     for rule, method, record in declared(site.app):

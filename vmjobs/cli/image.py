@@ -24,6 +24,7 @@ VERBS = {
     "convert": ("vmjobs.cli.image_convert", "convert", "Convert a disk to another format."),
     "import": ("vmjobs.cli.image_import", "import_image", "Make an image of a container image."),
     "build": ("vmjobs.cli.image_build", "build", "Build an image from a recipe."),
+    "builds": ("vmjobs.cli.image_remote", "builds", "Look after builds by the service."),
 }
 
 

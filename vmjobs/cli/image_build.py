@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
 from images import recipe as recipes
 from images.build import build as build_image
 from images.build.bootstrap import SiteRepository
-from images.store import ImageStore
+from images.store import ImageEntry, ImageStore
 from vmjobs.cli.boot_test import BootTest
+from vmjobs.cli.image_remote import Wishes, build_remotely, progress_bars
 from vmjobs.cli.support import config, json_option, print_json, print_table
 
 
@@ -33,6 +33,12 @@ def _complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str)
     type=click.Path(path_type=Path, dir_okay=False),
     help="The key that signs the repository.",
 )
+@click.option("--remote", is_flag=True, help="Have the service build, boot and publish it.")
+@click.option("--detach", is_flag=True, help="With --remote: print the build's id, and end.")
+@click.option("--name", default="", metavar="NAME[:TAG]", help="With --remote: what to call it.")
+@click.option("--tag", default="", help="With --remote: instead of the version and `latest`.")
+@click.option("--namespace", default="", help="With --remote: whose name it gets.")
+@click.option("--public", is_flag=True, help="With --remote: everybody may see and boot it.")
 @json_option
 def build(
     names: tuple[str, ...],
@@ -42,12 +48,20 @@ def build(
     boot_test: bool,
     repository: str | None,
     repository_key: Path | None,
+    remote: bool,
+    detach: bool,
+    name: str,
+    tag: str,
+    namespace: str,
+    public: bool,
     as_json: bool,
 ) -> None:
     """Build images from RECIPES (names of shipped recipes, or files) into the image store.
 
     Needs no root rights. A recipe whose inputs did not change is not built again. An image is booted
     on every hypervisor that works here, and runs its recipe's probes, before it gets its name.
+
+    With --remote the service does all that, and the images are in its repository in the end.
     """
     if and_list:
         _list(as_json)
@@ -56,12 +70,37 @@ def build(
         raise click.UsageError("name a recipe; --list shows those that there are")
     if (repository is None) != (repository_key is None):
         raise click.UsageError("--repository and --repository-key go together")
+    if remote:
+        if work_dir or repository or not boot_test:
+            raise click.UsageError(
+                "--work-dir, --repository and --no-boot-test are for builds on this machine"
+            )
+        wishes = Wishes(name, tag, namespace, public, force)
+        build_remotely(names, wishes, detach=detach, as_json=as_json)
+        return
+    if detach or name or tag or namespace or public:
+        raise click.UsageError("--detach, --name, --tag, --namespace and --public go with --remote")
     site = SiteRepository(repository, repository_key) if repository and repository_key else None
+    built = _build_here(names, force, work_dir, boot_test, site)
+    if as_json:
+        print_json([vars(entry) for entry in built])
+        return
+    for entry in built:
+        click.echo(f"{entry.name}:{entry.tag} {entry.digest}")
+    sys.stdout.flush()
+
+
+def _build_here(
+    names: tuple[str, ...],
+    force: bool,
+    work_dir: Path | None,
+    boot_test: bool,
+    site: SiteRepository | None,
+) -> list[ImageEntry]:
     settings = config()
     store = ImageStore(settings.images)
     built = []
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    with progress_bars() as bars:
         for recipe in names:
             task = bars.add_task(f"{recipe}: starting", total=1.0)
 
@@ -75,12 +114,7 @@ def build(
             work = work_dir or settings.images.parent / "work"
             built.append(build_image(recipe, store, work, show, force, test, site))
             bars.update(task, description=f"{recipe}: done", completed=1.0)
-    if as_json:
-        print_json([vars(entry) for entry in built])
-        return
-    for entry in built:
-        click.echo(f"{entry.name}:{entry.tag} {entry.digest}")
-    sys.stdout.flush()
+    return built
 
 
 def _list(as_json: bool) -> None:

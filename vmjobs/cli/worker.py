@@ -1,27 +1,47 @@
-"""``vmjobs worker``: takes jobs to HTCondor and hears what becomes of them."""
+"""``vmjobs worker``: takes jobs to HTCondor and hears what becomes of them, or builds images."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
 from vmjobs.cli.main import configure_logging
 from vmjobs.cli.support import config
+from vmjobs.config import Config
+
+if TYPE_CHECKING:
+    from repository.building import Building
+    from repository.dispatch import Dispatch
 
 
 @click.command()
 @click.option("--concurrency", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--no-beat", is_flag=True, help="Leave the clock to another worker.")
-def worker(concurrency: int, no_beat: bool) -> None:
-    """Submit and track jobs: a Celery worker with its clock."""
-    from api.serve import make_issuer  # noqa: PLC0415 - the server's extra
-    from condor.scheduler import CondorScheduler  # noqa: PLC0415
-    from repository.dispatch import Dispatch  # noqa: PLC0415
-    from repository.service import open_repository  # noqa: PLC0415
-    from repository.tasks import make_celery, worker_arguments  # noqa: PLC0415
+@click.option("--builds", is_flag=True, help="Build images, one at a time, and do nothing else.")
+def worker(concurrency: int, no_beat: bool, builds: bool) -> None:
+    """Submit and track jobs: a Celery worker with its clock.
+
+    With --builds: build images that were asked for by `vmjobs image build --remote`; needs
+    mmdebstrap and a hypervisor, and neither HTCondor nor a clock.
+    """
+    from repository.service import open_repository  # noqa: PLC0415 - the server's extra
 
     settings = config()
     configure_logging(settings.log_level)
     open_repository(settings).close()  # migrations, once
+    if builds:
+        _build(settings)
+    else:
+        _dispatch(settings, concurrency, beat=not no_beat)
+
+
+def _dispatch(settings: Config, concurrency: int, *, beat: bool) -> None:
+    from api.serve import make_issuer  # noqa: PLC0415
+    from condor.scheduler import CondorScheduler  # noqa: PLC0415
+    from repository.dispatch import Dispatch  # noqa: PLC0415
+    from repository.service import open_repository  # noqa: PLC0415
+    from repository.tasks import make_celery, worker_arguments  # noqa: PLC0415
 
     def parts() -> Dispatch:
         return Dispatch(
@@ -31,4 +51,25 @@ def worker(concurrency: int, no_beat: bool) -> None:
         )
 
     app = make_celery(settings, parts)
-    app.worker_main(worker_arguments(settings, concurrency=concurrency, beat=not no_beat))
+    app.worker_main(worker_arguments(settings, concurrency=concurrency, beat=beat))
+
+
+def _build(settings: Config) -> None:
+    from images.store import ImageStore  # noqa: PLC0415
+    from repository.broker import BUILD_QUEUE  # noqa: PLC0415
+    from repository.building import Building  # noqa: PLC0415
+    from repository.service import open_repository  # noqa: PLC0415
+    from repository.tasks import make_builder, worker_arguments  # noqa: PLC0415
+    from vmjobs.cli.boot_test import BootTest  # noqa: PLC0415
+
+    def parts() -> Building:
+        store = ImageStore(settings.images)
+        return Building(
+            repository=open_repository(settings, migrate=False),
+            store=store,
+            workdir=settings.images.parent / "work",
+            boot_test=lambda tell: BootTest(settings, store, tell),
+        )
+
+    app = make_builder(settings, parts)
+    app.worker_main(worker_arguments(settings, concurrency=1, beat=False, queue=BUILD_QUEUE))

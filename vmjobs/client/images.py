@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 from urllib.parse import quote
@@ -14,6 +15,9 @@ from vmjobs.client.agent import JSON_HEADERS, encoded
 from vmjobs.client.transport import Packet, Retries, Transport, parse
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.wire import (
+    Build,
+    BuildList,
+    BuildRequest,
     GcReport,
     ImageChange,
     ImageDetail,
@@ -32,6 +36,9 @@ from vmjobs.wire import (
 #: A repository that is restarted in the middle of a long transfer is no reason to give it up.
 TRANSFER_RETRIES: Final = Retries(deadline=120.0, ceiling=5.0)
 BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
+#: Seconds between two looks at a build: after a change, and at most.
+FIRST_POLL: Final = 0.3
+LAST_POLL: Final = 2.0
 #: Digests that fit into one question.
 MAX_DIGESTS: Final = 4096
 
@@ -112,6 +119,48 @@ class Images:
     def _send(self, model: type[_Model], method: str, path: str, body: bytes) -> _Model:
         answer = self._http.call(method, path, body=body, headers=JSON_HEADERS, repeatable=True)
         return parse(model, answer)
+
+    # -- building
+
+    def build(self, request: BuildRequest, *, key: str = "") -> Build:
+        """Have the service build an image. ``key`` makes repeating the call harmless.
+
+        Raises:
+            InvalidRequest: with every fault of the recipe.
+        """
+        headers = {**JSON_HEADERS, "Idempotency-Key": key or uuid.uuid4().hex}
+        body = encoded(request)
+        answer = self._http.call("POST", "/v1/builds", body=body, headers=headers, repeatable=True)
+        return parse(Build, answer)
+
+    def builds(self, limit: int = 100) -> Sequence[Build]:
+        """One's own builds, newest first."""
+        return self._http.get(BuildList, "/v1/builds", {"limit": limit}).builds
+
+    def build_state(self, build: str) -> Build:
+        """How far a build is."""
+        return self._http.get(Build, f"/v1/builds/{_part(build)}")
+
+    def cancel_build(self, build: str) -> Build:
+        """Have a build that waits never begin.
+
+        Raises:
+            Conflict: it has begun, or ended.
+        """
+        return parse(Build, self._http.call("DELETE", f"/v1/builds/{_part(build)}"))
+
+    def follow_build(self, build: str, on_change: Callable[[Build], None] | None = None) -> Build:
+        """Wait until a build has ended; as it is then. on_change: called whenever it has changed."""
+        last, pause = None, FIRST_POLL
+        while True:
+            found = self.build_state(build)
+            changed = found != last
+            if changed and on_change:
+                on_change(found)
+            if found.state.final:
+                return found
+            last, pause = found, FIRST_POLL if changed else min(LAST_POLL, pause * 1.5)
+            self._http.pause(pause)
 
     # -- uploads
 

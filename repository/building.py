@@ -1,0 +1,206 @@
+"""A builder's work: take a build up, make the image, have it boot, and only then publish it.
+
+May be repeated, run twice at once, or be cut short by ``kill -9`` at any point.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from images.build.builder import BootTest, build_recipe
+from images.local_gc import collect_local
+from images.push import send_content
+from images.recipe import Recipe
+from images.store import ImageStore
+from repository.builds import Builds, Superseded, Work, lock_name
+from repository.images import Images, Viewer
+from repository.service import Repository
+from vmjobs import __version__
+from vmjobs.errors import NotFound, Unavailable, VMJobsError
+from vmjobs.model import MIB
+from vmjobs.wire import BuildState, Origin, Publication
+
+logger = logging.getLogger(__name__)
+
+#: Parts of the way at which the boot test and the publishing begin.
+TESTING, PUBLISHING = 0.7, 0.85
+#: Seconds between two notes of progress within a step.
+NOTE_SECONDS: Final = 1.0
+#: What a builder that was killed left in the work directory is removed when it is this old (seconds).
+LEFTOVER_SECONDS: Final = 7200.0
+#: With less than this free (bytes), package archives and nameless images of earlier builds go.
+ROOM: Final = 4096 * MIB
+
+#: Makes a boot test that tells what it does.
+MakeBootTest = Callable[[Callable[[str], None]], BootTest]
+
+
+@dataclass(frozen=True)
+class Building:
+    """What a builder works with. workdir: where downloads and half-made disks are."""
+
+    repository: Repository
+    store: ImageStore
+    workdir: Path
+    boot_test: MakeBootTest
+
+
+def build_image(parts: Building, build: str) -> None:
+    """Work on a build until it is DONE or FAILED.
+
+    Raises NotFound where it is not committed (yet); Unavailable: it waits again.
+    """
+    builds = parts.repository.builds
+    with parts.repository.database.exclusive(lock_name(build)) as alone:
+        work = builds.begin(build) if alone else None
+        if work is None:
+            return  # it has ended, or somebody is at it; the sweep looks after what he leaves
+        try:
+            _clean(parts.workdir, parts.store)
+            _finish(parts, work)
+        except Superseded as error:
+            logger.warning("given up: %s", error.message)
+        except Unavailable as error:
+            builds.postpone(work, error.message)
+            raise
+        except VMJobsError as error:
+            logger.info("build %s of %s: %s", build, work.recipe.name, error.message)
+            builds.fail(work, error)
+        except Exception:
+            logger.exception("build %s of %s", build, work.recipe.name)
+            builds.fail(work, BuilderBroke("the builder could not cope with this recipe"))
+
+
+class BuilderBroke(VMJobsError):
+    """Something nobody foresaw; the builder's log has all of it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="the builder's log says more; tell those who run the service")
+
+
+def _finish(parts: Building, work: Work) -> None:
+    note = _Notes(parts.repository.builds, work)
+    test = parts.boot_test(lambda text: note(BuildState.TESTING, text, TESTING))
+
+    def step(name: str, fraction: float) -> None:
+        if name not in {"boot test", "done"}:
+            note(BuildState.BUILDING, name, fraction * TESTING)
+
+    def boot(digest: str, recipe: Recipe) -> None:
+        note(BuildState.TESTING, "boot test", TESTING)
+        test(digest, recipe)
+
+    entry = build_recipe(work.recipe, parts.store, parts.workdir, step, work.force, boot, named=False)
+    note(BuildState.PUBLISHING, "publishing", PUBLISHING)
+    _publish(parts, work, entry.digest, note)
+    parts.repository.builds.finish(work, entry.digest)
+
+
+class _Notes:
+    """Tells how far a build is: each new step, and within one every now and then."""
+
+    def __init__(self, builds: Builds, work: Work) -> None:
+        self._builds = builds
+        self._work = work
+        self._last: tuple[BuildState, str] | None = None
+        self._when = 0.0
+
+    def __call__(self, state: BuildState, step: str, fraction: float) -> None:
+        if (state, step) == self._last and time.monotonic() < self._when + NOTE_SECONDS:
+            return
+        self._last, self._when = (state, step), time.monotonic()
+        try:
+            self._builds.progress(self._work, state, step, fraction)
+        except Unavailable as error:  # the build itself can do without
+            logger.warning("progress of build %s is not noted: %s", self._work.id, error.message)
+
+
+class Receiver:
+    """An open upload of the repository in this process, as ``images.push`` sends to one."""
+
+    def __init__(self, images: Images, viewer: Viewer, upload: str) -> None:
+        self._images, self._viewer, self._upload = images, viewer, upload
+
+    def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
+        """Which of these segments have to be sent."""
+        return self._images.missing_segments(self._viewer, self._upload, digests)
+
+    def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
+        """Which of these blocks have to be sent."""
+        return self._images.missing_blocks(self._viewer, self._upload, digests)
+
+    def put_segment(self, digest: bytes, body: bytearray) -> bool:
+        """Send a segment."""
+        return self._images.put_segment(self._viewer, self._upload, digest, bytes(body))
+
+    def put_content(self, digest: str, layout: bytes) -> None:
+        """Say of which segments a content consists."""
+        self._images.put_content(self._viewer, self._upload, digest, layout)
+
+
+def _publish(parts: Building, work: Work, digest: str, note: _Notes) -> None:
+    """Have an image of the store in the repository, with all its names, as its owner's."""
+    images = parts.repository.images
+    manifest = parts.store.manifest(digest)
+    upload = images.open_upload(work.owner, manifest.size).id
+    try:
+        before = 0
+        for part in manifest.parts():
+
+            def moved(done: int, _sent: int, before: int = before) -> None:
+                fraction = (before + done) / manifest.size
+                note(BuildState.PUBLISHING, "publishing", PUBLISHING + fraction * (1 - PUBLISHING))
+
+            send_content(
+                parts.store.content_path(part.digest),
+                Receiver(images, work.owner, upload),
+                layout=parts.store.layout(part.digest),
+                moved=moved,
+            )
+            before += part.size
+        for tag in work.tags:
+            images.publish(
+                work.owner,
+                Publication(
+                    manifest=manifest.model_dump(mode="json", by_alias=True),
+                    upload=upload,
+                    namespace=work.namespace,
+                    name=work.name,
+                    tag=tag,
+                    visibility=work.visibility,
+                    origin=_origin(work),
+                ),
+            )
+    finally:
+        with suppress(NotFound, Unavailable):
+            images.drop_upload(work.owner, upload)
+
+
+def _origin(work: Work) -> Origin:
+    recipe = f"recipe {work.recipe.name} {work.recipe.version}"
+    return Origin(format="raw", builder=f"vmjobs {__version__}", source=recipe)
+
+
+def _clean(workdir: Path, store: ImageStore) -> None:
+    """Remove what builds that were killed left half made and, where room is short, old images."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    parts = [*workdir.glob("tmp*"), *workdir.glob("packages/.*.part.tar")]
+    for path in parts:
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime > time.time() - LEFTOVER_SECONDS:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+    if shutil.disk_usage(workdir).free < ROOM:
+        for archive in workdir.glob("packages/*.tar"):
+            archive.unlink(missing_ok=True)
+        collect_local(store)

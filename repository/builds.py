@@ -1,0 +1,377 @@
+"""Builds of images: who asked for what, how far each is, and which of them wait for a builder.
+
+What a builder does with them stands in :mod:`repository.building`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pydantic import ValidationError
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from images.recipe import Recipe
+from repository.database import Database
+from repository.ids import is_id, new_ids
+from repository.images import Viewer
+from repository.images.names import check_name
+from repository.images.viewer import require_namespace
+from repository.models import BuildRow
+from repository.views import Publish
+from vmjobs.errors import (
+    Conflict,
+    Fault,
+    IdempotencyConflict,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+    VMJobsError,
+)
+from vmjobs.model import faults_of
+from vmjobs.model import now as utc_now
+from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
+
+logger = logging.getLogger(__name__)
+
+#: Builds of one owner that may wait or run.
+MAX_ACTIVE: Final = 20
+#: How often a build is begun whose builder died, before it is given up.
+ATTEMPTS: Final = 3
+#: A build that nobody works on is sent for again after so long; each time after twice as long.
+RESEND: Final = timedelta(seconds=60)
+RESEND_DOUBLINGS: Final = 6
+MAX_LIST: Final = 1000
+#: Characters of a reason that are kept: its beginning, and the end, where the output ends.
+MAX_MESSAGE: Final = 8000
+LOST: Final = "BUILDER_LOST"
+CANCELED: Final = "CANCELED"
+ACTIVE: Final = tuple(state.value for state in BuildState if not state.final)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A build that was begun. attempt: which of the attempts at it this is.
+
+    tags: what the image is to be called within ``namespace``.
+    """
+
+    id: str
+    attempt: int
+    owner: Viewer
+    recipe: Recipe
+    namespace: str
+    name: str
+    tags: tuple[str, ...]
+    visibility: Visibility
+    force: bool
+
+
+class Superseded(Conflict):
+    """The build was taken up by another builder, or has ended: this one is to stop."""
+
+
+class Builds:
+    """Builds by the service. Every method may raise Unavailable("database")."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    # -- what users do
+
+    def create(
+        self, viewer: Viewer, request: BuildRequest, key: str = "", publish: Publish | None = None
+    ) -> Build:
+        """Store a build and publish its id before the commit. The same key again is the same build.
+
+        Raises:
+            InvalidRequest: with every fault of the recipe; or it needs packages of a site's own.
+            Forbidden: not the viewer's namespace. Conflict: too many builds of his wait.
+            IdempotencyConflict: ``key`` was used for another request.
+            Unavailable: what ``publish`` raises (``broker``); then nothing is stored.
+        """
+        recipe = checked_recipe(request.recipe)
+        namespace = require_namespace(viewer, request.namespace)
+        name, tags = _names(request, recipe)
+        for tag in tags:
+            check_name(namespace, name, tag)
+        body = request.model_dump(mode="json")
+        body["recipe"] = recipe.model_dump(mode="json")
+        if seen := self._seen(viewer.user, key, body):
+            return seen
+        row = _new_row(viewer, key, body, f"{namespace}/{name}:{tags[0]}")
+        try:
+            with self.database.write() as session:
+                _check_active(session, viewer.user)
+                session.add(row)
+                session.flush()
+                if publish is not None:
+                    publish(row.id)
+                return _view(row)
+        except IntegrityError as error:  # the same key at the same moment; the other one won
+            if seen := self._seen(viewer.user, key, body):
+                return seen
+            raise Unavailable("database", f"the build was not stored: {error.orig}") from error
+
+    def _seen(self, owner: str, key: str, body: dict[str, Any]) -> Build | None:
+        if not key:
+            return None
+        query = select(BuildRow).where(BuildRow.owner == owner, BuildRow.key == key)
+        with self.database.read() as session:
+            row = session.scalars(query).one_or_none()
+            if row is not None and row.request != body:
+                raise IdempotencyConflict(
+                    "this idempotency key was used for another build",
+                    hint="use a fresh key for each new build",
+                )
+            return None if row is None else _view(row)
+
+    def list(self, owner: str, limit: int = 100) -> list[Build]:
+        """The owner's builds, newest first."""
+        query = select(BuildRow).where(BuildRow.owner == owner).order_by(BuildRow.id.desc())
+        with self.database.read() as session:
+            return [_view(row) for row in session.scalars(query.limit(max(1, min(limit, MAX_LIST))))]
+
+    def get(self, build: str, owner: str | None = None) -> Build:
+        """One build.  Raises NotFound, also for another owner's."""
+        with self.database.read() as session:
+            row = session.get(BuildRow, build) if is_id(build) else None
+            if row is None or owner not in {None, row.owner}:
+                raise _missing(build)
+            return _view(row)
+
+    def cancel(self, build: str, owner: str | None = None) -> Build:
+        """Have a build that waits never begin; repeating that is no error.
+
+        Raises NotFound; Conflict where a builder has begun it, or it has ended.
+        """
+        with self.database.write() as session:
+            row = _locked(session, build)
+            if owner not in {None, row.owner}:
+                raise _missing(build)
+            if row.code != CANCELED:
+                if row.state != BuildState.QUEUED.value:
+                    raise Conflict(f"the build is {row.state}: only one that is QUEUED can be canceled")
+                _end(row, BuildState.FAILED, CANCELED, "canceled by its owner before it began")
+            return _view(row)
+
+    # -- what builders do
+
+    def begin(self, build: str) -> Work | None:
+        """Take a build up; the caller is the only one at it. ``None``: there is nothing to do.
+
+        One that was begun too often, and never ended, fails.  Raises NotFound.
+        """
+        with self.database.write() as session:
+            row = _locked(session, build)
+            if BuildState(row.state).final:
+                return None
+            if row.attempts >= ATTEMPTS:
+                text = f"the builder ended {row.attempts} times in the middle of this build"
+                why = "it may need more memory or disk than the builder has; its log says more"
+                _end(row, BuildState.FAILED, LOST, text, why)
+                return None
+            row.attempts += 1
+            row.sent, row.sends = utc_now(), 0
+            _move(row, BuildState.BUILDING, "starting", 0.0)
+            return _work(row)
+
+    def progress(self, work: Work, state: BuildState, step: str, fraction: float) -> None:
+        """Note how far a build is.  Raises Superseded."""
+        with self.database.write() as session:
+            _move(_mine(session, work), state, step[:200], fraction)
+
+    def finish(self, work: Work, digest: str) -> None:
+        """The image is published. Repeating that is no error.  Raises Superseded."""
+        with self.database.write() as session:
+            row = _locked(session, work.id)
+            if row.state == BuildState.DONE.value and row.digest == digest:
+                return
+            row = _mine(session, work)
+            row.digest, row.progress = digest, 1000
+            _end(row, BuildState.DONE, "", "")
+
+    def fail(self, work: Work, error: VMJobsError) -> None:
+        """The build ends without an image.  Raises Superseded."""
+        with self.database.write() as session:
+            _end(_mine(session, work), BuildState.FAILED, error.code, error.message, error.hint)
+
+    def postpone(self, work: Work, why: str) -> None:
+        """Something that a build needs does not answer: it waits, and that was no attempt.
+
+        Raises Superseded.
+        """
+        with self.database.write() as session:
+            row = _mine(session, work)
+            row.attempts -= 1
+            _move(row, BuildState.QUEUED, f"waiting: {why}"[:200], 0.0)
+
+    # -- what the sweep does
+
+    def unattended(self, present: datetime | None = None) -> Sequence[str]:
+        """Builds that a message has to be sent for (again): nobody works on them. Noted as sent."""
+        present = present or utc_now()
+        query = select(BuildRow.id, BuildRow.sent, BuildRow.sends).where(BuildRow.state.in_(ACTIVE))
+        with self.database.read() as session:
+            waiting = session.execute(query.order_by(BuildRow.id)).all()
+        late = [row.id for row in waiting if present - row.sent > patience(row.sends)]
+        return [build for build in late if self._unattended(build, present)]
+
+    def _unattended(self, build: str, present: datetime) -> bool:
+        with self.database.exclusive(lock_name(build)) as alone:
+            if not alone:
+                return False
+            with self.database.write() as session:
+                row = _locked(session, build)
+                if BuildState(row.state).final:
+                    return False
+                row.sent, row.sends = present, row.sends + 1
+                return True
+
+
+def lock_name(build: str) -> str:
+    """What a builder holds exclusively while it works on a build."""
+    return f"build {build}"
+
+
+def patience(sends: int) -> timedelta:
+    """How long after the last of ``sends`` messages another one is sent."""
+    return RESEND * (1 << min(max(sends - 1, 0), RESEND_DOUBLINGS))
+
+
+def checked_recipe(value: dict[str, Any]) -> Recipe:
+    """A recipe from outside.
+
+    Raises:
+        InvalidRequest: with every fault, or for packages that only a site's own repository has.
+    """
+    try:
+        recipe = Recipe.model_validate(value)
+    except (ValidationError, RecursionError) as error:
+        faults = faults_of(error, "recipe.") if isinstance(error, ValidationError) else []
+        listing = "; ".join(f"{fault.field}: {fault.message}" for fault in faults[:10])
+        raise InvalidRequest(f"this is not a recipe: {listing}", faults=faults) from error
+    if recipe.needs_repository:
+        text = f"the recipe {recipe.name} needs packages that only a site's own repository has"
+        raise InvalidRequest(
+            f"{text}, and the service builds from Debian's alone",
+            hint="build it yourself, with --repository and --repository-key, and push it",
+            faults=[Fault("recipe.needs_repository", "needs_repository", text)],
+        )
+    return recipe
+
+
+def _names(request: BuildRequest, recipe: Recipe) -> tuple[str, tuple[str, ...]]:
+    tags = (request.tag,) if request.tag else tuple(dict.fromkeys((recipe.version, "latest")))
+    return request.name or recipe.name, tags
+
+
+def _new_row(viewer: Viewer, key: str, body: dict[str, Any], name: str) -> BuildRow:
+    present = utc_now()
+    return BuildRow(
+        id=new_ids(1)[0],
+        owner=viewer.user,
+        key=key or None,
+        admin=viewer.admin,
+        request=body,
+        name=name,
+        state=BuildState.QUEUED.value,
+        step="waiting for a builder",
+        progress=0,
+        code="",
+        message="",
+        hint="",
+        digest="",
+        attempts=0,
+        sent=present,
+        sends=1,
+        created=present,
+        updated=present,
+    )
+
+
+def _check_active(session: Session, owner: str) -> None:
+    query = select(func.count()).where(BuildRow.owner == owner, BuildRow.state.in_(ACTIVE))
+    if (session.scalar(query) or 0) >= MAX_ACTIVE:
+        raise Conflict(
+            f"{MAX_ACTIVE} builds of {owner} wait or run already",
+            hint="wait for them, or cancel some that are QUEUED",
+        )
+
+
+def _locked(session: Session, build: str) -> BuildRow:
+    """A build's row, ours until the transaction ends.  Raises NotFound."""
+    query = select(BuildRow).where(BuildRow.id == build).with_for_update()
+    row = session.scalars(query).one_or_none() if is_id(build) else None
+    if row is None:
+        raise _missing(build)
+    return row
+
+
+def _mine(session: Session, work: Work) -> BuildRow:
+    row = _locked(session, work.id)
+    if row.attempts != work.attempt or BuildState(row.state).final:
+        raise Superseded(f"the build {work.id} is {row.state}, in its attempt {row.attempts}")
+    return row
+
+
+def _move(row: BuildRow, state: BuildState, step: str, fraction: float) -> None:
+    row.state, row.step, row.updated = state.value, step, utc_now()
+    row.progress = round(1000 * min(1.0, max(0.0, fraction)))
+
+
+def _end(row: BuildRow, state: BuildState, code: str, message: str, hint: str = "") -> None:
+    _move(row, state, "", row.progress / 1000)
+    row.code, row.message, row.hint = code[:32], _storable(message), _storable(hint)
+
+
+def _storable(text: str) -> str:
+    """Text that every database takes, of bounded length; both ends of a long one are kept."""
+    text = text.replace("\0", "").encode("utf-8", "replace").decode()
+    if len(text) <= MAX_MESSAGE:
+        return text
+    half = MAX_MESSAGE // 2
+    return f"{text[:half]}\n[...]\n{text[-half:]}"
+
+
+def _work(row: BuildRow) -> Work:
+    request = BuildRequest.model_validate(row.request)
+    recipe = Recipe.model_validate(request.recipe)
+    name, tags = _names(request, recipe)
+    return Work(
+        id=row.id,
+        attempt=row.attempts,
+        owner=Viewer(row.owner, admin=row.admin),
+        recipe=recipe,
+        namespace=request.namespace,
+        name=name,
+        tags=tags,
+        visibility=request.visibility,
+        force=request.force,
+    )
+
+
+def _view(row: BuildRow) -> Build:
+    return Build(
+        id=row.id,
+        owner=row.owner,
+        name=row.name,
+        state=BuildState(row.state),
+        step=row.step,
+        progress=row.progress / 1000,
+        code=row.code,
+        message=row.message,
+        hint=row.hint,
+        digest=row.digest,
+        created=row.created,
+        updated=row.updated,
+    )
+
+
+def _missing(build: str) -> NotFound:
+    return NotFound(f"there is no build {build[:64]}")

@@ -1,0 +1,137 @@
+"""Builds by the service: ``vmjobs image build --remote`` and ``vmjobs image builds``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from images import recipe as recipes
+from vmjobs.cli.image_support import parse_name, repository
+from vmjobs.cli.support import ago, json_option, print_json, print_table
+from vmjobs.client.faults import error_of
+from vmjobs.client.images import Images
+from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What was said about builds by the service on the command line. name: perhaps with a tag."""
+
+    name: str
+    tag: str
+    namespace: str
+    public: bool
+    force: bool
+
+
+def progress_bars() -> Progress:
+    """A bar for each build, on standard error."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def build_remotely(names: Sequence[str], wishes: Wishes, *, detach: bool, as_json: bool) -> None:
+    """Have the service build, and follow it unless ``detach``.
+
+    Raises:
+        BuildError: an image cannot be built, or fails its boot test; and all that can go wrong
+            where an image is published.
+    """
+    requests = [_request(name, wishes) for name in names]
+    if wishes.name and len(names) > 1:
+        raise click.UsageError("--name is for one recipe")
+    with repository() as images:
+        builds = [images.build(request) for request in requests]
+        if not detach:
+            builds = _follow(images, builds)
+    if as_json:
+        print_json(builds)
+    for build in builds if not as_json else ():
+        if detach:
+            click.echo(build.id)
+        elif build.state is BuildState.DONE:
+            click.echo(f"{build.name} {build.digest}")
+    _raise_first_failure(builds)
+
+
+def _request(recipe: str, wishes: Wishes) -> BuildRequest:
+    namespace, name, tag = wishes.namespace, "", wishes.tag
+    if wishes.name:
+        if wishes.tag and ":" in wishes.name:
+            raise click.UsageError("--tag, or a tag in --name, but not both")
+        said = parse_name(wishes.name, wishes.namespace)
+        namespace, name = said.namespace, said.name
+        tag = said.tag if ":" in wishes.name else wishes.tag
+    return BuildRequest(
+        recipe=recipes.load(recipe).model_dump(mode="json"),
+        namespace=namespace,
+        name=name,
+        tag=tag,
+        visibility=Visibility.PUBLIC if wishes.public else Visibility.PRIVATE,
+        force=wishes.force,
+    )
+
+
+def _follow(images: Images, builds: Sequence[Build]) -> list[Build]:
+    """Wait until all have ended. They are not stopped where whoever waits for them is."""
+    with progress_bars() as bars:
+        tasks = {b.id: bars.add_task(f"{b.name}: {b.step}", total=1.0) for b in builds}
+
+        def show(build: Build) -> None:
+            text = f"{build.name}: {build.step or build.state.lower()}"
+            bars.update(tasks[build.id], description=text, completed=build.progress)
+
+        try:
+            # A builder takes them one after another, in this order.
+            return [images.follow_build(build.id, show) for build in builds]
+        except KeyboardInterrupt:
+            left = " ".join(build.id for build in builds)
+            click.echo(f"the service goes on; see `vmjobs image builds {left}`", err=True)
+            raise
+
+
+def _raise_first_failure(builds: Sequence[Build]) -> None:
+    failed = [build for build in builds if build.state is BuildState.FAILED]
+    for build in failed[1:]:
+        click.echo(f"vmjobs: {build.name}: {build.message} [{build.code}]", err=True)
+    if failed:
+        raise error_of(failed[0].code, failed[0].message, failed[0].hint)
+
+
+@click.command("builds")
+@click.argument("ids", metavar="[BUILD...]", nargs=-1)
+@click.option("--cancel", is_flag=True, help="Have BUILDs that no builder has begun never begin.")
+@click.option("--wait", is_flag=True, help="Wait until BUILDs have ended.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@json_option
+def builds(ids: tuple[str, ...], cancel: bool, wait: bool, limit: int, as_json: bool) -> None:
+    """Show builds of images by the service: BUILDs, or your newest."""
+    if (cancel or wait) and not ids:
+        raise click.UsageError("name the builds; without an option, all are shown")
+    if cancel and wait:
+        raise click.UsageError("--cancel or --wait, but not both")
+    with repository() as images:
+        if cancel:
+            found = [images.cancel_build(build) for build in ids]
+        elif ids:
+            found = [images.build_state(build) for build in ids]
+            found = _follow(images, found) if wait else found
+        else:
+            found = list(images.builds(limit))
+    if as_json:
+        print_json(found)
+    else:
+        rows = [(b.id, b.name, b.state, _what(b), b.digest, ago(b.created)) for b in found]
+        print_table(("BUILD", "IMAGE", "STATE", "", "DIGEST", "CREATED"), rows)
+    if wait:
+        _raise_first_failure(found)
+
+
+def _what(build: Build) -> str:
+    if build.state is BuildState.FAILED:
+        return f"{build.code}: {build.message.partition(chr(10))[0]}"
+    return build.step
