@@ -10,6 +10,7 @@ import io
 import os
 import shutil
 import signal
+import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -341,10 +342,23 @@ def test_cloud_init_data_is_the_last_disk(node: Node) -> None:
     assert b"/dev/ubde" not in node.run("ls /dev/ubd*", exit="poweroff").console
 
 
+def test_the_root_file_system_may_be_in_a_partition(node: Node) -> None:
+    system = node.image.root.read_bytes()
+    entries = (b"", struct.pack("<B3sB3sII", 0, b"", 0x83, b"", 2048, len(system) // 512))
+    table = b"".join(entry.ljust(16, b"\0") for entry in entries).ljust(64, b"\0")
+    disk = node.folder / "partitioned"
+    disk.write_bytes((b"\0" * 446 + table + b"\x55\xaa").ljust(MIB, b"\0") + system)
+    node.image = replace(node.image, root=disk, partition=2)
+    ended = node.run("cat /proc/cmdline", exit="poweroff")
+    assert ended.verdict.state is S.COMPLETED, ended.verdict.reason.message
+    assert b"root=/dev/ubda2" in ended.console
+
+
 def test_a_disk_that_boots_goes_to_a_hypervisor_that_can(node: Node) -> None:
     node.image = bios_disk(node.folder / "disk", "the disk speaks", "poweroff")
     refused = node.run(exit="poweroff")
     assert refused.verdict.reason.code is C.NO_HYPERVISOR
+    assert [report.hypervisor for report in refused.reports] == [None, None]
     node.drivers[HypervisorKind.QEMU] = Libvirt(HypervisorKind.QEMU, Connection())
     ended = node.run(exit="poweroff")
     assert ended.verdict.state is S.COMPLETED, ended.verdict.reason.message

@@ -122,6 +122,13 @@ def test_probe_without_a_kernel() -> None:
     assert result.detail == "a boot sector ran and powered off"
 
 
+def test_connections_of_one_process_see_the_same_machines() -> None:
+    first, second = (Libvirt(HypervisorKind.QEMU, Connection(), kernels=list) for _ in range(2))
+    assert first.probe(60).works
+    assert second.probe(60).works
+    assert first.state(NAME) is second.state(NAME) is MachineState.GONE
+
+
 def test_probe_of_kvm_without_a_kernel() -> None:
     driver = Libvirt(HypervisorKind.KVM, Connection(), kernels=list)
     result = driver.probe(5)

@@ -141,6 +141,8 @@ class Run:
     sentinel: str = field(default_factory=lambda: secrets.token_hex(16))
     #: Machine, endpoint: whatever must be gone before anything is delivered.
     resources: ExitStack = field(default_factory=ExitStack)
+    #: The driver can boot the image: it is not just the node's first choice.
+    settled: bool = False
     watch: Watch | None = None
     script_ended: ScriptEnded | None = None
     #: What was seen: the status reported, the console line that ends the job, the machine's end.
@@ -257,7 +259,7 @@ class Run:
             state=verdict.state,
             reason=verdict.reason,
             time=now(),
-            hypervisor=self.driver.kind,
+            hypervisor=self.driver.kind if self.settled else None,
             exit=verdict.exit,
             seconds=dict(self.seconds),
             rejected=tuple(self.tray.rejected),

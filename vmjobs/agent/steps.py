@@ -95,10 +95,10 @@ def _live(run: Run, source: LiveSource) -> LiveImage:
 
 def choose_hypervisor(run: Run) -> None:
     """Take another hypervisor where the first choice cannot boot the image. It is journaled."""
-    if run.driver.kind in run.image.kinds:
-        return
-    run.driver = run.parts.choose(run.ticket.spec.hypervisor, run.image.kinds)
-    run.parts.journal.reassign(run.attempt, run.driver)
+    if run.driver.kind not in run.image.kinds:
+        run.driver = run.parts.choose(run.ticket.spec.hypervisor, run.image.kinds)
+        run.parts.journal.reassign(run.attempt, run.driver)
+    run.settled = True
     if run.driver.kind is HypervisorKind.UML and run.image.live is not None:
         run.live.ready()
         _lease(run, partial(_whole, run))
