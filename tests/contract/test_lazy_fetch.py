@@ -237,21 +237,13 @@ def test_questions_that_make_no_sense(place: Place, tmp_path: Path) -> None:
         assert got.read(0, 10) == DISK[:10]
 
 
-def test_the_server_ends_with_whoever_started_it(place: Place, tmp_path: Path) -> None:
-    """The thread that started it stands for the agent, killed: the kernel treats both alike."""
+def test_the_server_ends_with_whoever_fills_the_disk(place: Place, tmp_path: Path) -> None:
     digest = place.push(DISK)
-    with machine(place.cache(), digest, tmp_path / "s") as got:
-        live = got.image.image.live
-        assert live is not None
-        started = []
-        thread = threading.Thread(
-            target=lambda: started.append(blockserver.start("vmjobs-two", live, tmp_path))
-        )
-        thread.start()
-        thread.join()
-        ((process, _),) = started
-        assert process.wait(20) in {0, -signal.SIGTERM}
-        assert blockserver.find("vmjobs-two") == []
+    with place.cache().live(digest, tmp_path / "s", lambda _error: None) as image:
+        assert image.image.live is not None
+        process, _ = blockserver.start("vmjobs-two", image.image.live, tmp_path)
+    assert process.wait(20) == -signal.SIGKILL
+    assert blockserver.find("vmjobs-two") == []
 
 
 def test_a_server_that_does_not_come_up_says_why(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Starting and finding the processes that serve root disks which are still on their way, by NBD.
 
 One nbdkit for each machine, with :mod:`vmjobs.hypervisor.nbd_plugin`; it ends with the machine,
-and with the agent if that is killed.
+and with whoever fills the disk.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ def missing() -> str:
 def start(name: str, disk: LiveDisk, workdir: Path) -> tuple[subprocess.Popen[bytes], Path]:
     """Serve a machine's root disk; the process, and its NBD socket.
 
-    Call it from the thread that ends the machine: the process dies with the thread.
-
     Raises:
         HypervisorError: it does not come up, with its own words. It is gone then.
     """
     listen = workdir.absolute() / "nbd.sock"
     inner, outer = os.pipe()  # nbdkit closes its standard output
     argv = [
-        *(PROGRAM, "--foreground", "--exit-with-parent", "--readonly", "--newstyle"),
+        *(PROGRAM, "--foreground", "--readonly", "--newstyle"),
         *("--threads", str(THREADS), "--unix", str(listen)),
         *("python", PLUGIN, f"ask={disk.socket}", f"ready={outer}", f"machine={name}"),
     ]

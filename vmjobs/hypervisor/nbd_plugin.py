@@ -7,16 +7,20 @@ fetches anything: before it reads the disk's file it asks whoever fills it, over
     a question        offset (u64), length (u32): are these bytes there? Asked before they are read
     the answer        1 byte: 0 they cannot be had, 1 they are there, 2 all of the disk is there
 
-Several questions at once take several connections. Module state is what nbdkit's interface asks for.
+Several questions at once take several connections. On the first there are none: when it ends,
+nobody fills the disk any more, and the process ends at once, whoever reads. Module state is what
+nbdkit's interface asks for.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import struct
 import threading
+from contextlib import suppress
 
 try:
     import nbdkit  # type: ignore[import-not-found]
@@ -39,9 +43,13 @@ class Disk:
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
         self._complete = False
-        first, self.size, self._file = self._connect()
-        self._idle.append(first)
+        self._first, self.size, self._file = self._connect()
         self._there = bytearray(-(-self.size // PIECE))
+
+    def wait_for_end(self) -> None:
+        """Return when whoever fills the disk is gone."""
+        while self._first.recv(1):
+            pass
 
     def read(self, buffer: bytearray, offset: int) -> None:
         """Fill the buffer with the disk's bytes from ``offset`` on. Raises OSError."""
@@ -112,9 +120,17 @@ def thread_model() -> int:
 def after_fork() -> None:
     """The server listens; say so once the disk is there as well."""
     _disks.append(Disk(_config["ask"]))
+    threading.Thread(target=_end, args=(_disks[0],), daemon=True).start()
     ready = int(_config["ready"])
     os.write(ready, b"ready\n")
     os.close(ready)
+
+
+def _end(disk: Disk) -> None:
+    with suppress(OSError):
+        disk.wait_for_end()
+    # nbdkit would wait for its clients.
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def open(readonly: bool) -> Disk:

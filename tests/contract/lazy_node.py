@@ -1,0 +1,134 @@
+"""A node that runs jobs of images that are still on their way, on real machines.
+
+The guest is a kernel with an initial file system, so that all that is read of the root disk is what
+the job says: an input file with commands for its shell. As a program it is an agent for one job, to be
+killed: arguments are the node's directory, the API's URL, a node's token, the image and the commands.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from images.cache import ImageCache
+from images.lazy.cache import LiveCache
+from vmjobs.agent.inbox import Inbox
+from vmjobs.agent.journal import Journal
+from vmjobs.agent.run import Parts, Run, RunSettings
+from vmjobs.agent.verdict import Verdict
+from vmjobs.client import ImageClient, Retries
+from vmjobs.hypervisor.base import Hypervisor
+from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.local import LocalJob, describe_inputs
+from vmjobs.model import MIB, HypervisorKind, JobSpec, JobState, Report
+
+#: The init of the guest's initial file system.
+INIT = r"""#!/bin/busybox sh
+/bin/busybox --install -s /bin 2>/dev/null
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev 2>/dev/null
+for again in 1 2 3; do
+    for module in /modules/*.ko; do insmod "$module" 2>/dev/null; done
+done
+mount -t tmpfs tmp /tmp
+mkdir -p /tmp/job /tmp/outputs
+cd /tmp
+tar xf /dev/vdb -C job
+. job/inputs/do
+tar cf /dev/vdd outputs
+sync
+poweroff -f
+"""
+
+
+class Lease:
+    """Hears how the job goes on."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def progress(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def reached(self, state: JobState) -> bool:
+        return any(report.state is state for report in self.reports)
+
+
+def qemu() -> Libvirt:
+    """The driver."""
+    return Libvirt(HypervisorKind.QEMU, Connection())
+
+
+@dataclass
+class Node:
+    """Runs jobs of one image."""
+
+    folder: Path
+    cache: ImageCache
+    driver: Hypervisor
+    image: str
+    settings: RunSettings = field(
+        default_factory=lambda: RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
+    )
+
+    def start(self, do: str, **fields: object) -> tuple[Run, Lease, Path]:
+        """A run to be executed, who hears of it, and where its outputs come."""
+        place = self.folder / uuid.uuid4().hex[:6]
+        (place / "inputs").mkdir(parents=True)
+        told = place / "inputs" / "do"
+        told.write_text(do)
+        inputs = describe_inputs({"do": told})
+        values = {"strategy": "image", "network": "none", "disk": 16, "memory": 96, "exit": "poweroff"}
+        spec = JobSpec.model_validate(
+            {"image": self.image, "inputs": inputs, "boot_seconds": 60, **values, **fields}
+        )
+        job = LocalJob(
+            job_id=f"job-{place.name}",
+            spec=spec,
+            image_digest=self.image,
+            files={"do": told},
+            output_directory=place / "outputs",
+            on_report=lambda _report: None,
+            sinks={},
+        )
+        live = self.cache if isinstance(self.cache, LiveCache) else None
+        journal = Journal(self.folder / "runs")
+        parts = Parts(self.cache, self._choose, journal, self.settings, live=live)
+        lease = Lease()
+        run = Run(job, lease, parts, job.job_id, uuid.uuid4().hex, Inbox())
+        return run, lease, job.output_directory
+
+    def run(self, do: str, **fields: object) -> tuple[Verdict, Path]:
+        """Run a job to its end; and where its outputs are."""
+        run, _, outputs = self.start(do, **fields)
+        return run.execute(), outputs
+
+    def _choose(
+        self, _demanded: HypervisorKind | None, _able: Sequence[HypervisorKind] = (), /
+    ) -> Hypervisor:
+        return self.driver
+
+
+def agent(folder: str, url: str, token: str, image: str, do: str) -> None:
+    """Run one job, and say when its machine runs."""
+    fetcher = ImageClient(url, token, retries=Retries(deadline=2.0))
+    node = Node(Path(folder), LiveCache(Path(folder) / "images", fetcher), qemu(), image)
+    run, lease, _ = node.start(do)
+    told: Callable[[Report], None] = lease.progress
+
+    def progress(report: Report) -> None:
+        told(report)
+        sys.stdout.write(f"{report.state}\n")
+        sys.stdout.flush()
+
+    lease.progress = progress  # type: ignore[method-assign]
+    run.execute()
+
+
+if __name__ == "__main__":
+    agent(*sys.argv[1:])

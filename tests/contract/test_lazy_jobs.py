@@ -1,0 +1,236 @@
+"""Jobs that start before their image is complete: the agent's own steps, nbdkit, QEMU and the API."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import lazy_node
+import pytest
+from hypervisor_guest import direct_boot_guest, kernel_tree
+from lazy_kit import Place, noise, place_at, wait_for
+from lazy_node import INIT, Node, qemu
+from repository_kit import ADMIN, send
+
+from images.cache import ImageCache
+from images.content import BLOCK, SEGMENT
+from images.manifest import ImageManifest, Part
+from vmjobs.agent.journal import Journal, sweep
+from vmjobs.agent.run import RunSettings
+from vmjobs.agent.verdict import Verdict
+from vmjobs.hypervisor import blockserver, procs
+from vmjobs.hypervisor.base import BootImage
+from vmjobs.hypervisor.libvirt import Libvirt
+from vmjobs.model import MIB, HypervisorKind, JobState, ReasonCode
+from vmjobs.wire import Publication
+
+DISK = noise(3 * SEGMENT) + bytes(SEGMENT) + noise(SEGMENT, 2)
+READ = "dd if=/dev/vda bs=64k skip={} count={} 2>/dev/null"
+#: Reads a little from everywhere, and says what it read.
+LOOK = (
+    f"for at in 0 1 130 260 300 400 520 639; do {READ.format('$at', 1)}; done"
+    " | md5sum | cut -c1-32 > outputs/sum"
+)
+LOOKED = b"".join(DISK[at * BLOCK :][:BLOCK] for at in (0, 1, 130, 260, 300, 400, 520, 639))
+SUM = hashlib.md5(LOOKED).hexdigest()  # noqa: S324
+
+
+@pytest.fixture(scope="session")
+def guest(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
+    return direct_boot_guest(tmp_path_factory.mktemp("lazy-guest"), kernel_tree(), INIT)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    # Sockets have short paths, and pytest's directories long ones.
+    with tempfile.TemporaryDirectory(prefix="lazy-") as directory, place_at(Path(directory)) as place:
+        yield place
+
+
+@pytest.fixture
+def driver() -> Libvirt:
+    return qemu()
+
+
+@pytest.fixture
+def image(place: Place, guest: BootImage) -> str:
+    """The guest's image in the repository, with a root disk that is worth fetching; its digest."""
+    images = place.site.repository.images
+    assert guest.kernel is not None
+    assert guest.initrd is not None
+    files = {"root": DISK, "kernel": guest.kernel.read_bytes(), "initrd": guest.initrd.read_bytes()}
+    upload = images.open_upload(ADMIN, sum(map(len, files.values()))).id
+    sent = {name: send(images, ADMIN, upload, data) for name, data in files.items()}
+    parts = {name: Part(digest=layout.digest, size=layout.size) for name, layout in sent.items()}
+    manifest = ImageManifest.model_validate({**parts, "cmdline": ("rdinit=/init",)})
+    body = {"manifest": manifest.model_dump(mode="json", by_alias=True), "upload": upload}
+    return images.publish(ADMIN, Publication.model_validate(body)).digest
+
+
+@pytest.fixture
+def node(place: Place, driver: Libvirt, image: str) -> Iterator[Node]:
+    cache = place.cache()
+    yield Node(place.folder, cache, driver, image)
+    cache.close()
+    assert machines(place.folder, driver) == servers(place.folder) == []
+    assert list((place.folder / "runs").iterdir()) == []
+
+
+def machines(folder: Path, driver: Libvirt) -> list[str]:
+    """Machines of a node."""
+    prefix = Journal(folder / "runs").prefix
+    return [name for name in driver.list() if name.startswith(prefix)]
+
+
+def servers(folder: Path) -> list[int]:
+    """Block servers of the machines of a node."""
+    ours = [p for p in procs.scan() if blockserver.machine_of(p)]
+    return [p.pid for p in ours if any(str(folder) in word for word in p.argv)]
+
+
+def assert_looked(ended: Verdict, outputs: Path) -> None:
+    assert ended.reason.code is ReasonCode.SUCCEEDED, ended.reason.message
+    assert (outputs / "sum").read_text().strip() == SUM
+
+
+def test_the_same_job_with_and_without(place: Place, driver: Libvirt, node: Node) -> None:
+    whole = Node(place.folder, ImageCache(place.folder / "other", place.fetcher()), driver, node.image)
+    assert_looked(*whole.run(LOOK, outputs=("sum",)))
+    place.gate.ranges.clear()
+    place.gate.bytes = 0
+    assert_looked(*node.run(LOOK, outputs=("sum",)))
+    wait_for(lambda: node.cache.cached() == [node.image])
+    assert set(place.gate.ranges.values()) == {1}
+    assert place.plain().prepare(node.image).root.read_bytes() == DISK
+    place.gate.away = True
+    assert_looked(*node.run(LOOK, outputs=("sum",)))
+
+
+def test_two_jobs_at_once_share_what_comes(place: Place, node: Node) -> None:
+    ends: list[tuple[Verdict, Path]] = []
+    jobs = [
+        threading.Thread(target=lambda: ends.append(node.run(LOOK, outputs=("sum",)))) for _ in "ab"
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join(180)
+    assert len(ends) == 2
+    for end in ends:
+        assert_looked(*end)
+    assert set(place.gate.ranges.values()) == {1}
+
+
+def test_a_job_of_a_damaged_image_is_rejected(place: Place, node: Node) -> None:
+    run, lease, _ = node.start(
+        f"{READ.format(0, 1)} | md5sum; sleep 3; {READ.format(300, 2)} | md5sum", ready="console:-$"
+    )
+
+    def spoil() -> None:
+        wait_for(lambda: lease.reached(JobState.BOOTING))
+        wait_for(lambda: bool(place.gate.bytes))
+        place.gate.spoil = lambda data: bytes([data[0] ^ 1]) + data[1:]
+
+    threading.Thread(target=spoil).start()
+    ended = run.execute()
+    assert ended.reason.code is ReasonCode.IMAGE_REJECTED, ended.reason
+    assert "damaged" in ended.reason.message
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_the_repository_goes_away_while_a_guest_boots(
+    place: Place, driver: Libvirt, image: str, back: bool
+) -> None:
+    cache = place.cache(patience=60.0 if back else 3.0)
+    node = Node(place.folder, cache, driver, image)
+    run, lease, outputs = node.start(LOOK, outputs=("sum",), boot_seconds=30)
+
+    def cut() -> None:
+        wait_for(lambda: lease.reached(JobState.BOOTING))
+        place.gate.away = True
+        wait_for(lambda: run.live.waited() > 2)
+        if back:
+            place.gate.away = False
+
+    meanwhile = threading.Thread(target=cut)
+    meanwhile.start()
+    ended = run.execute()
+    meanwhile.join(60)
+    if back:
+        assert_looked(ended, outputs)
+    else:
+        assert ended.reason.code is ReasonCode.IMAGE_UNAVAILABLE, ended.reason
+    assert machines(place.folder, driver) == servers(place.folder) == []
+    cache.close()
+
+
+def test_waiting_for_the_image_is_not_the_guests_time(
+    place: Place, driver: Libvirt, image: str
+) -> None:
+    """It has five seconds more or less to be ready, and waits for eight."""
+    cache = place.cache()
+    node = Node(place.folder, cache, driver, image)
+    do = f"{READ.format(300, 2)} | md5sum; echo up; {LOOK}"
+    plain, _, _ = Node(place.folder, place.cache(), driver, image).start("echo up", ready="console:^up")
+    plain.execute()
+    boot = int(plain.seconds["booting"]) + 8
+    run, lease, outputs = node.start(do, ready="console:^up", boot_seconds=boot, outputs=("sum",))
+
+    def cut() -> None:
+        wait_for(lambda: lease.reached(JobState.BOOTING))
+        place.gate.away = True
+        wait_for(lambda: run.live.waited() > boot + 2, 120)
+        place.gate.away = False
+
+    meanwhile = threading.Thread(target=cut)
+    meanwhile.start()
+    assert_looked(run.execute(), outputs)
+    meanwhile.join(60)
+    cache.close()
+
+
+def test_the_block_server_is_killed(node: Node) -> None:
+    run, lease, _ = node.start("sleep 1000", run_seconds=60)
+
+    def kill() -> None:
+        wait_for(lambda: lease.reached(JobState.RUNNING))
+        (server,) = blockserver.find(run.machine)
+        os.kill(server.pid, signal.SIGKILL)
+
+    meanwhile = threading.Thread(target=kill)
+    meanwhile.start()
+    ended = run.execute()
+    meanwhile.join(60)
+    assert ended.reason.code is ReasonCode.NODE_FAILED
+    assert "serves the image's blocks" in ended.reason.message
+
+
+def test_the_agent_is_killed(place: Place, driver: Libvirt, image: str) -> None:
+    script = lazy_node.__file__
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, script, str(place.folder), place.url, place.token, image, "sleep 1000"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.strip() == JobState.RUNNING:
+                break
+        assert len(servers(place.folder)) == 1
+        child.kill()
+    wait_for(lambda: servers(place.folder) == [])  # before anybody looks after it
+    journal = Journal(place.folder / "runs")
+    drivers = {HypervisorKind.QEMU: driver}
+    (left,) = journal.recover(drivers)
+    assert left.record.job.startswith("job-")
+    assert sweep(journal, drivers) == []
+    assert machines(place.folder, driver) == []
+    assert list(journal.root.iterdir()) == []
+    # And what had come is not lost.
+    node = Node(place.folder, place.plain(), driver, image, RunSettings("here", MIB, MIB))
+    assert_looked(*node.run(LOOK, outputs=("sum",)))
