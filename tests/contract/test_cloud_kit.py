@@ -1,0 +1,155 @@
+"""The kit of cloud images against the agent's own endpoint and disks; only the machine is missing."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from images.guest import cloud_kit
+from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
+from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk, write_job_tar
+from vmjobs.agent.outputs import OutputTray, read_output_disk
+from vmjobs.local import describe_inputs
+from vmjobs.model import MIB, ExitChannel, ExitStatus, JobSpec, JobTicket
+
+TOKEN = "secret-of-this-guest"
+SCRIPT = """#!/bin/sh
+cat data/in.txt
+echo "$1 $WHO" >&2
+seq 1 200000
+mkdir sub; echo 1 > 'sub/a b%.csv'; echo 2 > other.txt
+[ "$1" != wait ] || sleep 1000
+exit 7
+"""
+
+
+@dataclass
+class Guest:
+    """The kit's surroundings: a directory instead of a machine."""
+
+    place: Path
+    link: GuestLink
+    said: list[str]
+
+    def briefing(self, argument: str, *, online: bool) -> Briefing:
+        files = {"data/in.txt": self.place / "in.txt"}
+        spec = JobSpec.model_validate(
+            {
+                "strategy": "image",
+                "image": "cloud",
+                "script": SCRIPT,
+                "arguments": (argument,),
+                "environment": {"WHO": "ada"},
+                "inputs": describe_inputs(files),
+                "outputs": ("sub/*.csv", "none"),
+            }
+        )
+        ticket = JobTicket(
+            job_id="j", attempt="a" * 32, index=0, count=1, image_digest="sha256:" + "0" * 64, spec=spec
+        )
+        endpoint = "http://127.0.0.1" if online else ""
+        return Briefing(ticket, endpoint, TOKEN if online else "", "abc", 0)
+
+    def seen(self) -> Observation | None:
+        return self.link.inbox.next(time.monotonic() + 10)
+
+
+@pytest.fixture
+def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guest]:
+    home, tray = tmp_path / "home", tmp_path / "tray"
+    tray.mkdir()
+    (tmp_path / "inputs" / "data").mkdir(parents=True)
+    for path in (tmp_path / "in.txt", tmp_path / "inputs" / "data" / "in.txt"):
+        path.write_text("input\n")
+    link = GuestLink(
+        token=TOKEN,
+        inbox=Inbox(),
+        tray=OutputTray(tray, ["sub/*.csv"], MIB),
+        job_tar=tmp_path / "job.tar",
+        logs={"out": tmp_path / "out", "err": tmp_path / "err"},
+        max_log=16 * MIB,
+        on_log=lambda: None,
+    )
+    said: list[str] = []
+    disks = tuple(tmp_path / f"{name}.disk" for name in ("job", "scratch", "output"))
+    for name, value in {"HOME": home, "WORK": home / "work", "SCRIPT": home / "script"}.items():
+        monkeypatch.setattr(cloud_kit, name, value)
+    monkeypatch.setattr(cloud_kit, "say", said.append)
+    monkeypatch.setattr(cloud_kit, "succeeds", lambda *_: False)  # makes no file system here
+    monkeypatch.setattr(cloud_kit, "find_disks", lambda: disks)
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(tmp_path)
+
+    def connect(self: cloud_kit.http.client.HTTPConnection) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(str(tmp_path / "endpoint.sock"))
+
+    monkeypatch.setattr(cloud_kit.http.client.HTTPConnection, "connect", connect)
+    with serving(link, tmp_path / "endpoint.sock"):
+        yield Guest(tmp_path, link, said)
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("by_disk", [True, False])
+def test_with_a_network(guest: Guest, by_disk: bool) -> None:
+    """The script comes with the job disk (strategy image), or from the endpoint (strategy script)."""
+    briefing = guest.briefing("go", online=True)
+    inputs = guest.place / "inputs"
+    write_job_disk(guest.place / "job.disk", briefing, inputs if by_disk else None)
+    with guest.link.job_tar.open("wb") as sink:
+        write_job_tar(sink, briefing.ticket, inputs)
+    assert cloud_kit.is_job_disk(guest.place / "job.disk")
+    cloud_kit.main()
+    ended = ExitStatus(code=7, channel=ExitChannel.ENDPOINT)
+    assert [guest.seen() for _ in range(3)] == [Ready(), ScriptEnded(ended), ExitReported(ended)]
+    out = (guest.place / "out").read_text().splitlines()
+    assert out == ["input", *map(str, range(1, 200001))]
+    assert (guest.place / "err").read_text() == "go ada\n"
+    assert [(k.path, k.file.read_text()) for k in guest.link.tray.kept.values()] == [
+        ("sub/a b%.csv", "1\n")
+    ]
+    assert guest.said == [
+        f"vmjobs:abc:{word}" for word in ("ready", "collecting code=7", "exit code=7")
+    ]
+    assert guest.link.beating
+
+
+def test_signals_reach_the_script(guest: Guest) -> None:
+    write_job_disk(
+        guest.place / "job.disk", guest.briefing("wait", online=True), guest.place / "inputs"
+    )
+    guest.link.send_signal(15)
+    cloud_kit.main()
+    assert guest.seen() == Ready()
+    assert guest.seen() == ScriptEnded(ExitStatus(signal=15, channel=ExitChannel.ENDPOINT))
+
+
+def test_without_a_network(guest: Guest) -> None:
+    write_job_disk(guest.place / "job.disk", guest.briefing("go", online=False), guest.place / "inputs")
+    blank_disk(guest.place / "output.disk", 4 * MIB)
+    cloud_kit.main()
+    streams = {name: guest.place / f"from-{name}" for name in ("stdout", "stderr")}
+    found = read_output_disk(guest.place / "output.disk", guest.link.tray, streams, 16 * MIB)
+    assert found.complete
+    assert found.exit == ExitStatus(code=7, channel=ExitChannel.OUTPUT_DISK)
+    assert streams["stdout"].read_text().endswith("\n200000\n")
+    assert [k.path for k in guest.link.tray.kept.values()] == ["sub/a b%.csv"]
+
+
+def test_an_output_disk_that_is_too_small_is_told(guest: Guest) -> None:
+    write_job_disk(guest.place / "job.disk", guest.briefing("go", online=False), guest.place / "inputs")
+    cloud_kit.main()  # there is none at all
+    assert any("the output disk" in line for line in guest.said)
+
+
+def test_a_job_disk_that_is_none(guest: Guest) -> None:
+    (guest.place / "job.disk").write_bytes(b"\0" * MIB)
+    assert not cloud_kit.is_job_disk(guest.place / "job.disk")
+    assert not cloud_kit.is_job_disk(guest.place / "none")
