@@ -20,6 +20,7 @@ from figures import Finding, save, table
 from grid_kit import NODES, ROOT, Grid, wait_for
 from image_download import image_download
 from image_upload import image_changed, image_upload
+from lazy_start import lazy_start
 from start_overhead import start_overhead
 from submit_to_result import submit_to_result
 from vm_universe import vm_universe
@@ -33,11 +34,13 @@ from vmjobs.hypervisor.base import ProbeResult
 
 RESULTS = ROOT / "build" / "bench"
 IMAGE = "generic"
+#: An image that takes a while to come.
+LAZY_IMAGE = "hep"
 #: Besides those of pairs: jobs whose end is watched, enough for a 95th percentile.
 ENDS = 30
 
 #: The benchmarks that need no grid, and those that do.
-ALONE = ("start", "cached", "changed", "upload", "download")
+ALONE = ("start", "cached", "changed", "upload", "download", "lazy")
 ON_THE_GRID = ("result", "peer")
 
 Bench = Callable[[], Iterator[Finding]]
@@ -61,6 +64,7 @@ def main() -> None:
             "changed": lambda: image_changed(options.pairs),
             "upload": lambda: image_upload(options.pairs),
             "download": lambda: image_download(options.pairs),
+            "lazy": lambda: lazy_start(made, images, LAZY_IMAGE, kinds, options.pairs),
         }
         with ExitStack() as stack:
             if not options.only or set(options.only) & set(ON_THE_GRID):
