@@ -205,6 +205,12 @@ def test_removal_waits_for_a_submission(config: Config, repository: Repository) 
     other.close()
 
 
+def linger(repository: Repository, times: int) -> None:
+    """Be a little later than the other one: more and more, in turns."""
+    for _ in range(times):
+        repository.images.list(EVE)
+
+
 def test_submission_and_removal_at_the_same_moment(config: Config, repository: Repository) -> None:
     other = open_repository(config, migrate=False)
     outcomes = set()
@@ -212,19 +218,21 @@ def test_submission_and_removal_at_the_same_moment(config: Config, repository: R
         done = push(repository.images, ADA, noise(100, seed), name="own")
         start = threading.Barrier(3)
 
-        def submit(start: threading.Barrier = start) -> str:
+        def submit(start: threading.Barrier = start, later: int = seed % 2 * seed) -> str:
             start.wait(30)
+            linger(repository, later)
             try:
                 return one(repository, "ada", image="own").id
             except InvalidSpec:
                 return ""
 
         def remove(
-            start: threading.Barrier = start, digest: str = done.digest, later: int = seed
+            start: threading.Barrier = start,
+            digest: str = done.digest,
+            later: int = (1 - seed % 2) * seed,
         ) -> bool:
             start.wait(30)
-            for _ in range(later):  # sometimes before the submission, sometimes after
-                other.images.detail(ADA, digest)
+            linger(other, later)
             try:
                 other.images.remove(ADA, digest)
             except ImageInUse:
