@@ -19,7 +19,17 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from images.content import SEGMENT_BLOCKS, zero_block
-from images.segment import MAX_STORED, Entry, Index, Kind, assemble, head_size, parse_index, read_block
+from images.segment import (
+    MAX_STORED,
+    Entry,
+    Index,
+    Kind,
+    assemble,
+    decompressor,
+    head_size,
+    parse_index,
+    read_block,
+)
 from repository.images.sql import add_missing, put
 from repository.images.tables import BlockRow, SegmentRow
 from repository.images.uploads import Uploads, is_zero_segment, mention, no_upload, touch
@@ -261,10 +271,10 @@ def _stored_block(reader: ObjectReader, index: Index, number: int) -> tuple[Entr
 
 def _check_blocks(index: Index, body: bytes) -> None:
     """Raises DigestMismatch unless every block that came along is what it says."""
-    view = memoryview(body)
+    view, using = memoryview(body), decompressor()
     for entry in index.entries:
         if entry.kind is not Kind.ABSENT:
-            read_block(entry, view[entry.offset : entry.offset + entry.length])
+            read_block(entry, view[entry.offset : entry.offset + entry.length], using)
 
 
 def _segment_row(index: Index, key: str, stored: int) -> dict[str, object]:

@@ -46,7 +46,7 @@ def image_upload(pairs: int) -> Iterator[Finding]:
             shutil.rmtree(home / f"pair{number}")
             if number:  # the first pair warms the page cache
                 times.append((pushed.seconds, theirs))
-                growth.append((pushed.memory - before) / MIB)
+                growth.append((pushed.memory - before) / 1024)
         details = {"disk, MiB": DISK_MIB, "sent, MiB": sent / MIB, "growth, MiB": growth}
         ratios = spread([theirs / ours for ours, theirs in times])
         yield Finding(
