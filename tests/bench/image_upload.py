@@ -38,10 +38,11 @@ def image_upload(pairs: int) -> Iterator[Finding]:
         growth: list[float] = []
         sent = 0
         for number in range(pairs + 1):
+            theirs = timed(["sha256sum", str(disk)]).seconds if number % 2 else 0.0
             with service(home / f"pair{number}") as api:
                 before = api.vmjobs("image", "push", tiny, "tiny", *RAW).memory
                 pushed = api.vmjobs("image", "push", disk, "disk", "--json", *RAW)
-            theirs = timed(["sha256sum", str(disk)]).seconds
+            theirs = theirs or timed(["sha256sum", str(disk)]).seconds
             sent = json.loads(pushed.out)["sent"]
             shutil.rmtree(home / f"pair{number}")
             if number:  # the first pair warms the page cache
