@@ -89,7 +89,7 @@ class ImageCache:
             raise
 
     def _prepare(self, digest: str, progress: Progress | None) -> BootImage:
-        with _full_disk():
+        with full_disk():
             return self._prepared(digest, progress)
 
     def _prepared(self, digest: str, progress: Progress | None) -> BootImage:
@@ -143,7 +143,8 @@ class ImageCache:
 
 
 @contextmanager
-def _full_disk() -> Iterator[None]:
+def full_disk() -> Iterator[None]:
+    """Whatever means within that no room is left is raised as StorageFull."""
     try:
         yield
     except OSError as error:

@@ -11,13 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from images.cache import ImageCache
+from images.cache import ImageCache, full_disk
 from images.files import exclusive, free
 from images.lazy.fetch import LiveFetch
 from images.lazy.service import serving
 from images.manifest import ImageManifest
-from images.store import boot_image, checked_digest
-from vmjobs.errors import DigestMismatch, HypervisorError, NotFound, Unavailable, VMJobsError
+from images.store import boot_image
+from vmjobs.errors import (
+    DigestMismatch,
+    HypervisorError,
+    NotFound,
+    StorageFull,
+    Unavailable,
+    VMJobsError,
+)
 from vmjobs.hypervisor.base import LiveDisk
 from vmjobs.model import MIB
 from vmjobs.ports import LiveImage, Progress
@@ -123,11 +130,11 @@ class LiveCache(ImageCache):
         self, digest: str, socket: Path, failed: Failed, progress: Progress | None = None
     ) -> Iterator[LiveImage]:
         """See :class:`vmjobs.ports.LiveSource`. Raises as :meth:`lease` does."""
-        checked_digest(digest)
         with ExitStack() as stack:
-            lease = stack.enter_context(self._room.leased(digest))
+            lease = stack.enter_context(self._held(digest))
             listener = _Listener(failed)
-            begun = self._begin(stack, listener, digest, progress)
+            with full_disk():
+                begun = self._begin(stack, listener, digest, progress)
             if begun is None:
                 image = LiveImage(self._prepare(digest, progress))
             else:
@@ -206,6 +213,8 @@ class LiveCache(ImageCache):
                 if self._fillings.get(filling.digest) is filling:
                     del self._fillings[filling.digest]
             filling.settled.set()
+        if isinstance(filling.error, StorageFull):
+            self._room.drop_incomplete(image)
 
     def _fetch_live(self, filling: Filling, image: str, manifest: ImageManifest) -> None:
         folder, part = self._store.folder, manifest.root

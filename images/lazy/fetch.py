@@ -19,7 +19,7 @@ from images.blockindex import BlockIndex, note_blocks
 from images.content import BLOCK, SEGMENT, SEGMENT_BLOCKS, is_zero
 from images.fetch import ContentFetch
 from images.segment import Entry, Index, Kind, head_size, parse_index, read_block
-from vmjobs.errors import DigestMismatch, InvalidRequest, Unavailable, VMJobsError
+from vmjobs.errors import DigestMismatch, InvalidRequest, Unavailable
 
 #: What is fetched for a read, in blocks: with 64 KiB twice as many requests, with 1 MiB three times
 #: as many bytes.
@@ -64,6 +64,8 @@ class LiveFetch(ContentFetch):
     _index: BlockIndex = field(init=False)
     _failure: Exception | None = None
     _over: bool = False
+    #: All segments before this one are here.
+    _first: int = 0
     _readers: int = 0
     _held_until: float = 0.0
     _last_read: float = 0.0
@@ -144,12 +146,13 @@ class LiveFetch(ContentFetch):
         while (windows := self._next_windows()) is not None:
             try:
                 self._fetch_windows(windows)
+                continue
             except Unavailable:
                 if not self.wanted():
                     raise
-                self._pause(AGAIN_SECONDS)
             finally:
                 self._release(windows)
+            self._pause(AGAIN_SECONDS)
 
     def _next_windows(self) -> list[int] | None:
         """Windows to be fetched next, all of one segment, and claimed; None: all is here."""
@@ -182,7 +185,9 @@ class LiveFetch(ContentFetch):
 
     def _missing_windows(self) -> list[int]:
         found: list[int] = []
-        for number in range(len(self.layout.segments)):
+        while self._first in self._have:
+            self._first += 1
+        for number in range(self._first, len(self.layout.segments)):
             if number in self._have:
                 continue
             blocks = -(-self.layout.length(number) // BLOCK)
@@ -217,7 +222,7 @@ class LiveFetch(ContentFetch):
                 if time.monotonic() > deadline:
                     self.fail(error)
                     raise
-            except (VMJobsError, OSError) as error:
+            except Exception as error:
                 self.fail(error)
                 raise
             finally:

@@ -25,10 +25,11 @@ from vmjobs.config import Config
 from vmjobs.errors import ConfigError, NoHypervisor
 from vmjobs.hypervisor import blockserver
 from vmjobs.model import MIB, Node
-from vmjobs.ports import ImageSource, JobSource, LiveSource
+from vmjobs.ports import ImageSource, JobSource
 
 if TYPE_CHECKING:
     from images.cache import Trust
+    from images.lazy.cache import LiveCache
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ def agent() -> None:
         with _announced(settings, images, lambda: describe(service.jobs())):
             stop.wait()
         service.stop(STOP_SECONDS)
+    if live is not None:
+        live.close()
 
 
 @contextmanager
@@ -129,7 +132,7 @@ def _images(settings: Config) -> ImageSource:
     )
 
 
-def _live(settings: Config, images: ImageSource) -> LiveSource | None:
+def _live(settings: Config, images: ImageSource) -> LiveCache | None:
     """What gives images out before they are complete, where that is wanted."""
     from images.lazy.cache import LiveCache  # noqa: PLC0415
 
