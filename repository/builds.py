@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 
 #: Builds of one owner that may wait or run.
 MAX_ACTIVE: Final = 20
-#: How often a build is begun whose builder died, before it is given up.
-ATTEMPTS: Final = 3
+#: How often a build is taken up again whose builder died in the middle of it.
+AGAIN: Final = 3
 #: A build that nobody works on is sent for again after so long; each time after twice as long.
 RESEND: Final = timedelta(seconds=60)
 RESEND_DOUBLINGS: Final = 6
@@ -171,7 +171,7 @@ class Builds:
             row = _locked(session, build)
             if BuildState(row.state).final:
                 return None
-            if row.attempts >= ATTEMPTS:
+            if row.attempts > AGAIN:
                 text = f"the builder ended {row.attempts} times in the middle of this build"
                 why = "it may need more memory or disk than the builder has; its log says more"
                 _end(row, BuildState.FAILED, LOST, text, why)
@@ -211,7 +211,15 @@ class Builds:
             row.attempts -= 1
             _move(row, BuildState.QUEUED, f"waiting: {why}"[:200], 0.0)
 
-    # -- what the sweep does
+    # -- what nobody works on
+
+    def abandoned(self) -> Sequence[str]:
+        """Builds that were begun, and whose builder is gone. Noted as sent for."""
+        begun = [state for state in ACTIVE if state != BuildState.QUEUED.value]
+        query = select(BuildRow.id).where(BuildRow.state.in_(begun)).order_by(BuildRow.id)
+        with self.database.read() as session:
+            found = session.scalars(query).all()
+        return [build for build in found if self._unattended(build, utc_now())]
 
     def unattended(self, present: datetime | None = None) -> Sequence[str]:
         """Builds that a message has to be sent for (again): nobody works on them. Noted as sent."""

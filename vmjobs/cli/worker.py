@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from typing import TYPE_CHECKING
 
 import click
@@ -9,10 +11,13 @@ import click
 from vmjobs.cli.main import configure_logging
 from vmjobs.cli.support import config
 from vmjobs.config import Config
+from vmjobs.errors import BuildError, NoHypervisor, Unavailable
 
 if TYPE_CHECKING:
     from repository.building import Building
     from repository.dispatch import Dispatch
+
+log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -71,5 +76,37 @@ def _build(settings: Config) -> None:
             boot_test=lambda tell: BootTest(settings, store, tell),
         )
 
+    _check_builder(settings)
+    _take_up(settings)
     app = make_builder(settings, parts)
     app.worker_main(worker_arguments(settings, concurrency=1, beat=False, queue=BUILD_QUEUE))
+
+
+def _check_builder(settings: Config) -> None:
+    """Raises BuildError, NoHypervisor: every build on this machine would fail."""
+    from images.store import ImageStore  # noqa: PLC0415
+    from vmjobs.cli.node_parts import fleet  # noqa: PLC0415
+
+    if shutil.which("mmdebstrap") is None:
+        raise BuildError("mmdebstrap is not installed, and images cannot be built without it")
+    if not any(result.works for result in fleet(settings, ImageStore(settings.images)).probe()):
+        raise NoHypervisor(
+            "no hypervisor works on this machine, and images must boot before they are published",
+            hint="`vmjobs doctor` shows what is wrong",
+        )
+
+
+def _take_up(settings: Config) -> None:
+    """Have builds done that were cut short; brokers that repeat messages do so, too."""
+    from repository.broker import Publisher  # noqa: PLC0415
+    from repository.service import open_repository  # noqa: PLC0415
+
+    repository, publisher = open_repository(settings, migrate=False), Publisher(settings)
+    try:
+        for build in repository.builds.abandoned():
+            publisher.build_image(build)
+    except Unavailable as error:
+        log.warning("builds that were cut short wait for the sweep: %s", error.message)
+    finally:
+        publisher.close()
+        repository.close()

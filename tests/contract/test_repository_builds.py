@@ -1,0 +1,245 @@
+"""Builds in the repository: who may ask for what, and that each is worked on once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from images import recipe as recipes
+from repository.builds import AGAIN, CANCELED, LOST, MAX_ACTIVE, Superseded, lock_name, patience
+from repository.images import LIBRARY, Viewer
+from repository.service import Repository
+from vmjobs.errors import (
+    BuildError,
+    Conflict,
+    Forbidden,
+    IdempotencyConflict,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+from vmjobs.model import now
+from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
+
+ADA = Viewer("ada")
+DIGEST = "sha256:" + "1" * 64
+RECIPE = recipes.load("generic").model_dump(mode="json")
+
+
+def wish(recipe: dict[str, Any] | None = None, **changes: Any) -> BuildRequest:
+    return BuildRequest.model_validate({"recipe": {**RECIPE, **(recipe or {})}, **changes})
+
+
+def create(repository: Repository, viewer: Viewer = ADA, **changes: Any) -> Build:
+    return repository.builds.create(viewer, wish(**changes))
+
+
+def test_from_beginning_to_end(repository: Repository) -> None:
+    builds = repository.builds
+    sent: list[str] = []
+    made = builds.create(ADA, wish(visibility="public", force=True), publish=sent.append)
+    assert (made.state, made.owner, made.name, made.progress) == (
+        BuildState.QUEUED,
+        "ada",
+        "ada/generic:1",
+        0,
+    )
+    assert sent == [made.id]
+    work = builds.begin(made.id)
+    assert work is not None
+    assert (work.owner, work.name, work.tags) == (ADA, "generic", ("1", "latest"))
+    assert work.recipe == recipes.load("generic")
+    assert (work.visibility, work.force) == (Visibility.PUBLIC, True)
+    builds.progress(work, BuildState.TESTING, "boot test on uml", 0.7251)
+    shown = builds.get(made.id, "ada")
+    assert (shown.state, shown.step) == (BuildState.TESTING, "boot test on uml")
+    assert shown.progress == pytest.approx(0.725)
+    for _ in range(2):
+        builds.finish(work, DIGEST)
+    done = builds.get(made.id)
+    assert (done.state, done.digest, done.progress) == (BuildState.DONE, DIGEST, 1)
+    assert done.updated >= done.created
+    assert builds.begin(made.id) is None
+    with pytest.raises(Superseded):
+        builds.fail(work, BuildError("too late"))
+    assert builds.get(made.id) == done
+
+
+def test_the_same_key_is_the_same_build(repository: Repository) -> None:
+    builds = repository.builds
+    sent: list[str] = []
+    first = builds.create(ADA, wish(), "key", sent.append)
+    assert builds.create(ADA, wish(), "key", sent.append) == first
+    assert builds.create(Viewer("bob"), wish(), "key", sent.append).id != first.id
+    with pytest.raises(IdempotencyConflict):
+        builds.create(ADA, wish(force=True), "key", sent.append)
+    assert len(sent) == 2
+
+
+def test_nothing_is_stored_where_the_broker_is_down(repository: Repository) -> None:
+    def down(_build: str) -> None:
+        raise Unavailable("broker", "the broker does not answer")
+
+    with pytest.raises(Unavailable):
+        repository.builds.create(ADA, wish(), publish=down)
+    assert repository.builds.list("ada") == []
+
+
+def test_everybody_sees_his_own(repository: Repository) -> None:
+    builds = repository.builds
+    mine = [create(repository).id for _ in range(3)]
+    theirs = create(repository, Viewer("bob"))
+    assert [b.id for b in builds.list("ada")] == sorted(mine, reverse=True)
+    assert [b.id for b in builds.list("ada", 1)] == [max(mine)]
+    for who in ("ada", "eve"):
+        with pytest.raises(NotFound):
+            builds.get(theirs.id, who)
+        with pytest.raises(NotFound):
+            builds.cancel(theirs.id, who)
+    for strange in ("0" * 32, "../..", "\0", ""):
+        with pytest.raises(NotFound):
+            builds.get(strange)
+        with pytest.raises(NotFound):
+            builds.begin(strange)
+
+
+def test_names(repository: Repository) -> None:
+    assert create(repository, name="muons", tag="v2").name == "ada/muons:v2"
+    assert create(repository, name="muons").name == "ada/muons:1"
+    with pytest.raises(Forbidden):
+        create(repository, namespace="bob")
+    with pytest.raises(Forbidden):
+        create(repository, namespace=LIBRARY)
+    admin = Viewer("root", admin=True)
+    made = create(repository, admin, namespace=LIBRARY)
+    work = repository.builds.begin(made.id)
+    assert work is not None
+    assert (made.name, work.owner) == ("library/generic:1", admin)
+    # A recipe may be of a version that can be no tag.
+    with pytest.raises(InvalidRequest):
+        create(repository, recipe={"version": "-1"})
+    assert create(repository, recipe={"version": "-1"}, tag="one").name == "ada/generic:one"
+
+
+def test_every_fault_of_a_recipe_is_told(repository: Repository) -> None:
+    bad = {
+        "suite": "Bookworm; rm -rf /",
+        "packages": ["-o=Dir::Etc=x"],
+        "epoch": -1,
+        "slack": 10**9,
+        "version": "../1",
+        "files": [{"path": "/etc/../x", "text": ""}],
+        "surprise": 1,
+    }
+    with pytest.raises(InvalidRequest) as caught:
+        create(repository, recipe=bad)
+    assert {fault.field for fault in caught.value.faults} >= {
+        "recipe.suite",
+        "recipe.packages.0",
+        "recipe.epoch",
+        "recipe.slack",
+        "recipe.version",
+        "recipe.files.0.path",
+        "recipe.surprise",
+    }
+    with pytest.raises(InvalidRequest, match="site's own repository"):
+        create(repository, recipe={"needs_repository": True})
+    assert repository.builds.list("ada") == []
+
+
+def test_one_owner_does_not_fill_the_queue(repository: Repository) -> None:
+    made = [create(repository) for _ in range(MAX_ACTIVE)]
+    with pytest.raises(Conflict):
+        create(repository)
+    create(repository, Viewer("bob"))
+    repository.builds.cancel(made[0].id, "ada")
+    create(repository)
+
+
+def test_canceling(repository: Repository) -> None:
+    builds = repository.builds
+    made = create(repository)
+    for _ in range(2):
+        canceled = builds.cancel(made.id, "ada")
+        assert (canceled.state, canceled.code) == (BuildState.FAILED, CANCELED)
+    assert builds.begin(made.id) is None
+    running = create(repository)
+    builds.begin(running.id)
+    with pytest.raises(Conflict):
+        builds.cancel(running.id, "ada")
+
+
+def test_a_reason_is_kept_at_both_ends(repository: Repository) -> None:
+    builds = repository.builds
+    made = create(repository)
+    work = builds.begin(made.id)
+    assert work is not None
+    builds.fail(work, BuildError("it fails:\0\ud800" + "x" * 1_000_000 + "the end", hint="look"))
+    failed = builds.get(made.id)
+    assert (failed.state, failed.code, failed.hint) == (BuildState.FAILED, "BUILD_FAILED", "look")
+    assert failed.message.startswith("it fails:")
+    assert failed.message.endswith("the end")
+    assert len(failed.message) < 10_000
+
+
+def test_a_builder_that_dies_again_and_again(repository: Repository) -> None:
+    builds = repository.builds
+    made = create(repository)
+    works = [builds.begin(made.id) for _ in range(AGAIN + 1)]
+    assert [work.attempt for work in works if work] == list(range(1, AGAIN + 2))
+    for old in works[:-1]:
+        assert old is not None
+        with pytest.raises(Superseded):
+            builds.progress(old, BuildState.TESTING, "", 0.5)
+        with pytest.raises(Superseded):
+            builds.finish(old, DIGEST)
+    assert builds.begin(made.id) is None
+    failed = builds.get(made.id)
+    assert (failed.state, failed.code) == (BuildState.FAILED, LOST)
+    assert f"{AGAIN + 1} times" in failed.message
+
+
+def test_waiting_for_a_service_is_no_attempt(repository: Repository) -> None:
+    builds = repository.builds
+    made = create(repository)
+    for _ in range(2 * AGAIN):
+        work = builds.begin(made.id)
+        assert work is not None
+        builds.postpone(work, "the storage does not answer")
+        with pytest.raises(Superseded):
+            builds.postpone(work, "twice")
+    shown = builds.get(made.id)
+    assert (shown.state, shown.step) == (BuildState.QUEUED, "waiting: the storage does not answer")
+
+
+def test_builds_without_a_message_are_found(repository: Repository) -> None:
+    builds = repository.builds
+    made = create(repository)
+    present = now()
+    assert builds.unattended(present) == []
+    later = present + timedelta(seconds=61)
+    assert builds.unattended(later) == [made.id]
+    # It may stand in a long queue: no flood of messages for it.
+    assert builds.unattended(later + timedelta(seconds=61)) == []
+    assert builds.unattended(later + timedelta(seconds=121)) == [made.id]
+    assert builds.unattended(later + timedelta(seconds=121 + 121)) == []
+    assert patience(100) < timedelta(hours=2)
+    with repository.database.exclusive(lock_name(made.id)):
+        assert builds.unattended(later + timedelta(days=1)) == []
+    builds.cancel(made.id)
+    assert builds.unattended(later + timedelta(days=1)) == []
+
+
+def test_builds_whose_builder_is_gone_are_found_at_once(repository: Repository) -> None:
+    builds = repository.builds
+    waiting, begun = create(repository), create(repository)
+    work = builds.begin(begun.id)
+    assert work is not None
+    with repository.database.exclusive(lock_name(begun.id)):
+        assert builds.abandoned() == []
+    assert builds.abandoned() == [begun.id]
+    builds.finish(work, DIGEST)
+    assert builds.abandoned() == []
+    assert builds.get(waiting.id).state is BuildState.QUEUED
