@@ -14,12 +14,13 @@ from images_cache_kit import Remote, noise, put
 
 from images.cache import ImageCache
 from images.content import SEGMENT
+from images.lazy.cache import LiveCache
 from images.signature import require_signed
 from images.store import ImageStore
-from vmjobs.agent.steps import fetch_image
+from vmjobs.agent.steps import choose_hypervisor, fetch_image
 from vmjobs.agent.verdict import Ended, stopped
 from vmjobs.errors import StorageFull, Unavailable
-from vmjobs.model import ReasonCode
+from vmjobs.model import HypervisorKind, ReasonCode
 
 
 @dataclass
@@ -33,11 +34,19 @@ class Job:
     looks: int = 0
     wanted: bool = True
     live: Any = None
+    lazily: Any = None
+    kind: HypervisorKind = HypervisorKind.QEMU
+    directory: Path = Path()
+    machine: str = ""
+
+    @property
+    def driver(self) -> Any:
+        return SimpleNamespace(kind=self.kind)
 
     @property
     def parts(self) -> Any:
         return SimpleNamespace(
-            images=self.cache, live=None, settings=SimpleNamespace(deliver_seconds=self.patience)
+            images=self.cache, live=self.lazily, settings=SimpleNamespace(deliver_seconds=self.patience)
         )
 
     @property
@@ -107,3 +116,47 @@ def test_a_repository_that_is_away_for_a_while_is_waited_for(tmp_path: Path, rem
     remote.before = lambda _count: (_ for _ in ()).throw(Unavailable("api", "gone"))
     again = Job(ImageCache(tmp_path / "other", remote), digest)
     assert reason_of(again) is ReasonCode.IMAGE_UNAVAILABLE
+
+
+@pytest.mark.parametrize("kind", list(HypervisorKind))
+def test_an_image_is_given_out_early_only_where_it_can_be(
+    tmp_path: Path, remote: Remote, kind: HypervisorKind
+) -> None:
+    """UML has no NBD: it waits for the whole image."""
+    digest, _ = put(remote.store, noise(2 * SEGMENT))
+    cache = LiveCache(tmp_path / "node", remote)
+    job = Job(cache, digest, lazily=cache, kind=kind, directory=tmp_path)
+    with job.resources:
+        fetch_image(job)  # type: ignore[arg-type]
+        whole = kind is HypervisorKind.UML
+        assert (job.live.image.live is None) == whole
+        assert (cache.cached() == [digest]) == whole
+    cache.close()
+
+
+def test_a_change_to_uml_waits_for_the_rest(tmp_path: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store, noise(2 * SEGMENT))
+    cache = LiveCache(tmp_path / "node", remote)
+    job = Job(cache, digest, lazily=cache, directory=tmp_path)
+    uml = SimpleNamespace(kind=HypervisorKind.UML)
+    run: Any = SimpleNamespace(
+        parts=SimpleNamespace(
+            images=cache,
+            live=cache,
+            settings=job.parts.settings,
+            choose=lambda _demanded, _able: uml,
+            journal=SimpleNamespace(reassign=lambda _attempt, _driver: None),
+        ),
+        driver=SimpleNamespace(kind="another"),
+        attempt="",
+        ticket=SimpleNamespace(image_digest=digest, spec=SimpleNamespace(hypervisor=None)),
+        resources=job.resources,
+        check_stop=job.check_stop,
+    )
+    with job.resources:
+        fetch_image(job)  # type: ignore[arg-type]
+        run.live, run.image = job.live, job.live.image
+        choose_hypervisor(run)
+        assert run.live.image.live is None
+        assert run.live.image.root.read_bytes() == noise(2 * SEGMENT)
+    cache.close()

@@ -38,8 +38,9 @@ def parsed(
     kind: str = "qemu",
     cable: Path | None = None,
     uefi: Firmware | None = None,
+    nbd: Path | None = None,
 ) -> ET.Element:
-    text = domain_xml(machine, kind, Path("/run/overlay"), cable, board("x86_64"), uefi)
+    text = domain_xml(machine, kind, Path("/run/overlay"), cable, board("x86_64"), uefi, nbd)
     return ET.fromstring(text)  # noqa: S314
 
 
@@ -60,6 +61,22 @@ def test_our_kernel_parameters_come_last_and_so_win() -> None:
     words = (parsed().findtext("os/cmdline") or "").split()
     assert words[:3] == ["init=/sbin/vmjobs-init", "root=/dev/sdz", "extra"]
     assert words[3:] == ["root=/dev/vda", "rw", "console=ttyS0", "panic=-1", "vmjobs=1"]
+
+
+def test_what_is_below_the_overlay_is_said_and_never_probed() -> None:
+    below = parsed().find("devices/disk/backingStore")
+    assert below is not None
+    assert below.get("type") == "file"
+    by_nbd = parsed(nbd=Path("/run/work/nbd.sock")).find("devices/disk/backingStore")
+    assert by_nbd is not None
+    assert by_nbd.get("type") == "network"
+    host = by_nbd.find("source[@protocol='nbd']/host")
+    assert host is not None
+    assert host.attrib == {"transport": "unix", "socket": "/run/work/nbd.sock"}
+    for element in (below, by_nbd):
+        format = element.find("format")
+        assert format is not None
+        assert format.get("type") == "raw"
 
 
 @pytest.mark.parametrize("method", [BootMethod.BIOS, BootMethod.UEFI])
