@@ -44,6 +44,8 @@ def running(config: Config, log: Path, program: str = SERVE) -> Iterator[subproc
         "VMJOBS_IMAGE_QUOTA": str(config.image_quota),
         "VMJOBS_CONFIG": "/dev/null",
     }
+    if config.image_trust_dir is not None:
+        environ["VMJOBS_IMAGE_TRUST_DIR"] = str(config.image_trust_dir)
     with log.open("wb") as sink:
         process = subprocess.Popen(
             [sys.executable, "-c", program], env=environ, stderr=sink, stdout=sink

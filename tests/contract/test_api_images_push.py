@@ -193,6 +193,47 @@ def test_names_on_the_command_line(desk: Desk, config: Config, tmp_path: Path) -
     root.run("gc")
 
 
+def test_names_are_completed(desk: Desk, tmp_path: Path) -> None:
+    desk.run("push", disk(tmp_path / "a.img", 2 * MIB), "muons:v1", *RAW)
+    words = {"COMP_WORDS": "vmjobs image show muo", "COMP_CWORD": "3"}
+    environ = {**desk.environ(), **words, "_VMJOBS_COMPLETE": "bash_complete"}
+    program = "from vmjobs.cli.main import cli; cli.main(prog_name='vmjobs')"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["plain,muons:v1"]
+
+
+def test_a_service_that_takes_signed_images_only(tmp_path: Path) -> None:
+    trusted, key = tmp_path / "trusted", tmp_path / "key"
+    trusted.mkdir()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    (tmp_path / "key.pub").rename(trusted / "release.pub")
+    config = Config(
+        data_dir=tmp_path / "data",
+        listen=f"127.0.0.1:{free_port()}",
+        api_workers=1,
+        image_trust_dir=trusted,
+    )
+    file = disk(tmp_path / "a.img", 2 * MIB)
+    with running(config, tmp_path / "log"):
+        desk = make_desk(config, f"http://{config.listen}", tmp_path)
+        assert "IMAGE_REJECTED" in desk.run("push", file, "a", *RAW, code=65)
+        desk.run("push", file, "a", "--sign", key, *RAW)
+        assert desk.json("show", "a")["signers"] == ["release"]
+        assert "cannot read" in desk.run("push", file, "b", "--sign", tmp_path / "none", *RAW, code=64)
+
+
+def test_a_quota_is_told_on_the_command_line(tmp_path: Path) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    config = Config(data_dir=tmp_path / "data", listen=listen, api_workers=1, image_quota=16)
+    with running(config, tmp_path / "log"):
+        desk = make_desk(config, f"http://{config.listen}", tmp_path)
+        said = desk.run("push", disk(tmp_path / "a.img", 40 * MIB), "a", *RAW, code=65)
+        assert "QUOTA_EXCEEDED" in said
+        assert "16 MiB" in said
+        desk.run("push", disk(tmp_path / "b.img", 2 * MIB), "b", *RAW)
+
+
 # ----------------------------------------------------------------- bad files
 
 

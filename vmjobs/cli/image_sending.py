@@ -6,8 +6,8 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ from images.store import ImageStore
 from vmjobs import __version__
 from vmjobs.cli.image_support import Bar, Name, bar, cache_folder, say
 from vmjobs.client.images import Images, UploadClient
-from vmjobs.errors import InvalidRequest, NotFound
+from vmjobs.errors import InvalidRequest, NotFound, PayloadTooLarge, VMJobsError
 from vmjobs.model import BootMethod, faults_of
 from vmjobs.wire import ImageDetail, Origin, Publication, Share, Visibility
 
@@ -232,13 +232,25 @@ def send(images: Images, service: str, brought: Brought, parallel: int) -> Sent:
     upload = _upload(images, note, brought.size)
     parts: dict[str, Part] = {}
     wire = 0
-    with bar(brought.name or "pushing", brought.size) as shown:
+    with bar(brought.name or "pushing", brought.size) as shown, _giving_up(upload, note):
         for content in brought.contents:
             layout, sent = _send_content(upload, content, parallel, shown)
             parts[content.role] = Part(digest=layout.digest, size=layout.size)
             wire += sent
             shown.next()
     return Sent(brought.finish(parts), upload.id, note, brought.origin, brought.size, wire)
+
+
+@contextmanager
+def _giving_up(upload: UploadClient, note: UploadNote) -> Iterator[None]:
+    """Drop an upload that does not fit: what came of it would count until it is given up."""
+    try:
+        yield
+    except PayloadTooLarge:
+        note.forget()
+        with suppress(VMJobsError):
+            upload.drop()
+        raise
 
 
 def publish(images: Images, sent: Sent, wanted: Name, terms: Terms) -> ImageDetail:
