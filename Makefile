@@ -1,6 +1,6 @@
 # make setup     packages and .venv, on a bare Debian 12
 # make images    VM images into build/images
-# make grid      the grid in containers: eight services, ready when this returns
+# make grid      the grid in containers: nine services, ready when this returns
 # make env       what a shell needs to use it: eval "$(make -s env)"
 # make logs      what its services say;  make stop  stops them, make grid goes on
 # make down      removes all of it: containers, volumes, networks, images, build/

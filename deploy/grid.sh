@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 state=build/grid
 made=build/container-images # names of those that were not there before; outlives the containers
 export COMPOSE_PROJECT_NAME="${VMJOBS_PROJECT:-vmjobs}"
-services="submit site node1 node2 api worker postgres rabbitmq"
+services="submit site node1 node2 api worker builder postgres rabbitmq"
 
 began=$(date +%s)
 say() { printf '[%3d s] %s\n' $(($(date +%s) - began)) "$*"; }
@@ -39,6 +39,7 @@ write_kvm() {
 services:
   node1: {devices: [/dev/kvm], group_add: ["$group"]}
   node2: {devices: [/dev/kvm], group_add: ["$group"]}
+  builder: {devices: [/dev/kvm], group_add: ["$group"]}
 END
 }
 
@@ -67,7 +68,7 @@ up() {
     say "images that the grid stands on"
     deploy/images.sh $made
     say "images of vmjobs"
-    compose build secrets node1 >$state/build.log 2>&1 || die "$(tail -n 40 $state/build.log)"
+    compose build secrets node1 builder >$state/build.log 2>&1 || die "$(tail -n 40 $state/build.log)"
     if [ -n "$(container api)" ]; then
         VMJOBS_API_PORT=$(docker port "$(container api)" 8080 | sed -n 's/.*://p;q')
     else
@@ -126,7 +127,7 @@ remove() {
 down() {
     if docker info >/dev/null 2>&1; then
         compose down --volumes --remove-orphans --timeout 5 2>/dev/null || true
-        docker rmi "$COMPOSE_PROJECT_NAME/base" "$COMPOSE_PROJECT_NAME/node" >/dev/null 2>&1 || true
+        for name in base node builder; do docker rmi "$COMPOSE_PROJECT_NAME/$name"; done >/dev/null 2>&1 || true
         docker image prune --force --filter label=vmjobs.project="$COMPOSE_PROJECT_NAME" >/dev/null 2>&1 || true
         if [ -f $made ]; then
             # Another deployment may stand on the same images: those that are in use stay.
