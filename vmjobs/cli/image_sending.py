@@ -101,7 +101,7 @@ class Sent:
     """What was pushed. size: bytes of content; sent: of them on the wire."""
 
     manifest: ImageManifest
-    upload: str
+    upload: UploadClient
     note: UploadNote
     origin: Origin
     size: int
@@ -238,7 +238,7 @@ def send(images: Images, service: str, brought: Brought, parallel: int) -> Sent:
             parts[content.role] = Part(digest=layout.digest, size=layout.size)
             wire += sent
             shown.next()
-    return Sent(brought.finish(parts), upload.id, note, brought.origin, brought.size, wire)
+    return Sent(brought.finish(parts), upload, note, brought.origin, brought.size, wire)
 
 
 @contextmanager
@@ -256,20 +256,20 @@ def _giving_up(upload: UploadClient, note: UploadNote) -> Iterator[None]:
 def publish(images: Images, sent: Sent, wanted: Name, terms: Terms) -> ImageDetail:
     """Make an image of what was sent. Raises what the service says: ImageRejected and others."""
     digest = sent.manifest.digest
-    found = images.publish(
-        Publication(
-            manifest=sent.manifest.model_dump(mode="json", by_alias=True),
-            upload=sent.upload,
-            namespace=wanted.namespace,
-            name=wanted.name,
-            tag=wanted.tag,
-            visibility=terms.visibility,
-            shares=terms.shares,
-            keep_days=terms.keep_days,
-            origin=sent.origin,
-            signature=sign(digest, private_key(terms.key)) if terms.key else "",
-        )
+    publication = Publication(
+        manifest=sent.manifest.model_dump(mode="json", by_alias=True),
+        upload=sent.upload.id,
+        namespace=wanted.namespace,
+        name=wanted.name,
+        tag=wanted.tag,
+        visibility=terms.visibility,
+        shares=terms.shares,
+        keep_days=terms.keep_days,
+        origin=sent.origin,
+        signature=sign(digest, private_key(terms.key)) if terms.key else "",
     )
+    with _giving_up(sent.upload, sent.note):
+        found = images.publish(publication)
     sent.note.forget()
     return found
 

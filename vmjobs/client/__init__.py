@@ -1,6 +1,7 @@
 """The client library: everything that talks to the API speaks through it.
 
 - :class:`Client` for people and their programs: submit, watch, read, cancel.
+- :class:`Images` for their images: push, publish, name, share, look after.
 - :class:`JobAgentClient` for the agent that runs one job (a ``vmjobs.ports.JobSource``).
 - :class:`ImageClient` fetches images for a node's cache, :class:`NodeClient` announces a node.
 
@@ -9,7 +10,8 @@ All raise the errors of :mod:`vmjobs.errors`: what the service answered with, or
 """
 
 from vmjobs.client.agent import ImageClient, JobAgentClient, NodeClient
+from vmjobs.client.images import Images
 from vmjobs.client.transport import Retries, Transport
 from vmjobs.client.user import Client
 
-__all__ = ["Client", "ImageClient", "JobAgentClient", "NodeClient", "Retries", "Transport"]
+__all__ = ["Client", "ImageClient", "Images", "JobAgentClient", "NodeClient", "Retries", "Transport"]

@@ -248,8 +248,8 @@ class Client:
         return list(self._http.get(ImageList, "/v1/images").images)
 
     def image(self, ref: str) -> ImageDetail:
-        """One image with its manifest."""
-        return self._http.get(ImageDetail, f"/v1/images/{quote(ref, safe=':')}")
+        """One image with its manifest; more in :class:`vmjobs.client.images.Images`."""
+        return self._http.get(ImageDetail, f"/v1/images/{quote(ref, safe=':/')}")
 
     def nodes(self) -> list[Node]:
         """All execute nodes."""
