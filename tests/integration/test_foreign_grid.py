@@ -48,6 +48,12 @@ CASES = {
         ReasonCode.SUCCEEDED,
         ExitChannel.POWEROFF,
     ),
+    "uefi": Case(
+        "foreign-uefi",
+        ("--exit", "poweroff", "--boot-seconds", "400"),
+        ReasonCode.SUCCEEDED,
+        ExitChannel.POWEROFF,
+    ),
     "release": Case(
         "foreign-trixie", ("--exit", "poweroff", *UML), ReasonCode.SUCCEEDED, ExitChannel.POWEROFF
     ),
@@ -68,12 +74,13 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def pushed(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The images in the repository, in the user's own namespace, brought in three formats."""
+    """The images in the repository, in the user's own namespace, brought in four formats."""
     folder = tmp_path_factory.mktemp("disks")
     trixie = disk("trixie")
     vmdk = as_format(trixie, "vmdk", folder)
     return {
-        "bios": push(as_format(disk("bios"), "qcow2", folder), "foreign-bios", "--boot", "bios"),
+        "bios": push(as_format(disk("bios"), "qcow2", folder), "foreign-bios"),
+        "uefi": push(as_format(disk("uefi"), "vdi", folder), "foreign-uefi"),
         "trixie": push(vmdk, "foreign-trixie", *kernel_options("odd-poweroff")),
         "hangs": push(vmdk, "foreign-hangs", *kernel_options("odd-hang")),
         "panics": push(trixie, "foreign-panics", *kernel_options("odd-panic")),
@@ -95,10 +102,11 @@ def ended(pushed: dict[str, Any]) -> dict[str, Job]:
 def test_the_same_disk_in_any_format_is_stored_once(pushed: dict[str, Any]) -> None:
     roots = {name: answer["image"]["manifest"]["root"]["digest"] for name, answer in pushed.items()}
     assert len({roots[name] for name in ("trixie", "hangs", "panics", "resets")}) == 1
-    assert len({answer["image"]["digest"] for answer in pushed.values()}) == 5
+    assert len({answer["image"]["digest"] for answer in pushed.values()}) == 6
     for name in ("hangs", "panics", "resets"):
         assert pushed[name]["sent"] < MIB, name
-    assert pushed["bios"]["image"]["manifest"]["boot"] == "bios"
+    for name in ("bios", "uefi"):
+        assert pushed[name]["image"]["manifest"]["boot"] == name
     assert pushed["trixie"]["image"]["origin"]["format"] == "vmdk"
 
 
@@ -111,7 +119,7 @@ def test_outcome(ended: dict[str, Job], name: str) -> None:
     assert (job.exit.channel if job.exit else None) is case.channel
 
 
-@pytest.mark.parametrize("name", ["bios", "release", "line"])
+@pytest.mark.parametrize("name", ["bios", "uefi", "release", "line"])
 def test_outputs_and_console_are_fetched(ended: dict[str, Job], tmp_path: Path, name: str) -> None:
     job = ended[name]
     vmjobs("job", "outputs", "--json", job.id, "--fetch", tmp_path).json  # noqa: B018
@@ -122,7 +130,8 @@ def test_outputs_and_console_are_fetched(ended: dict[str, Job], tmp_path: Path, 
 
 def test_a_disk_that_boots_by_itself_needs_a_machine(ended: dict[str, Job]) -> None:
     """Of the hypervisors on the nodes UML cannot boot it, though it is the better one there."""
-    assert ended["bios"].hypervisor in {HypervisorKind.KVM, HypervisorKind.QEMU}
+    for name in ("bios", "uefi"):
+        assert ended[name].hypervisor in {HypervisorKind.KVM, HypervisorKind.QEMU}
 
 
 def test_nothing_is_left_on_the_nodes(grid: Grid, ended: dict[str, Job]) -> None:
