@@ -13,7 +13,7 @@ from images.oci.reference import is_reference
 from images.store import ImageStore
 from vmjobs import __version__
 from vmjobs.cli.support import config
-from vmjobs.wire import ImageDetail, Origin, Publication
+from vmjobs.wire import ImageDetail, Origin
 
 if TYPE_CHECKING:
     from images.oci.fetch import Access
@@ -54,25 +54,16 @@ def import_container(ref: str, access: Access, name: str = "", tag: str = "") ->
 
 def push_container(found: ImportedImage, namespace: str = "") -> ImageDetail:
     """Have an imported image in the repository, under the name that it has here."""
-    from vmjobs.cli.image_sending import from_store, send  # noqa: PLC0415 - only this needs the network
-    from vmjobs.cli.image_support import repository  # noqa: PLC0415
+    # Only this needs the network.
+    from vmjobs.cli.image_sending import Terms, from_store, publish, send  # noqa: PLC0415
+    from vmjobs.cli.image_support import Name, repository  # noqa: PLC0415
 
     settings = config()
     origin = Origin(source=found.source[:1024], format="oci", builder=f"vmjobs {__version__}")
     brought = replace(from_store(ImageStore(settings.images), found.digest), origin=origin)
     with brought, repository() as images:
         sent = send(images, settings.api_url, replace(brought, name=found.name), _PARALLEL)
-        publication = Publication(
-            manifest=sent.manifest.model_dump(mode="json", by_alias=True),
-            upload=sent.upload,
-            namespace=namespace,
-            name=found.name,
-            tag=found.tag,
-            origin=origin,
-        )
-        detail = images.publish(publication)
-        sent.note.forget()
-    return detail
+        return publish(images, sent, Name(namespace, found.name, found.tag), Terms())
 
 
 @contextmanager
