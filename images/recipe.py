@@ -28,6 +28,8 @@ def _inside(value: str) -> str:
     parts = value.split("/")
     if not value.startswith("/") or "" in parts[1:] or {".", ".."} & set(parts):
         raise ValueError("must be an absolute path in the image, without '.', '..' and '//'")
+    if not value.isprintable() or any(len(part.encode()) > 255 for part in parts):
+        raise ValueError("must have printable characters only, and names of at most 255 bytes")
     return value
 
 

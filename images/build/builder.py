@@ -13,7 +13,7 @@ import shlex
 import tempfile
 from collections.abc import Callable
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from images import recipe as recipes
@@ -24,7 +24,7 @@ from images.files import exclusive
 from images.manifest import GuestSupport, ImageManifest, Part
 from images.recipe import Recipe
 from images.store import ImageEntry, ImageStore
-from vmjobs.errors import InvalidRequest
+from vmjobs.errors import BuildError, InvalidRequest
 from vmjobs.model import MIB
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,20 @@ def add_guest(tree: Tree, recipe: Recipe, guest: dict[str, bytes]) -> None:
     tree.add_file("etc/vmjobs/environment", "".join(lines).encode())
     tree.add_file("etc/hosts", _HOSTS)
     for file in recipe.files:
+        _check_place(tree, file.path)
         tree.add_file(file.path.strip("/"), file.text.encode(), 0o755 if file.executable else 0o644)
+
+
+def _check_place(tree: Tree, path: str) -> None:
+    """Raises BuildError where a file would replace a directory, or lie in what is none."""
+    place = tree.resolve_parent(path)
+    here = tree.nodes.get(place)
+    if not place or (here is not None and here.is_dir):
+        raise BuildError(f"the recipe's file {path} is a directory in the image")
+    for parent in PurePosixPath(place).parents:
+        node = tree.nodes.get("" if str(parent) == "." else str(parent))
+        if node is not None and not node.is_dir:
+            raise BuildError(f"the recipe's file {path} lies in /{parent}, which is no directory")
 
 
 def _kernel_files(

@@ -130,7 +130,7 @@ def test_every_fault_of_a_recipe_is_told(repository: Repository) -> None:
         "epoch": -1,
         "slack": 10**9,
         "version": "../1",
-        "files": [{"path": "/etc/../x", "text": ""}],
+        "files": [{"path": p, "text": ""} for p in ("/etc/../x", "/a\0b", "/" + "ä" * 128)],
         "surprise": 1,
     }
     with pytest.raises(InvalidRequest) as caught:
@@ -142,6 +142,8 @@ def test_every_fault_of_a_recipe_is_told(repository: Repository) -> None:
         "recipe.slack",
         "recipe.version",
         "recipe.files.0.path",
+        "recipe.files.1.path",
+        "recipe.files.2.path",
         "recipe.surprise",
     }
     with pytest.raises(InvalidRequest, match="site's own repository"):
