@@ -130,6 +130,10 @@ def _parse(data: bytes, limits: Limits) -> _Extent:
     )
 
 
+#: Hexadecimal digits of a content id at most.
+_CID_DIGITS: Final = 8
+
+
 def _descriptor(reader: Reader, extent: _Extent) -> str:
     """The descriptor's text; everything that anybody could read as one is looked at."""
     sectors = max(extent.descriptor_sectors, _DESCRIPTOR_SECTORS)
@@ -142,7 +146,9 @@ def _descriptor(reader: Reader, extent: _Extent) -> str:
             hint=_SINGLE,
         )
     text, _, rest = data[: extent.descriptor_sectors * SECTOR].partition(b"\0")
-    if rest.strip(b"\0"):
+    left = rest.strip(b"\0")
+    # QEMU changes the CID in place: behind a shorter number, the end of the old text stays.
+    if left and not (len(left) < _CID_DIGITS and text.endswith(left)):
         raise refusal("descriptor", "there is something behind the end of the VMDK's descriptor")
     return text.decode("latin-1")
 

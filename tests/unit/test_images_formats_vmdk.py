@@ -47,6 +47,21 @@ def test_disks_in_other_files_are_refused(tmp_path: Path, subformat: str) -> Non
     refused(path, "raw_with_header", pinned="raw")
 
 
+def shorter_cid(data: bytearray, digits: int) -> None:
+    """Have a CID of fewer digits, written in place as QEMU does it (block/vmdk.c, vmdk_write_cid)."""
+    begin = data.index(b"# Disk DescriptorFile")
+    text = bytes(data[begin : data.index(b"\0", begin)])
+    number = text.index(b"\nCID=") + len(b"\nCID=")
+    new = text[:number] + text[number + digits :] + b"\0"
+    data[begin : begin + len(new)] = new
+
+
+@pytest.mark.parametrize("digits", range(1, 8))
+def test_what_qemu_leaves_behind_a_shorter_cid_is_no_fault(lab: Lab, digits: int) -> None:
+    path = lab.changed("vmdk-sparse", lambda data: shorter_cid(data, digits))
+    assert admit(path, "vmdk", Limits()).virtual_size == SIZE
+
+
 def test_an_extent_by_itself_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "disk.vmdk"
     options = "subformat=twoGbMaxExtentSparse"
