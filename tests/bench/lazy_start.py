@@ -1,11 +1,13 @@
 """Lazy start: time to a guest that is ready, and bytes moved until then, over fetching all first.
 
 Each start has an empty cache and fetches from a real API, through a proxy that counts and that can
-be as slow as a site's line.
+be as slow as a site's line. One image is as it comes, the other has data besides what it boots from.
 """
 
 from __future__ import annotations
 
+import random
+import shutil
 import socket
 import tempfile
 import threading
@@ -19,9 +21,12 @@ from pathlib import Path
 from counting_proxy import PIECE, Proxy
 from figures import Finding, compare, spread
 from service_kit import Service, service
+from start_overhead import step_times
 
 from api.serve import make_issuer
+from images.content import SEGMENT
 from images.lazy.cache import LiveCache
+from images.manifest import ImageManifest
 from images.store import ImageStore
 from vmjobs.agent.inbox import Inbox
 from vmjobs.agent.run import Parts, Run
@@ -34,21 +39,37 @@ from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report
 TARGET = 0.9
 #: Of the image's bytes, before the guest is ready.
 MOVED = 0.5
-#: Lines that images come by, in bytes per second; None: as fast as it goes here.
-LINES = {"loopback": None, "200 Mbit/s": 25e6}
+#: What the larger image has besides, in bytes: nothing that could be compressed.
+DATA = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A line. rate: bytes per second of all connections together; delay: seconds, of a request."""
+
+    name: str
+    rate: float = float("inf")
+    delay: float = 0.0
+
+
+LINES = (Kind("loopback"), Kind("200 Mbit/s, 10 ms", 25e6, 0.010))
 
 
 class Line(Proxy):
-    """A proxy that passes on no more than so many bytes a second, of all connections together."""
+    """A proxy that is as slow as a line."""
 
-    def __init__(self, server: tuple[str, int], rate: float | None) -> None:
+    def __init__(self, server: tuple[str, int], kind: Kind) -> None:
         super().__init__(server)
-        self._rate, self._free, self._turn = rate, 0.0, threading.Lock()
+        self._kind, self._free, self._turn = kind, 0.0, threading.Lock()
 
     def _pump(self, source: socket.socket, sink: socket.socket, way: str) -> None:
         with suppress(OSError):
+            sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while data := source.recv(PIECE):
-                self._wait(len(data))
+                if way == "up":
+                    time.sleep(self._kind.delay)
+                else:
+                    self._wait(len(data))
                 sink.sendall(data)
                 with self._changed:
                     setattr(self, way, getattr(self, way) + len(data))
@@ -57,20 +78,18 @@ class Line(Proxy):
                 end.shutdown(socket.SHUT_RDWR)
 
     def _wait(self, size: int) -> None:
-        if self._rate is None:
-            return
         with self._turn:
             now = time.monotonic()
-            self._free = max(self._free, now) + size / self._rate
+            self._free = max(self._free, now) + size / self._kind.rate
             pause = self._free - now
         time.sleep(pause)
 
 
 @contextmanager
-def line_to(listen: str, rate: float | None) -> Iterator[Line]:
+def line_to(listen: str, kind: Kind) -> Iterator[Line]:
     """A line before the service that listens at ``HOST:PORT``."""
     host, _, port = listen.rpartition(":")
-    made = Line((host, int(port)), rate)
+    made = Line((host, int(port)), kind)
     thread = threading.Thread(target=made.serve, daemon=True)
     thread.start()
     try:
@@ -82,11 +101,15 @@ def line_to(listen: str, rate: float | None) -> Iterator[Line]:
 
 @dataclass
 class Start:
-    """One start. ready, end: seconds from its begin; moved: bytes until the guest was ready."""
+    """One start. ready, end: seconds from its begin; moved: bytes until the guest was ready.
+
+    waited: seconds for which the guest waited for its image, or the job for all of it.
+    """
 
     ready: float = 0.0
     end: float = 0.0
     moved: int = 0
+    waited: float = 0.0
 
 
 class _Watch:
@@ -111,26 +134,49 @@ def lazy_start(
     spec = JobSpec(
         image=ref, script="exit 0\n", memory=128, disk=64, hypervisor=kind, network=NetworkMode.NONE
     )
-    size = store.manifest(store.resolve(ref)).size
-    with tempfile.TemporaryDirectory(prefix="vmjobs-bench-") as name:
-        home = Path(name)
+    with tempfile.TemporaryDirectory(prefix="vmjobs-bench-") as directory:
+        home = Path(directory)
+        own = _images(home / "images", store, ref)
         with service(home / "service") as api:
-            digest = _published(api, store, ref)
-            for what, rate in LINES.items():
-                with line_to(api.config.listen, rate) as line:
-                    url, token = line.url, make_issuer(api.config).node_token("bench")
-                    client = ImageClient(url, token)
-                    yield from _compare(made, client, digest, spec, line, home, pairs, what, size)
+            for what in (ref, f"{ref}-and-data"):
+                digest, size = _published(api, own, what)
+                for kind in LINES:
+                    with line_to(api.config.listen, kind) as line:
+                        client = ImageClient(line.url, make_issuer(api.config).node_token("bench"))
+                        name = f"lazy start, {spec.hypervisor}, {what}, {kind.name}"
+                        yield from _compare(made, client, digest, spec, line, home, pairs, name, size)
 
 
-def _published(api: Service, store: ImageStore, ref: str) -> str:
-    """The image's digest, once the API has it."""
+def _images(root: Path, store: ImageStore, ref: str) -> ImageStore:
+    """A store with the image, and with one that has data behind its file system."""
+    own = ImageStore(root)
+    image = store.prepare(store.resolve(ref))
+    if image.kernel is None or image.initrd is None:
+        raise RuntimeError(f"{ref} has no kernel of its own")
+    common = {"kernel": own.add_file(image.kernel), "initrd": own.add_file(image.initrd)}
+    disk = root / "disk"
+    shutil.copy(image.root, disk)
+    noise = random.Random(0)
+    for name in (ref, f"{ref}-and-data"):
+        manifest = ImageManifest(root=own.add_file(disk), cmdline=image.cmdline, **common)
+        own.tag(name, "latest", own.put_manifest(manifest))
+        with disk.open("ab") as file:
+            for _ in range(DATA // SEGMENT if name == ref else 0):
+                file.write(noise.randbytes(SEGMENT))
+    disk.unlink()
+    return own
+
+
+def _published(api: Service, store: ImageStore, ref: str) -> tuple[str, int]:
+    """The image's digest and size, once the API has it."""
     local = api.home / "local"
-    local.mkdir()
-    (local / "images").symlink_to(store.root.absolute())
-    api.vmjobs("image", "push", ref, "bench-lazy")
+    local.mkdir(exist_ok=True)
+    if not (local / "images").exists():
+        (local / "images").symlink_to(store.root.absolute())
+    api.vmjobs("image", "push", ref, f"bench-{ref}")
     with Images(api.url, make_issuer(api.config).node_token("bench")) as images:
-        return images.detail("bench/bench-lazy").digest
+        digest = images.detail(f"bench/bench-{ref}").digest
+    return digest, store.manifest(digest).size
 
 
 def _compare(
@@ -141,7 +187,7 @@ def _compare(
     line: Line,
     home: Path,
     pairs: int,
-    what: str,
+    name: str,
     size: int,
 ) -> Iterator[Finding]:
     seen: dict[str, list[Start]] = {"lazy": [], "whole": []}
@@ -152,14 +198,13 @@ def _compare(
             seen[way].append(start_once(made, client, digest, spec, line, home, lazy=way == "lazy"))
     lazy, whole = seen["lazy"], seen["whole"]
     details = {
-        "seconds to the end, lazy": spread([s.end for s in lazy]),
-        "seconds to the end, whole": spread([s.end for s in whole]),
+        "seconds waited for the image, lazy": spread([s.waited for s in lazy]),
+        "seconds waited for the image, whole": spread([s.waited for s in whole]),
         "bytes until ready, lazy": [s.moved for s in lazy],
         "bytes until ready, whole": [s.moved for s in whole],
         "bytes of the image": size,
     }
     times = [(a.ready, b.ready) for a, b in zip(lazy, whole, strict=True)]
-    name = f"lazy start, {spec.hypervisor}, {spec.image}, {what}"
     yield compare(0, f"{name}: ready", times, TARGET, measure="lazy / whole", details=details)
     ends = [(a.end, b.end) for a, b in zip(lazy, whole, strict=True)]
     yield compare(0, f"{name}: job's end", ends, 1.0, measure="lazy / whole")
@@ -198,8 +243,10 @@ def start_once(
         ours = replace(made, images=cache, live=cache if lazy else None)
         run = Run(job, _Watch(line, start), ours, job.job_id, uuid.uuid4().hex, Inbox())
         began = time.monotonic()
-        verdict = run.execute()
+        with step_times() as steps:
+            verdict = run.execute()
         start.end = time.monotonic() - began
+        start.waited = run.live.waited() + sum(steps.seconds["fetch image"])
         cache.close(60)
     if verdict.state is not JobState.COMPLETED:
         raise RuntimeError(f"the measured job ended as {verdict.state}: {verdict.reason.message}")

@@ -14,7 +14,11 @@ from lazy_kit import Place, machine, noise, place_at, wait_for
 
 from images.content import BLOCK, SEGMENT
 from images.lazy import fetch as lazy_fetch
+from images.lazy.cache import LiveCache
+from vmjobs.cli import agent
+from vmjobs.config import Config
 from vmjobs.errors import (
+    ConfigError,
     DigestMismatch,
     HypervisorError,
     InvalidRequest,
@@ -250,3 +254,29 @@ def test_a_server_that_does_not_come_up_says_why(tmp_path: Path) -> None:
     with pytest.raises(HypervisorError, match="No such file"):
         blockserver.start("vmjobs-three", LiveDisk(tmp_path / "nobody", MIB), tmp_path)
     assert blockserver.find("vmjobs-three") == []
+
+
+def test_what_a_node_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blockserver.missing() == ""
+    poor = tmp_path / "nbdkit"
+    poor.write_text("#!/bin/sh\necho no such plugin >&2\nexit 1\n")
+    poor.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no such plugin" in blockserver.missing()
+    poor.unlink()
+    assert blockserver.missing() == "nbdkit is not installed"
+
+
+def test_a_node_starts_lazily_only_if_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("token")
+    told = Config(state_dir=tmp_path, agent_token_file=token, lazy_start=True)
+    for settings in (told, told.model_copy(update={"lazy_start": False})):
+        images = agent._images(settings)
+        assert isinstance(images, LiveCache) == settings.lazy_start
+        assert agent._live(settings, images) is (images if settings.lazy_start else None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="nbdkit is not installed"):
+        agent._live(told, agent._images(told))

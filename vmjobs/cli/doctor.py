@@ -56,6 +56,7 @@ def _programs() -> Iterator[Finding]:
         "linux.uml": ("the uml hypervisor", "apt-get install user-mode-linux"),
         "qemu-system-x86_64": ("the qemu and kvm hypervisors", "apt-get install qemu-system-x86"),
         "qemu-img": ("the qemu and kvm hypervisors", "apt-get install qemu-utils"),
+        "nbdkit": ("lazy starts", "apt-get install nbdkit nbdkit-plugin-python"),
         "mmdebstrap": ("building images", "apt-get install mmdebstrap"),
         "mke2fs": ("building images", "apt-get install e2fsprogs"),
     }

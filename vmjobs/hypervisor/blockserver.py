@@ -15,7 +15,7 @@ from pathlib import Path
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import nbd_plugin, procs
 from vmjobs.hypervisor.base import LiveDisk
-from vmjobs.subprocess import environment
+from vmjobs.subprocess import environment, run
 
 PROGRAM = "nbdkit"
 PLUGIN = nbd_plugin.__file__
@@ -28,7 +28,13 @@ THREADS = 4
 
 def missing() -> str:
     """Why no disk can be served on this node; empty: it can."""
-    return "" if shutil.which(PROGRAM) else f"{PROGRAM} is not installed"
+    if shutil.which(PROGRAM) is None:
+        return f"{PROGRAM} is not installed"
+    try:
+        run([PROGRAM, "--dump-plugin", "python"], timeout=30, error=HypervisorError)
+    except HypervisorError as error:
+        return f"{PROGRAM} has no plugin for Python: {error.message}"
+    return ""
 
 
 def start(name: str, disk: LiveDisk, workdir: Path) -> tuple[subprocess.Popen[bytes], Path]:
