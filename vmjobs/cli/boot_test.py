@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from images.recipe import Recipe
 from images.store import ImageStore
+from vmjobs.agent.fleet import Fleet
 from vmjobs.agent.inbox import Inbox
 from vmjobs.agent.run import Run
 from vmjobs.cli.node_parts import fleet, parts
 from vmjobs.config import Config
 from vmjobs.errors import BuildError
+from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import HypervisorKind, JobSpec, JobState, Report, StreamName
 
@@ -38,12 +40,17 @@ class BootTest:
     """
 
     def __init__(
-        self, settings: Config, store: ImageStore, tell: Callable[[str], None] = lambda _text: None
+        self,
+        settings: Config,
+        store: ImageStore,
+        tell: Callable[[str], None] = lambda _text: None,
+        hypervisors: Fleet | None = None,
     ) -> None:
+        """hypervisors: of this node, where somebody keeps them; what they know is not asked again."""
         self._settings = settings
         self._store = store
         self._tell = tell
-        self._fleet = fleet(settings, store)
+        self._fleet = hypervisors or fleet(settings, store)
 
     def __call__(self, digest: str, recipe: Recipe) -> None:
         """Boot the image.
@@ -58,9 +65,9 @@ class BootTest:
             self._run(digest, recipe.name, kind, probes)
 
     def _kinds(self, digest: str) -> list[HypervisorKind]:
-        working = {result.kind for result in self._fleet.probe() if result.works}
         wanted = self._store.manifest(digest).hypervisors
-        kinds = [kind for kind in wanted if kind in working]
+        known = self._fleet.results
+        kinds = _working(wanted, known) or _working(wanted, self._fleet.probe())
         if not kinds:
             raise BuildError(
                 f"nothing on this machine can boot the image: it needs one of {', '.join(wanted)}",
@@ -109,6 +116,11 @@ class BootTest:
                 f"the image {name} fails its boot test on {spec.hypervisor}: {verdict.reason.message}"
             )
             raise BuildError(f"{message}; its output:\n{text}" if text else message)
+
+
+def _working(wanted: Sequence[HypervisorKind], results: Sequence[ProbeResult]) -> list[HypervisorKind]:
+    working = {result.kind for result in results if result.works}
+    return [kind for kind in wanted if kind in working]
 
 
 class _Nobody:

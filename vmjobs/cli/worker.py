@@ -66,14 +66,16 @@ def _build(settings: Config) -> None:
     from repository.service import open_repository  # noqa: PLC0415
     from repository.tasks import make_builder, worker_arguments  # noqa: PLC0415
     from vmjobs.cli.boot_test import BootTest  # noqa: PLC0415
+    from vmjobs.cli.node_parts import fleet  # noqa: PLC0415
 
     def parts() -> Building:
         store = ImageStore(settings.images)
+        hypervisors = fleet(settings, store)
         return Building(
             repository=open_repository(settings, migrate=False),
             store=store,
             workdir=settings.images.parent / "work",
-            boot_test=lambda tell: BootTest(settings, store, tell),
+            boot_test=lambda tell: BootTest(settings, store, tell, hypervisors),
         )
 
     _check_builder(settings)
