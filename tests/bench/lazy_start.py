@@ -198,8 +198,6 @@ def _compare(
             seen[way].append(start_once(made, client, digest, spec, line, home, lazy=way == "lazy"))
     lazy, whole = seen["lazy"], seen["whole"]
     details = {
-        "seconds waited for the image, lazy": spread([s.waited for s in lazy]),
-        "seconds waited for the image, whole": spread([s.waited for s in whole]),
         "bytes until ready, lazy": [s.moved for s in lazy],
         "bytes until ready, whole": [s.moved for s in whole],
         "bytes of the image": size,
@@ -208,6 +206,8 @@ def _compare(
     yield compare(0, f"{name}: ready", times, TARGET, measure="lazy / whole", details=details)
     ends = [(a.end, b.end) for a, b in zip(lazy, whole, strict=True)]
     yield compare(0, f"{name}: job's end", ends, 1.0, measure="lazy / whole")
+    waits = [(a.waited, b.waited) for a, b in zip(lazy, whole, strict=True)]
+    yield compare(0, f"{name}: waiting for the image", waits, TARGET, measure="lazy / whole")
     parts = spread([s.moved / size for s in lazy])
     yield Finding(
         0,
