@@ -79,7 +79,12 @@ def make_builder(config: Config, factory: BuildingFactory) -> Celery:
         building.build_image(parts(), build)
 
     # The message may be quicker than the commit.
-    app.task(build_image, name=BUILD_IMAGE, **{**PATIENT, "autoretry_for": (Unavailable, NotFound)})
+    app.task(
+        build_image,
+        name=BUILD_IMAGE,
+        shared=False,
+        **{**PATIENT, "autoretry_for": (Unavailable, NotFound)},
+    )
     return app
 
 
@@ -140,8 +145,8 @@ def _add_tasks(app: Celery, parts: _Once[Dispatch], config: Config) -> None:
 
     # The message may be quicker than the commit; a commit that failed leaves nothing to find.
     early = {**PATIENT, "autoretry_for": (Unavailable, NotFound)}
-    app.task(submit_array, name=SUBMIT_ARRAY, **early)
-    app.task(cancel_job, name=CANCEL_JOB, **PATIENT)
+    app.task(submit_array, name=SUBMIT_ARRAY, shared=False, **early)
+    app.task(cancel_job, name=CANCEL_JOB, shared=False, **PATIENT)
 
     def sweep(parts: Dispatch) -> None:
         if not config.broker_url:
@@ -156,7 +161,7 @@ def _add_tasks(app: Celery, parts: _Once[Dispatch], config: Config) -> None:
         ("vmjobs.sweep", sweep),
         ("vmjobs.collect", dispatch.collect),
     ):
-        app.task(_periodic(name, work, parts), name=name)
+        app.task(_periodic(name, work, parts), name=name, shared=False)
 
 
 def _periodic(

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from repository_kit import Ledger, dispatcher
+from sqlalchemy import update
 
 from images import recipe as recipes
+from repository.broker import BUILD_QUEUE, Publisher
 from repository.builds import AGAIN, CANCELED, LOST, MAX_ACTIVE, Superseded, lock_name, patience
 from repository.images import LIBRARY, Viewer
+from repository.models import BuildRow
 from repository.service import Repository
+from repository.tasks import make_celery
+from vmjobs.config import Config
 from vmjobs.errors import (
     BuildError,
     Conflict,
@@ -245,3 +252,27 @@ def test_builds_whose_builder_is_gone_are_found_at_once(repository: Repository) 
     builds.finish(work, DIGEST)
     assert builds.abandoned() == []
     assert builds.get(waiting.id).state is BuildState.QUEUED
+
+
+def test_the_sweep_sends_what_the_broker_lost(repository: Repository, config: Config) -> None:
+    made = create(repository)
+    app = make_celery(config, lambda: dispatcher(repository, Ledger()))
+    publisher = Publisher(config)
+
+    def messages() -> list[str]:
+        found = (config.data_dir / "broker").glob(f"*.{BUILD_QUEUE}.msg")
+        return [json.loads(path.read_text())["headers"]["argsrepr"] for path in found]
+
+    publisher.build_image(made.id)
+    assert messages() == [f"('{made.id}',)"]
+    for path in (config.data_dir / "broker").glob("*.msg"):
+        path.unlink()
+    app.tasks["vmjobs.sweep"]()
+    assert messages() == []  # it may be with a builder yet
+    with repository.database.write() as session:
+        session.execute(update(BuildRow).values(sent=now() - timedelta(seconds=61)))
+    app.tasks["vmjobs.sweep"]()
+    app.tasks["vmjobs.sweep"]()
+    assert messages() == [f"('{made.id}',)"]
+    publisher.close()
+    app.close()

@@ -125,13 +125,15 @@ def builds(ids: tuple[str, ...], cancel: bool, wait: bool, limit: int, as_json: 
     if as_json:
         print_json(found)
     else:
-        rows = [(b.id, b.name, b.state, _what(b), b.digest, ago(b.created)) for b in found]
-        print_table(("BUILD", "IMAGE", "STATE", "", "DIGEST", "CREATED"), rows)
+        rows = [(b.id, b.name, b.state, ago(b.created), _what(b)) for b in found]
+        print_table(("BUILD", "IMAGE", "STATE", "CREATED", "DIGEST, STEP OR REASON"), rows)
     if wait:
         _raise_first_failure(found)
 
 
 def _what(build: Build) -> str:
+    if build.state is BuildState.DONE:
+        return build.digest
     if build.state is BuildState.FAILED:
         return f"{build.code}: {build.message.partition(chr(10))[0]}"
     return build.step
