@@ -164,3 +164,11 @@ def test_a_kernel_that_halts_after_its_panic(tmp_path: Path) -> None:
         b"[ 3.1] ---[ end Kernel panic - not syncing: VFS: no root ]---\r\n"
     )
     assert reader(path).read() == [Panicked("VFS: no root")]
+
+
+def test_last_words_of_a_kernel_cannot_take_time(tmp_path: Path) -> None:
+    path = tmp_path / "console"
+    path.write_bytes(b"---[ end Kernel panic - not syncing" * 50_000 + b"\n")
+    began = time.monotonic()
+    assert reader(path).read() == []
+    assert time.monotonic() - began < 5
