@@ -21,7 +21,18 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 from vmjobs.errors import BuildError, Fault, InvalidRequest, NotFound
 from vmjobs.model import Frozen, faults_of
 
-_PACKAGE: Final = r"^[a-z0-9][a-z0-9+.-]+$"
+_PACKAGE: Final = r"^[a-z0-9][a-z0-9+.-]{1,99}$"
+#: What a recipe may have of each at most. Package names are an argument of a program in the end,
+#: which Linux takes 128 KiB of.
+MAX_PACKAGES: Final = 1000
+MAX_WHEELS: Final = 200
+MAX_FILES: Final = 1000
+MAX_DROPS: Final = 200
+MAX_PROBES: Final = 50
+MAX_VARIABLES: Final = 200
+MAX_WORDS: Final = 64
+#: Characters of a probe, a file or a variable.
+MAX_TEXT: Final = 65536
 
 
 def _inside(value: str) -> str:
@@ -35,19 +46,21 @@ def _inside(value: str) -> str:
 
 Package = Annotated[str, StringConstraints(pattern=_PACKAGE)]
 ImagePath = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_inside)]
-Module = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_-]+$")]
+Module = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_-]{1,64}$")]
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 RecipeName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
-Suite = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]+$")]
-Parameter = Annotated[str, StringConstraints(pattern=r"^[!-~]+$")]
-EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Suite = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{1,63}$")]
+Parameter = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
+DropPattern = Annotated[str, StringConstraints(max_length=256)]
 
 
 class Wheel(Frozen):
     """A Python wheel from the package index, pinned by version and hash."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+!-]+$")]
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+!-]{1,64}$")]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -56,21 +69,21 @@ class PythonPart(Frozen):
 
     version: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
     target: ImagePath
-    wheels: tuple[Wheel, ...] = ()
+    wheels: tuple[Wheel, ...] = Field(default=(), max_length=MAX_WHEELS)
 
 
 class KernelPart(Frozen):
     """Kernel for kvm and qemu. package: Debian (meta) package; modules: for the initial RAM disk."""
 
     package: Package
-    modules: tuple[Module, ...] = ()
+    modules: tuple[Module, ...] = Field(default=(), max_length=MAX_WORDS)
 
 
 class FilePart(Frozen):
     """A small text file to add."""
 
     path: ImagePath
-    text: str
+    text: Text
     executable: bool = False
 
 
@@ -111,19 +124,19 @@ class Recipe(Frozen):
 
     name: RecipeName
     version: Version
-    description: str = ""
-    layers: tuple[str, ...] = ()
+    description: Text = ""
+    layers: tuple[RecipeName, ...] = Field(default=(), max_length=MAX_PROBES)
     suite: Suite
     epoch: int = Field(ge=0, lt=2**31)
-    packages: tuple[Package, ...] = Field(min_length=1)
+    packages: tuple[Package, ...] = Field(min_length=1, max_length=MAX_PACKAGES)
     slack: int = Field(default=16, ge=1, le=65536, description="MiB")
-    cmdline: tuple[Parameter, ...] = ()
-    drop: tuple[str, ...] = ()
-    environment: dict[EnvName, str] = Field(default_factory=dict)
+    cmdline: tuple[Parameter, ...] = Field(default=(), max_length=MAX_WORDS)
+    drop: tuple[DropPattern, ...] = Field(default=(), max_length=MAX_DROPS)
+    environment: dict[EnvName, Text] = Field(default_factory=dict, max_length=MAX_VARIABLES)
     kernel: KernelPart | None = None
     python: PythonPart | None = None
-    files: tuple[FilePart, ...] = ()
-    probes: tuple[str, ...] = ()
+    files: tuple[FilePart, ...] = Field(default=(), max_length=MAX_FILES)
+    probes: tuple[Text, ...] = Field(default=(), max_length=MAX_PROBES)
     needs_repository: bool = False
 
     @property
@@ -164,7 +177,12 @@ def compose(layers: Sequence[Layer]) -> Recipe:
     if faults:
         listing = "; ".join(fault.message for fault in faults)
         raise InvalidRequest(f"recipe {top.name} has faults: {listing}", faults=faults)
-    return Recipe(**values)
+    try:
+        return Recipe(**values)
+    except ValidationError as error:  # of all layers together there is too much of something
+        faults = faults_of(error)
+        listing = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
+        raise InvalidRequest(f"recipe {top.name} has faults: {listing}", faults=faults) from error
 
 
 def _contradictions(layers: Sequence[Layer]) -> Iterator[Fault]:

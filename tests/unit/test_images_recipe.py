@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from images import recipe
 from images.build.builder import build_key, guest_program
@@ -48,6 +49,38 @@ def test_all_faults_are_told_at_once() -> None:
 def test_package_names_cannot_be_options_or_shell(package: str) -> None:
     with pytest.raises(InvalidRequest):
         recipe.parse(GOOD.replace("busybox-static", package))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("packages", [f"p{n}" for n in range(recipe.MAX_PACKAGES + 1)]),
+        ("packages", ["p" * 101]),
+        ("drop", [f"usr/{n}" for n in range(recipe.MAX_DROPS + 1)]),
+        ("drop", ["*" * 257]),
+        ("probes", ["true"] * (recipe.MAX_PROBES + 1)),
+        ("probes", ["#" * (recipe.MAX_TEXT + 1)]),
+        ("files", [{"path": "/x", "text": "#" * (recipe.MAX_TEXT + 1)}]),
+        ("environment", {f"V{n}": "" for n in range(recipe.MAX_VARIABLES + 1)}),
+        ("suite", "s" * 65),
+        ("kernel", {"package": "linux", "modules": ["m"] * (recipe.MAX_WORDS + 1)}),
+    ],
+)
+def test_no_recipe_keeps_a_builder_busy_by_its_length(field: str, value: object) -> None:
+    whole = recipe.load("generic").model_dump(mode="json")
+    assert recipe.Recipe.model_validate(whole)
+    with pytest.raises(ValidationError) as caught:
+        recipe.Recipe.model_validate({**whole, field: value})
+    assert all(fault["loc"][0] == field for fault in caught.value.errors())
+
+
+def test_layers_with_too_much_together_are_refused() -> None:
+    layers = [
+        recipe.parse(GOOD).model_copy(update={"name": name, "probe": f"# {name}"})
+        for name in (f"l{n}" for n in range(recipe.MAX_PROBES + 1))
+    ]
+    with pytest.raises(InvalidRequest, match="probes: Tuple should have at most 50 items"):
+        recipe.compose(layers)
 
 
 def test_text_that_is_not_toml_is_refused() -> None:
