@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import lzma
 import stat
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +17,21 @@ from images.recipe import PythonPart, Wheel
 from vmjobs.errors import BuildError, DigestMismatch
 
 _TIMEOUT: Final = 900.0
+#: Bytes that the files of a wheel may have in all: they are in memory until the disk is written.
+MAX_UNPACKED: Final = 2 * 1024**3
 #: All of them: pip takes each for itself only. Debian 12 has glibc 2.36.
 _PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
+
+#: What a zip archive that is damaged, encrypted or too new is said to be.
+_UNREADABLE: Final = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 
 def fetch(part: PythonPart, wheel: Wheel, folder: Path) -> Path:
@@ -55,18 +70,24 @@ def install(tree: Tree, file: Path, target: str) -> None:
     """Put a wheel's files into ``tree``, laid out as by ``pip install --target``.
 
     Raises:
-        BuildError: the wheel cannot be read or a path in it leads elsewhere.
+        BuildError: the wheel cannot be read, is too large, or a path in it leads elsewhere.
     """
     try:
         with zipfile.ZipFile(file) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+            if size > MAX_UNPACKED:
+                limit = MAX_UNPACKED // 1024**2
+                raise BuildError(f"{file.name} has {size // 1024**2} MiB; the limit is {limit} MiB")
             for member in archive.infolist():
                 path = _destination(member.filename, target.strip("/"))
                 if member.is_dir() or path is None:
                     continue
                 executable = bool(member.external_attr >> 16 & 0o111)
                 mode = stat.S_IFREG | (0o755 if executable else 0o644)
-                tree.add(path, Node(mode, content=in_memory(archive.read(member))))
-    except (OSError, zipfile.BadZipFile) as error:
+                with archive.open(member) as source:
+                    data = source.read(member.file_size)  # and not what it unpacks to beyond that
+                tree.add(path, Node(mode, content=in_memory(data)))
+    except _UNREADABLE as error:
         raise BuildError(f"cannot unpack {file.name}: {error}") from error
 
 
@@ -74,6 +95,8 @@ def _destination(name: str, target: str) -> str | None:
     parts = name.split("/")
     if name.startswith("/") or ".." in parts:
         raise BuildError(f"the wheel has a file outside its folder: {name}")
+    if {"", "."} & set(parts[:-1]) or parts[-1] == ".":
+        raise BuildError(f"the wheel has a file of no plain name: {name}")
     if not parts[0].endswith(".data"):
         return f"{target}/{name}"
     if len(parts) < 3:

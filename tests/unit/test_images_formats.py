@@ -165,6 +165,36 @@ def test_a_wheel_cannot_write_elsewhere(tmp_path: Path, name: str) -> None:
         wheels.install(Tree(), wheel(tmp_path, name), "/opt/py")
 
 
+@pytest.mark.parametrize("name", ["a//b", "a/./b", "./a", "a/."])
+def test_a_wheel_has_plain_names(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BuildError, match="no plain name"):
+        wheels.install(Tree(), wheel(tmp_path, name), "/opt/py")
+
+
+def test_a_wheel_that_would_fill_the_memory_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "bomb-1-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(3):
+            archive.writestr(f"zeros{number}", bytes(1 << 20))
+    monkeypatch.setattr(wheels, "MAX_UNPACKED", 2 << 20)
+    tree = Tree()
+    with pytest.raises(BuildError, match="has 3 MiB; the limit is 2 MiB"):
+        wheels.install(tree, file, "/opt/py")
+    assert list(tree.nodes) == [""]
+
+
+def test_a_wheel_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    file = wheel(tmp_path, "x.py")
+    data = bytearray(file.read_bytes())
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1  # "encrypted"
+    data[data.index(b"PK\x03\x04") + 6] |= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(BuildError, match="cannot unpack x-1-py3-none-any.whl"):
+        wheels.install(Tree(), file, "/opt/py")
+
+
 def test_a_source_that_is_shorter_than_it_was_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "x.tar"
     with tarfile.open(file, "w") as archive:
