@@ -6,8 +6,10 @@ that reads as a command to paste into a terminal.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -65,7 +67,7 @@ def run(
 
     Args:
         argv: the program and its arguments.
-        timeout: seconds until it is killed.
+        timeout: seconds until it is killed, with all that it started.
         env: variables besides those of :func:`environment`.
         data: given to it on standard input.
         check: treat an exit status other than 0 as a failure.
@@ -78,26 +80,36 @@ def run(
     shown = command_line(words, cwd)
     began = time.monotonic()
     try:
-        done = subprocess.run(
+        with subprocess.Popen(
             words,
-            input=data,
-            capture_output=True,
-            timeout=timeout,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=environment(env),
             cwd=cwd,
-            check=False,
             start_new_session=True,
-        )
+        ) as process:
+            try:
+                stdout, stderr = process.communicate(data, timeout)
+            except BaseException:
+                _kill(process)
+                raise
     except subprocess.TimeoutExpired as expired:
         said = _quote(expired.stderr or b"")
         raise error(f"no end after {timeout:g} s: {shown}{said}") from expired
     except OSError as failed:
         raise error(f"cannot run: {shown}: {failed.strerror or failed}") from failed
-    result = Result(words, done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+    result = Result(words, process.returncode, stdout, stderr, time.monotonic() - began)
     if check and result.returncode != 0:
         said = _quote(result.stderr or result.stdout)
         raise error(f"exit status {result.returncode}: {shown}{said}")
     return result
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a program and all that it started and that stayed in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or run as somebody else
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _quote(words: bytes) -> str:

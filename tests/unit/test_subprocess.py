@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +34,17 @@ def test_a_deadline() -> None:
     with pytest.raises(VMJobsError, match=r"no end after 0\.2 s: sleep 60"):
         run(["sleep", "60"], timeout=0.2)
     assert time.monotonic() - began < 10
+
+
+def test_a_deadline_ends_what_was_started_too(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    with pytest.raises(VMJobsError, match="no end after"):
+        run(["sh", "-c", f"sleep 60 & echo $! >{note}; wait"], timeout=1)
+    status = Path("/proc") / note.read_text().strip() / "stat"
+    deadline = time.monotonic() + 10
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.05)
 
 
 def test_secrets_do_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:
