@@ -100,10 +100,10 @@ class Database:
         """Whether this block is the only one of its name, over all processes on this database.
 
         Never waits; the lock ends with the block or with the process, however that ends. Two
-        names may, rarely, stand in each other's way.
+        names may, rarely, stand in each other's way, but only where their first words are the same.
         """
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
-        backend = self._advisory(number) if self._postgresql else self._lock_file(number)
+        backend = self._advisory(number) if self._postgresql else self._lock_file(name, number)
         with backend as mine:
             yield mine
 
@@ -124,10 +124,13 @@ class Database:
             connection.close()
 
     @contextmanager
-    def _lock_file(self, number: int) -> Iterator[bool]:
+    def _lock_file(self, name: str, number: int) -> Iterator[bool]:
         directory = Path(str(self.url.database)).parent / "locks"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (directory / f"{number % 1024:03x}").open("w") as file:
+        # Not a file for each name, of which there is no end. But a build holds its lock for an hour,
+        # and must never hold up what is done every few seconds.
+        kind = name.partition(" ")[0]
+        with (directory / f"{kind}-{number % 1024:03x}").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

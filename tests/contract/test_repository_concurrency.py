@@ -161,3 +161,13 @@ def test_an_exclusive_block_is_alone_and_ends_with_its_owner(
             with database.exclusive("track") as again:
                 assert again
     other.close()
+
+
+def test_a_build_never_holds_up_what_is_done_every_few_seconds(repository: Repository) -> None:
+    # As many builds as there are lock files of a kind, and more: some share their number with it.
+    for number in range(3000):
+        with (
+            repository.database.exclusive(f"build {number:032x}") as first,
+            repository.database.exclusive("vmjobs.track") as second,
+        ):
+            assert (first, second) == (True, True)
