@@ -73,6 +73,10 @@ def build_image(parts: Building, build: str) -> None:
         except VMJobsError as error:
             logger.info("build %s of %s: %s", build, work.recipe.name, error.message)
             builds.fail(work, error)
+        except OSError as error:
+            logger.exception("build %s of %s", build, work.recipe.name)
+            why = BuilderBroke(f"the builder cannot store what it makes: {error.strerror}")
+            builds.fail(work, why)
         except Exception:
             logger.exception("build %s of %s", build, work.recipe.name)
             builds.fail(work, BuilderBroke("the builder could not cope with this recipe"))

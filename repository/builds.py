@@ -5,6 +5,7 @@ What a builder does with them stands in :mod:`repository.building`.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +13,16 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pydantic import ValidationError
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from images.recipe import Recipe
 from repository.database import Database
 from repository.ids import is_id, new_ids
 from repository.images import Viewer
 from repository.images.names import check_name
+from repository.images.sql import alone as alone_in_transaction
 from repository.images.viewer import require_namespace
 from repository.models import BuildRow
 from repository.views import Publish
@@ -30,6 +32,7 @@ from vmjobs.errors import (
     IdempotencyConflict,
     InvalidRequest,
     NotFound,
+    PayloadTooLarge,
     Unavailable,
     VMJobsError,
 )
@@ -47,6 +50,10 @@ AGAIN: Final = 3
 RESEND: Final = timedelta(seconds=60)
 RESEND_DOUBLINGS: Final = 6
 MAX_LIST: Final = 1000
+#: Builds that ended, kept of each owner; older ones are forgotten. Their images stay.
+KEPT: Final = 200
+#: Characters of a recipe as JSON.
+MAX_RECIPE: Final = 1024 * 1024
 #: Characters of a reason that are kept: its beginning, and the end, where the output ends.
 MAX_MESSAGE: Final = 8000
 LOST: Final = "BUILDER_LOST"
@@ -91,7 +98,8 @@ class Builds:
 
         Raises:
             InvalidRequest: with every fault of the recipe; or it needs packages of a site's own.
-            Forbidden: not the viewer's namespace. Conflict: too many builds of his wait.
+            PayloadTooLarge: it is too long. Forbidden: not the viewer's namespace.
+            Conflict: too many builds of his wait or run.
             IdempotencyConflict: ``key`` was used for another request.
             Unavailable: what ``publish`` raises (``broker``); then nothing is stored.
         """
@@ -102,12 +110,14 @@ class Builds:
             check_name(namespace, name, tag)
         body = request.model_dump(mode="json")
         body["recipe"] = recipe.model_dump(mode="json")
+        if len(json.dumps(body["recipe"])) > MAX_RECIPE:
+            raise PayloadTooLarge(f"a recipe of more than {MAX_RECIPE} characters is not taken")
         if seen := self._seen(viewer.user, key, body):
             return seen
         row = _new_row(viewer, key, body, f"{namespace}/{name}:{tags[0]}")
         try:
             with self.database.write() as session:
-                _check_active(session, viewer.user)
+                _make_room(session, viewer.user)
                 session.add(row)
                 session.flush()
                 if publish is not None:
@@ -134,6 +144,7 @@ class Builds:
     def list(self, owner: str, limit: int = 100) -> list[Build]:
         """The owner's builds, newest first."""
         query = select(BuildRow).where(BuildRow.owner == owner).order_by(BuildRow.id.desc())
+        query = query.options(defer(BuildRow.request))  # of megabytes each, if one wants to
         with self.database.read() as session:
             return [_view(row) for row in session.scalars(query.limit(max(1, min(limit, MAX_LIST))))]
 
@@ -303,13 +314,19 @@ def _new_row(viewer: Viewer, key: str, body: dict[str, Any], name: str) -> Build
     )
 
 
-def _check_active(session: Session, owner: str) -> None:
-    query = select(func.count()).where(BuildRow.owner == owner, BuildRow.state.in_(ACTIVE))
+def _make_room(session: Session, owner: str) -> None:
+    """Forget the owner's oldest builds.  Raises Conflict: too many of them wait or run."""
+    alone_in_transaction(session, f"builds of {owner}")
+    mine = BuildRow.owner == owner
+    query = select(func.count()).where(mine, BuildRow.state.in_(ACTIVE))
     if (session.scalar(query) or 0) >= MAX_ACTIVE:
         raise Conflict(
             f"{MAX_ACTIVE} builds of {owner} wait or run already",
             hint="wait for them, or cancel some that are QUEUED",
         )
+    ended = select(BuildRow.id).where(mine, BuildRow.state.not_in(ACTIVE))
+    old = session.scalars(ended.order_by(BuildRow.id.desc()).offset(KEPT).limit(KEPT)).all()
+    session.execute(delete(BuildRow).where(BuildRow.id.in_(old)))
 
 
 def _locked(session: Session, build: str) -> BuildRow:

@@ -25,6 +25,7 @@ from vmjobs.errors import (
     IdempotencyConflict,
     InvalidRequest,
     NotFound,
+    PayloadTooLarge,
     Unavailable,
 )
 from vmjobs.model import now
@@ -165,6 +166,26 @@ def test_one_owner_does_not_fill_the_queue(repository: Repository) -> None:
     create(repository, Viewer("bob"))
     repository.builds.cancel(made[0].id, "ada")
     create(repository)
+
+
+def test_old_builds_are_forgotten(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repository.builds.KEPT", 3)
+    builds = repository.builds
+    made = [create(repository).id for _ in range(6)]
+    for build in made[:5]:
+        builds.cancel(build)
+    other = create(repository, Viewer("bob"))
+    newest = create(repository)
+    left = {b.id for b in builds.list("ada")}
+    gone = sorted(made[:5])[:2]
+    assert left == {*made, newest.id} - set(gone)
+    assert builds.list("bob") == [other]
+
+
+def test_a_recipe_has_bounds(repository: Repository) -> None:
+    with pytest.raises((PayloadTooLarge, InvalidRequest)):
+        files = [{"path": f"/file{number}", "text": "x" * 60_000} for number in range(20)]
+        create(repository, recipe={"files": files})
 
 
 def test_canceling(repository: Repository) -> None:
