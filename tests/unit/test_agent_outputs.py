@@ -208,6 +208,77 @@ def test_a_long_name_is_not_read_into_memory(tmp_path: Path) -> None:
     assert peak < 10 * 2**20
 
 
+def entry_bytes(name: str) -> bytes:
+    item = tarfile.TarInfo(name)
+    item.size = 1
+    return item.tobuf(tarfile.GNU_FORMAT) + b"x".ljust(512, b"\0")
+
+
+def extended(kind: bytes, body: bytes) -> bytes:
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, len(body)
+    return header.tobuf(tarfile.GNU_FORMAT) + body.ljust(-(-len(body) // 512) * 512, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "count"),
+    [
+        (tarfile.GNUTYPE_LONGNAME, b"a" * 512, 3000),
+        (tarfile.XHDTYPE, b"12 a=bcdefg\n", 3000),
+        (tarfile.XGLTYPE, b"12 a=bcdefg\n", 3000),
+        (tarfile.XHDTYPE, b"12 a=bcdefg\n" * 80_000, 50),
+    ],
+    ids=["long names", "pax", "global pax", "megabytes"],
+)
+def test_headers_in_a_row_take_neither_stack_nor_memory(
+    tmp_path: Path, kind: bytes, body: bytes, count: int
+) -> None:
+    disk = tmp_path / "disk"
+    with disk.open("wb") as file:
+        for _ in range(count):
+            file.write(extended(kind, body))
+    (tmp_path / "tray").mkdir()
+    tracemalloc.start()
+    found = read_output_disk(disk, tray(tmp_path / "tray"), {}, 1000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (found.exit, found.complete) == (None, False)
+    assert peak < 16 * 2**20
+
+
+def test_headers_of_many_entries_are_not_kept(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    pax = b"100010 a=" + b"b" * 100_000 + b"\n"
+    with disk.open("wb") as file:
+        file.write(b"".join(entry_bytes(f"outputs/{n}") for n in range(3)))
+        for number in range(1000):
+            file.write(extended(tarfile.XHDTYPE, pax) + entry_bytes(f"outputs/a{number}"))
+    (tmp_path / "tray").mkdir()
+    receiving = tray(tmp_path / "tray")
+    tracemalloc.start()
+    found = read_output_disk(disk, receiving, {}, 1000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (found.begun, found.complete) == (True, False)
+    assert {"0", "1", "2", "a0", "a100"} <= receiving.kept.keys()
+    assert peak < 16 * 2**20
+
+
+def test_long_names_and_pax_headers_of_honest_entries_are_heeded(tmp_path: Path) -> None:
+    name = "d" * 200
+    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        disk = tmp_path / "disk"
+        with tarfile.open(disk, "w", format=form) as made:
+            for number in range(50):
+                item = tarfile.TarInfo(f"outputs/{name}{number}")
+                item.size, item.mtime = 3, 1.5
+                made.addfile(item, io.BytesIO(b"abc"))
+        (tmp_path / f"tray{form}").mkdir()
+        receiving = tray(tmp_path / f"tray{form}")
+        assert read_output_disk(disk, receiving, {}, 1000).complete
+        assert set(receiving.kept) == {f"{name}{number}" for number in range(50)}
+
+
 def test_an_output_sent_again_leaves_one_file(tmp_path: Path) -> None:
     receiving = tray(tmp_path, limit=1000)
     for _ in range(20):

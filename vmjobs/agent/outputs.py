@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import IO, cast
+from typing import IO, Any, Self, cast
 
 from vmjobs.model import ExitChannel, ExitStatus, RejectedEntry
 from vmjobs.paths import matches, refusal
@@ -22,6 +22,20 @@ MAX_FILES = 10_000
 MAX_REJECTED = 1000
 CHUNK = 1024 * 1024
 MAX_EXIT_JSON = 4096
+#: Headers that stand before an entry and say more of it (long names, pax): bytes of one, how many
+#: of them in a row, and bytes of all. tarfile reads them into memory, each within the one before.
+MAX_EXTENDED = 256 * 1024
+MAX_IN_A_ROW = 8
+MAX_ALL_EXTENDED = 16 * 1024 * 1024
+_EXTENDED = frozenset(
+    {
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.SOLARIS_XHDTYPE,
+    }
+)
 
 
 class Refused(Exception):
@@ -140,6 +154,31 @@ class _Guarded:
         return self._file.tell()
 
 
+def _frugal_entries() -> type[tarfile.TarInfo]:
+    """Entries of one tar stream, whose extended headers stay within bounds."""
+
+    class Entry(tarfile.TarInfo):
+        in_a_row = all_bytes = 0
+
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+            found = super().frombuf(buf, encoding, errors)
+            if found.type not in _EXTENDED:
+                cls.in_a_row = 0
+                return found
+            cls.in_a_row += 1
+            cls.all_bytes += found.size
+            if (
+                cls.in_a_row > MAX_IN_A_ROW
+                or not 0 <= found.size <= MAX_EXTENDED
+                or cls.all_bytes > MAX_ALL_EXTENDED
+            ):
+                raise tarfile.ReadError("an entry has absurdly long headers")
+            return found
+
+    return Entry
+
+
 def read_output_disk(
     disk: Path, tray: OutputTray, streams: dict[str, Path], max_stream: int
 ) -> DiskContents:
@@ -153,7 +192,12 @@ def read_output_disk(
     try:
         with (
             disk.open("rb") as file,
-            tarfile.open(fileobj=cast("IO[bytes]", _Guarded(file)), mode="r:", errorlevel=2) as tar,
+            tarfile.open(
+                fileobj=cast("IO[bytes]", _Guarded(file)),
+                mode="r:",
+                errorlevel=2,
+                tarinfo=_frugal_entries(),
+            ) as tar,
         ):
             for entry, content in _entries(tar):
                 begun = True
@@ -177,6 +221,7 @@ def _entries(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] 
         plain = entry.isreg() and not entry.issparse()
         content = tar.extractfile(entry) if plain else None
         yield entry, content
+        cast(Any, tar).members.clear()  # it would keep all of them, with all that their headers say
 
 
 def _take(entry: tarfile.TarInfo, content: IO[bytes] | None, tray: OutputTray) -> None:
