@@ -1,0 +1,79 @@
+"""What one owner's builds may cost the service: how many there are, and what a list of them reads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from sqlalchemy import event
+from test_repository_builds import ADA, create, wish
+
+from repository.builds import MAX_ACTIVE
+from repository.service import Repository
+from vmjobs.errors import Conflict
+
+
+def test_two_at_the_same_moment_are_not_one_too_many(repository: Repository) -> None:
+    for _ in range(MAX_ACTIVE - 1):
+        create(repository)
+    refused: list[Conflict] = []
+
+    def other() -> None:
+        try:
+            create(repository)
+        except Conflict as error:
+            refused.append(error)
+
+    second = threading.Thread(target=other)
+
+    def publish(_build: str) -> None:
+        second.start()
+        second.join(1)  # it counts now, if it does not wait
+
+    repository.builds.create(ADA, wish(), publish=publish)
+    second.join(30)
+    assert not second.is_alive()
+    assert len(refused) == 1
+    assert len(repository.builds.list("ada")) == MAX_ACTIVE
+
+
+def test_a_list_does_not_read_what_was_asked_for(repository: Repository) -> None:
+    made = create(repository)
+    said: list[str] = []
+
+    @event.listens_for(repository.database.engine, "before_cursor_execute")
+    def hear(_conn: object, _cursor: object, statement: str, *_: object) -> None:
+        said.append(statement)
+
+    try:
+        assert repository.builds.list("ada") == [made]
+    finally:
+        event.remove(repository.database.engine, "before_cursor_execute", hear)
+    assert any("FROM builds" in statement for statement in said)
+    assert not any("builds.request" in statement for statement in said)
+
+
+def test_the_same_key_at_the_same_moment(repository: Repository) -> None:
+    ids: list[str] = []
+
+    def other() -> None:
+        ids.append(repository.builds.create(ADA, wish(), key="k").id)
+
+    second = threading.Thread(target=other)
+
+    def publish(build: str) -> None:
+        ids.append(build)
+        second.start()
+        second.join(1)
+
+    repository.builds.create(ADA, wish(), key="k", publish=publish)
+    second.join(30)
+    assert len(ids) == 2
+    assert len(set(ids)) == 1
+
+
+@pytest.mark.parametrize("limit", [0, -1, 10**6])
+def test_a_list_has_bounds(repository: Repository, limit: int) -> None:
+    create(repository)
+    create(repository)
+    assert 1 <= len(repository.builds.list("ada", limit)) <= 2
