@@ -35,7 +35,7 @@ TESTING, PUBLISHING = 0.7, 0.85
 NOTE_SECONDS: Final = 1.0
 #: What a builder that was killed left in the work directory is removed when it is this old (seconds).
 LEFTOVER_SECONDS: Final = 7200.0
-#: With less than this free (bytes), package archives and nameless images of earlier builds go.
+#: With less than this free (bytes), downloads and nameless images of earlier builds go.
 ROOM: Final = 4096 * MIB
 
 #: Makes a boot test that tells what it does.
@@ -205,6 +205,7 @@ def _clean(workdir: Path, store: ImageStore) -> None:
             else:
                 path.unlink()
     if shutil.disk_usage(workdir).free < ROOM:
-        for archive in workdir.glob("packages/*.tar"):
-            archive.unlink(missing_ok=True)
+        # Whoever asks for wheels decides how large they are, also of those that prove to be others.
+        for download in (*workdir.glob("packages/*.tar"), *workdir.glob("wheels/*")):
+            download.unlink(missing_ok=True)
         collect_local(store)

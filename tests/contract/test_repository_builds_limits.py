@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from sqlalchemy import event
 from test_repository_builds import ADA, create, wish
 
+from images.store import ImageStore
+from repository import building
 from repository.builds import MAX_ACTIVE
 from repository.service import Repository
 from vmjobs.errors import Conflict
@@ -77,3 +80,16 @@ def test_a_list_has_bounds(repository: Repository, limit: int) -> None:
     create(repository)
     create(repository)
     assert 1 <= len(repository.builds.list("ada", limit)) <= 2
+
+
+@pytest.mark.parametrize("room", [0, 1 << 62])
+def test_downloads_go_where_room_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(building, "ROOM", room)
+    files = [tmp_path / "packages" / "bookworm-1.tar", tmp_path / "wheels" / "x-1-py3-none-any.whl"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_bytes(b"x")
+    building._clean(tmp_path, ImageStore(tmp_path / "images"))
+    assert [file.exists() for file in files] == [not room] * 2
