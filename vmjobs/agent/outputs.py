@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any, Self, cast
+from typing import IO, Any, cast
 
 from vmjobs.model import ExitChannel, ExitStatus, RejectedEntry
 from vmjobs.paths import matches, refusal
@@ -22,20 +23,12 @@ MAX_FILES = 10_000
 MAX_REJECTED = 1000
 CHUNK = 1024 * 1024
 MAX_EXIT_JSON = 4096
-#: Headers that stand before an entry and say more of it (long names, pax): bytes of one, how many
-#: of them in a row, and bytes of all. tarfile reads them into memory, each within the one before.
-MAX_EXTENDED = 256 * 1024
-MAX_IN_A_ROW = 8
-MAX_ALL_EXTENDED = 16 * 1024 * 1024
-_EXTENDED = frozenset(
-    {
-        tarfile.GNUTYPE_LONGNAME,
-        tarfile.GNUTYPE_LONGLINK,
-        tarfile.XHDTYPE,
-        tarfile.XGLTYPE,
-        tarfile.SOLARIS_XHDTYPE,
-    }
-)
+#: What tarfile may read to find the next entry: headers that stand before it and say more of it
+#: (long names, pax, sparse maps) are read into memory, each within the one before. Bytes and reads
+#: for one entry, and bytes for all.
+MAX_HEADER = 256 * 1024
+MAX_HEADER_READS = 32
+MAX_HEADERS = 32 * 1024 * 1024
 
 
 class Refused(Exception):
@@ -141,10 +134,32 @@ class _Guarded:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+        self._of_entry = self._reads = self._of_all = 0
+        self._in_content = False
+
+    @contextmanager
+    def content(self) -> Iterator[None]:
+        """What is read in the context is an entry's content; after it the next entry is looked for."""
+        self._in_content = True
+        try:
+            yield
+        finally:
+            self._in_content = False
+            self._of_entry = self._reads = 0
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= CHUNK:
             raise tarfile.ReadError("an entry claims to be absurdly large")
+        if not self._in_content:
+            self._reads += 1
+            self._of_entry += size
+            self._of_all += size
+            if (
+                self._reads > MAX_HEADER_READS
+                or self._of_entry > MAX_HEADER
+                or self._of_all > MAX_HEADERS
+            ):
+                raise tarfile.ReadError("an entry has absurdly long headers")
         return self._file.read(size)
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -152,31 +167,6 @@ class _Guarded:
 
     def tell(self) -> int:
         return self._file.tell()
-
-
-def _frugal_entries() -> type[tarfile.TarInfo]:
-    """Entries of one tar stream, whose extended headers stay within bounds."""
-
-    class Entry(tarfile.TarInfo):
-        in_a_row = all_bytes = 0
-
-        @classmethod
-        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-            found = super().frombuf(buf, encoding, errors)
-            if found.type not in _EXTENDED:
-                cls.in_a_row = 0
-                return found
-            cls.in_a_row += 1
-            cls.all_bytes += found.size
-            if (
-                cls.in_a_row > MAX_IN_A_ROW
-                or not 0 <= found.size <= MAX_EXTENDED
-                or cls.all_bytes > MAX_ALL_EXTENDED
-            ):
-                raise tarfile.ReadError("an entry has absurdly long headers")
-            return found
-
-    return Entry
 
 
 def read_output_disk(
@@ -190,16 +180,9 @@ def read_output_disk(
     found: ExitStatus | None = None
     begun = False
     try:
-        with (
-            disk.open("rb") as file,
-            tarfile.open(
-                fileobj=cast("IO[bytes]", _Guarded(file)),
-                mode="r:",
-                errorlevel=2,
-                tarinfo=_frugal_entries(),
-            ) as tar,
-        ):
-            for entry, content in _entries(tar):
+        with disk.open("rb") as file:
+            guarded = _Guarded(file)
+            for entry, content in _entries(guarded):
                 begun = True
                 if entry.name == "exit.json" and content is not None:
                     found = parse_exit_json(content.read(MAX_EXIT_JSON))
@@ -213,15 +196,17 @@ def read_output_disk(
     return DiskContents(found, True, begun)
 
 
-def _entries(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
-    for count, entry in enumerate(tar):
-        if count > MAX_FILES + 3:
-            return
-        # A sparse entry of a few bytes may stand for a file of any size.
-        plain = entry.isreg() and not entry.issparse()
-        content = tar.extractfile(entry) if plain else None
-        yield entry, content
-        cast(Any, tar).members.clear()  # it would keep all of them, with all that their headers say
+def _entries(file: _Guarded) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    with tarfile.open(fileobj=cast("IO[bytes]", file), mode="r:", errorlevel=2) as tar:
+        for count, entry in enumerate(tar):
+            if count > MAX_FILES + 3:
+                return
+            # A sparse entry of a few bytes may stand for a file of any size.
+            plain = entry.isreg() and not entry.issparse()
+            content = tar.extractfile(entry) if plain else None
+            with file.content():
+                yield entry, content
+            cast(Any, tar).members.clear()  # it would keep all of them, with all that they say
 
 
 def _take(entry: tarfile.TarInfo, content: IO[bytes] | None, tray: OutputTray) -> None:
