@@ -563,8 +563,15 @@ def advance(old: JobState, new: JobState, *, job_id: str = "") -> JobState:
     return new
 
 
+#: Faults that are listed. Megabytes of hostile JSON may have millions, of hundreds of bytes each.
+MAX_FAULTS: Final = 1000
+
+
 def faults_of(error: ValidationError, prefix: str = "") -> list[Fault]:
-    """Pydantic's findings as ours: one fault a field, none lost."""
+    """Pydantic's findings as ours: one fault a field, none lost; or their number where it is absurd."""
+    if (count := error.error_count()) > MAX_FAULTS:
+        where = prefix.removesuffix(".")
+        return [Fault(where, "too_many_faults", f"there are {count} faults, too many to list")]
     found = []
     for item in error.errors(include_url=False, include_context=False):
         where = ".".join(str(part) for part in item["loc"])

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
-from vmjobs.errors import Conflict, InvalidSpec
+from vmjobs.errors import Conflict, Fault, InvalidSpec
 from vmjobs.model import (
+    MAX_FAULTS,
     MAX_SCRIPT_BYTES,
     ON_NODE,
     TRANSITIONS,
@@ -15,6 +17,7 @@ from vmjobs.model import (
     ReasonCode,
     actor_for,
     advance,
+    faults_of,
     may_follow,
     parse_spec,
 )
@@ -115,3 +118,15 @@ def test_a_step_that_is_not_in_the_table_is_refused() -> None:
 
 def test_every_reason_has_somebody_who_can_mend_it() -> None:
     assert {actor_for(code) for code in ReasonCode} == {"user", "site", "service"}
+
+
+def test_more_faults_than_anybody_reads_are_counted() -> None:
+    def faults(count: int) -> list[Fault]:
+        with pytest.raises(ValidationError) as caught:
+            TypeAdapter(list[int]).validate_python(["x"] * count)
+        return faults_of(caught.value, "spec.")
+
+    assert len(faults(MAX_FAULTS)) == MAX_FAULTS
+    (told,) = faults(MAX_FAULTS + 1)
+    assert (told.field, told.code) == ("spec", "too_many_faults")
+    assert told.message == f"there are {MAX_FAULTS + 1} faults, too many to list"
