@@ -17,7 +17,7 @@ import errno
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import BinaryIO, Final, Self
@@ -201,9 +201,3 @@ def _is_hole(descriptor: int, offset: int, length: int) -> bool:
     except OSError as error:
         # ENXIO: a hole up to the end; anything else: a file system that knows of no holes.
         return error.errno == errno.ENXIO
-
-
-def blocks_of(data: memoryview, wanted: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
-    """Some blocks of a segment's bytes, by their numbers."""
-    for number in wanted:
-        yield number, data[number * BLOCK : (number + 1) * BLOCK]

@@ -114,19 +114,6 @@ class ImageStore:
         """Remove a manifest; its contents stay."""
         self._manifest_path(checked_digest(digest)).unlink(missing_ok=True)
 
-    def manifest_bytes(self, digest: str) -> bytes:
-        """The manifest as it is stored.
-
-        Raises:
-            NotFound: there is no such image. DigestMismatch: it is damaged.
-        """
-        try:
-            data = self._manifest_path(checked_digest(digest)).read_bytes()
-        except FileNotFoundError:
-            raise NotFound(f"there is no image {digest}") from None
-        ImageManifest.parse(data, digest)
-        return data
-
     def manifest(self, digest: str) -> ImageManifest:
         """The manifest of an image.
 
