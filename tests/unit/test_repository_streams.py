@@ -17,7 +17,7 @@ JOB, ATTEMPT, OUT = "a" * 32, "b" * 32, StreamName.OUT
 
 def test_any_order_of_repeats_gives_the_same_bytes(tmp_path: Path) -> None:
     store = StreamStore(tmp_path, 10_000)
-    chance = random.Random(7)  # noqa: S311 - not for secrets
+    chance = random.Random(7)
     data = chance.randbytes(5000)
     end = 0
     while end < len(data):
