@@ -49,6 +49,8 @@ MODIFY: Final = anyone_with(Scope.STORAGE_MODIFY)
 #: How many digests a request may hold, of how many bytes each.
 MAX_DIGESTS: Final = 4096
 DIGEST_BYTES: Final = 32
+#: Segments that are read and checked in one request: half a GiB.
+MAX_VERIFIED: Final = 64
 DIGESTS: Final = Binary(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_DIGESTS}")
 
 
@@ -75,13 +77,13 @@ def viewer() -> Viewer:
     )
 
 
-def read_digests() -> list[bytes]:
-    """The request's body as digests.
+def read_digests(limit: int = MAX_DIGESTS) -> list[bytes]:
+    """The request's body as at most ``limit`` digests.
 
     Raises:
         InvalidRequest, PayloadTooLarge: it is none of :data:`DIGESTS`.
     """
-    data = read_limited(MAX_DIGESTS * DIGEST_BYTES)
+    data = read_limited(limit * DIGEST_BYTES)
     if not data or len(data) % DIGEST_BYTES:
         message = f"must be digests of {DIGEST_BYTES} bytes each, at least one"
         raise InvalidRequest(f"the body {message}", faults=[Fault("", "bad_digests", message)])
@@ -230,13 +232,13 @@ def drop_tag(namespace: str, name: str, tag: str) -> Response:
     "verifySegments",
     tag=TAG,
     access=anyone_with(Scope.STORAGE_READ),
-    body=DIGESTS,
+    body=Binary(f"digests of {DIGEST_BYTES} bytes each, at most {MAX_VERIFIED}"),
     replies={200: Reply("what is wrong with them, if anything", VerifyReport)},
     errors=(404, 413, 422),
 )
 def verify(digest: str) -> Response:
     """Read some of an image's segments and check every block."""
-    return json_reply(backend().images.verify(viewer(), digest, read_digests()))
+    return json_reply(backend().images.verify(viewer(), digest, read_digests(MAX_VERIFIED)))
 
 
 @blueprint.post("/images/<image_digest:digest>/prefetch")

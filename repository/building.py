@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from images.build.bootstrap import archive_lock
 from images.build.builder import BootTest, build_recipe
+from images.files import free
 from images.local_gc import collect_local
 from images.push import send_content
 from images.recipe import Recipe
@@ -206,6 +208,10 @@ def _clean(workdir: Path, store: ImageStore) -> None:
                 path.unlink()
     if shutil.disk_usage(workdir).free < ROOM:
         # Whoever asks for wheels decides how large they are, also of those that prove to be others.
-        for download in (*workdir.glob("packages/*.tar"), *workdir.glob("wheels/*")):
-            download.unlink(missing_ok=True)
+        for archive in workdir.glob("packages/*.tar"):
+            with free(archive_lock(archive)) as unread:
+                if unread:
+                    archive.unlink(missing_ok=True)
+        for wheel in workdir.glob("wheels/*"):
+            wheel.unlink(missing_ok=True)
         collect_local(store)

@@ -84,6 +84,21 @@ class SiteRepository:
             raise InvalidRequest(f"there is no key of the package repository: {self.key}")
 
 
+def archive_of(recipe: Recipe, folder: Path, repository: SiteRepository | None = None) -> Path:
+    """Where the archive of a recipe's packages is, or would be."""
+    kernel = recipe.kernel.package if recipe.kernel else ""
+    inputs = [recipe.suite, sorted(recipe.packages), kernel, recipe.epoch]
+    if repository is not None:
+        inputs.append(repository.line)
+    key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+    return folder / f"{recipe.suite}-{key}.tar"
+
+
+def archive_lock(archive: Path) -> Path:
+    """Who reads an archive, or makes it anew, holds this: a build reads it to its very end."""
+    return archive.with_suffix(".lock")
+
+
 def bootstrap(
     recipe: Recipe, folder: Path, *, force: bool = False, repository: SiteRepository | None = None
 ) -> Path:
@@ -92,12 +107,8 @@ def bootstrap(
     Raises:
         BuildError: mmdebstrap is not there or failed.
     """
+    archive = archive_of(recipe, folder, repository)
     kernel = recipe.kernel.package if recipe.kernel else ""
-    inputs = [recipe.suite, sorted(recipe.packages), kernel, recipe.epoch]
-    if repository is not None:
-        inputs.append(repository.line)
-    key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
-    archive = folder / f"{recipe.suite}-{key}.tar"
     if archive.exists() and not force:
         return archive
     folder.mkdir(parents=True, exist_ok=True)

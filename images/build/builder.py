@@ -13,18 +13,18 @@ import shlex
 import tempfile
 from collections.abc import Callable
 from importlib import resources
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from images import recipe as recipes
 from images.build import bootstrap, ext4, kernel, wheels
 from images.build.bootstrap import SiteRepository
-from images.build.tree import Tree
+from images.build.tree import Tree, check_place
 from images.files import exclusive
 from images.manifest import GuestSupport, ImageManifest, Part
 from images.recipe import Recipe
 from images.store import ImageEntry, ImageStore
-from vmjobs.errors import BuildError, InvalidRequest
+from vmjobs.errors import InvalidRequest
 from vmjobs.model import MIB
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,9 @@ def build_recipe(
     with exclusive(store.root / "locks" / f"build-{key}"):
         digest = None if force else store.built(key)
         if digest is None:
-            digest = _build(recipe, guest, store, workdir, tell, force, repository)
+            archive = bootstrap.archive_of(recipe, workdir / "packages", repository)
+            with exclusive(bootstrap.archive_lock(archive)):
+                digest = _build(recipe, guest, store, workdir, tell, force, repository)
             store.record_build(key, digest)
         tested = _tested(key, digest, recipe)
         if boot_test is not None and store.built(tested) is None:
@@ -194,20 +196,8 @@ def add_guest(tree: Tree, recipe: Recipe, guest: dict[str, bytes]) -> None:
     tree.add_file("etc/vmjobs/environment", "".join(lines).encode())
     tree.add_file("etc/hosts", _HOSTS)
     for file in recipe.files:
-        _check_place(tree, file.path)
+        check_place(tree, file.path)
         tree.add_file(file.path.strip("/"), file.text.encode(), 0o755 if file.executable else 0o644)
-
-
-def _check_place(tree: Tree, path: str) -> None:
-    """Raises BuildError where a file would replace a directory, or lie in what is none."""
-    place = tree.resolve_parent(path)
-    here = tree.nodes.get(place)
-    if not place or (here is not None and here.is_dir):
-        raise BuildError(f"the recipe's file {path} is a directory in the image")
-    for parent in PurePosixPath(place).parents:
-        node = tree.nodes.get("" if str(parent) == "." else str(parent))
-        if node is not None and not node.is_dir:
-            raise BuildError(f"the recipe's file {path} lies in /{parent}, which is no directory")
 
 
 def _kernel_files(

@@ -242,3 +242,15 @@ def _take(tree: Tree, member: tarfile.TarInfo, file: Path) -> None:
     elif member.isreg():
         content = Content(member.size, file=file, offset=member.offset_data)
         tree.nodes[path] = Node(stat.S_IFREG | bits, *owner, content=content)
+
+
+def check_place(tree: Tree, path: str) -> None:
+    """Raises BuildError where a file would replace a directory, or lie in what is none."""
+    place = tree.resolve_parent(path)
+    here = tree.nodes.get(place)
+    if not place or (here is not None and here.is_dir):
+        raise BuildError(f"the file {path} is a directory in the image")
+    for parent in PurePosixPath(place).parents:
+        node = tree.nodes.get("" if str(parent) == "." else str(parent))
+        if node is not None and not node.is_dir:
+            raise BuildError(f"the file {path} lies in /{parent}, which is no directory")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from images.build.process import run
-from images.build.tree import Node, Tree, in_memory
+from images.build.tree import Node, Tree, check_place, in_memory
 from images.recipe import PythonPart, Wheel
 from vmjobs.errors import BuildError, DigestMismatch
 
@@ -86,6 +86,7 @@ def install(tree: Tree, file: Path, target: str) -> None:
                 mode = stat.S_IFREG | (0o755 if executable else 0o644)
                 with archive.open(member) as source:
                     data = source.read(member.file_size)  # and not what it unpacks to beyond that
+                check_place(tree, path)
                 tree.add(path, Node(mode, content=in_memory(data)))
     except _UNREADABLE as error:
         raise BuildError(f"cannot unpack {file.name}: {error}") from error

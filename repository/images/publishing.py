@@ -13,7 +13,7 @@ from images.content import Layout
 from images.formats import refusal_of_raw
 from images.formats.signatures import HEAD, TAIL, archive_kind
 from images.manifest import MAX_BYTES, ImageManifest, Part
-from repository.images.access import may_read
+from repository.images.access import alive, may_read
 from repository.images.catalog import (
     Catalog,
     held,
@@ -193,7 +193,7 @@ def _may_use(session: Session, viewer: Viewer, upload: str, content: int) -> boo
     readable = (
         select(ImageContentRow.content)
         .join(HoldingRow, HoldingRow.image == ImageContentRow.image)
-        .where(ImageContentRow.content == content, may_read(viewer))
+        .where(ImageContentRow.content == content, may_read(viewer), alive(utc_now()))
     )
     return any(session.scalars(query.limit(1)).one_or_none() for query in (brought, readable))
 

@@ -32,7 +32,13 @@ from images.segment import (
 )
 from repository.images.sql import add_missing, put
 from repository.images.tables import BlockRow, SegmentRow
-from repository.images.uploads import Uploads, is_zero_segment, mention, no_upload, touch
+from repository.images.uploads import (
+    Uploads,
+    is_zero_segment,
+    mention,
+    no_upload,
+    touch,
+)
 from repository.images.viewer import Viewer
 from repository.objects import ObjectReader
 from vmjobs.errors import (

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Final
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from images.content import SEGMENT, Layout, zero_block, zero_segment
 from repository.ids import is_id
 from repository.images.access import ImageCore
-from repository.images.sql import MANY, add_missing, batches, put
+from repository.images.sql import MANY, add_missing, alone, batches, put
 from repository.images.tables import (
     BlockRow,
     ContentRow,
@@ -23,11 +24,20 @@ from repository.images.tables import (
     UploadSegmentRow,
 )
 from repository.images.viewer import Viewer
-from vmjobs.errors import InvalidRequest, MissingBlocks, NotFound, PayloadTooLarge, Unavailable
+from vmjobs.errors import (
+    Conflict,
+    InvalidRequest,
+    MissingBlocks,
+    NotFound,
+    PayloadTooLarge,
+    Unavailable,
+)
 from vmjobs.model import MIB
 from vmjobs.model import now as utc_now
 from vmjobs.wire import Upload
 
+#: Uploads of one owner that may be open.
+MAX_OPEN: Final = 64
 #: Times that a transaction is tried whose rows a garbage collection took away meanwhile.
 TRIES = 3
 
@@ -38,7 +48,8 @@ class Uploads(ImageCore):
     def open_upload(self, viewer: Viewer, size: int) -> Upload:
         """Begin an upload of at most ``size`` bytes of content.
 
-        Raises PayloadTooLarge (no image may be so large), QuotaExceeded (nothing is left).
+        Raises PayloadTooLarge (no image may be so large), QuotaExceeded (nothing is left), Conflict
+        (too many are open).
         """
         # A disk, a kernel and an initial RAM disk, each of them within the limit.
         if size > 3 * self.config.max_image_size * MIB:
@@ -49,6 +60,7 @@ class Uploads(ImageCore):
         present = utc_now()
         with self.database.write() as session:
             self.check_quota(session, viewer.user, 1)
+            _check_open(session, viewer.user)
             row = UploadRow(
                 id=secrets.token_hex(16),
                 owner=viewer.user,
@@ -110,6 +122,7 @@ class Uploads(ImageCore):
             PayloadTooLarge: no image may be so large.
             InvalidRequest: a segment of it has another size than its place asks for.
             MissingBlocks: segments of it are not here; the message says how many.
+            QuotaExceeded: beyond what the owner may keep.
         """
         parts = Layout.parse(layout, digest)
         if not 0 < parts.size <= self.config.max_image_size * MIB:
@@ -120,10 +133,14 @@ class Uploads(ImageCore):
             try:
                 with self.database.write() as session:
                     content = _known_content(session, digest)
+                    new = content is None
                     if content is None:
                         content = _add_content(session, digest, parts, layout)
                     add_missing(session, UploadContentRow, [{"upload": upload, "content": content}])
-                    touch(session, viewer, upload)
+                    # A content of zeros alone has no segments, but what is written here it costs.
+                    cost = len(layout) if new else 0
+                    self.check_quota(session, viewer.user, cost)
+                    touch(session, viewer, upload, received=cost)
                     return
             except IntegrityError:
                 self.upload(viewer, upload)
@@ -146,6 +163,17 @@ def no_upload(upload: str) -> NotFound:
     return NotFound(
         f"there is no upload {upload[:64]}", hint="it may have been given up; begin a new one"
     )
+
+
+def _check_open(session: Session, owner: str) -> None:
+    """Raises Conflict where an owner has too many uploads open already."""
+    alone(session, f"uploads of {owner}")
+    count = session.scalar(select(func.count()).where(UploadRow.owner == owner)) or 0
+    if count >= MAX_OPEN:
+        raise Conflict(
+            f"{count} uploads of {owner} are open already",
+            hint="publish or drop some; those that nothing is added to are given up by themselves",
+        )
 
 
 def check_digests(digests: Sequence[bytes]) -> None:

@@ -424,7 +424,7 @@ def test_a_damaged_block_is_found_and_named(site: Site) -> None:
     ada.problem(422, "POST", verify, data=b"\1" * 32, content_type=OCTETS)
     ada.problem(422, "POST", verify, data=b"\1" * 31, content_type=OCTETS)
     ada.problem(422, "POST", verify, data=b"", content_type=OCTETS)
-    ada.problem(413, "POST", verify, data=bytes(32 * 4097), content_type=OCTETS)
+    ada.problem(413, "POST", verify, data=bytes(32 * 65), content_type=OCTETS)
 
 
 def _size(path: Path) -> int:

@@ -27,14 +27,16 @@ from repository_images_kit import (
 from s3_kit import S3Server
 from sqlalchemy import select
 
-from images.content import BLOCK, SEGMENT, Layout, block_digest, segment_digest
+from images.content import BLOCK, SEGMENT, Layout, block_digest, segment_digest, zero_segment
 from images.segment import Kind, assemble, parse_index, unpack
 from repository.database import Database
 from repository.images import Images, Viewer
 from repository.images.tables import BlockRow, SegmentRow
+from repository.images.uploads import MAX_OPEN
 from repository.objects import open_objects
 from vmjobs.config import Config
 from vmjobs.errors import (
+    Conflict,
     DigestMismatch,
     ImageRejected,
     InvalidRequest,
@@ -289,6 +291,28 @@ def test_more_than_was_announced(images: Images) -> None:
     assert len(stored(images)) == 1
     assert images.upload(ADA, upload).received == len(packed(piece))
     assert not images.put_segment(ADA, upload, first, packed(piece))
+
+
+def test_a_content_of_nothing_but_zeros_costs_its_layout(images: Images) -> None:
+    config = images.config.model_copy(update={"image_quota": 1, "max_image_size": 1 << 20})
+    images = Images(images.database, images.objects, config)
+    upload = begin(images, size=1 << 40)
+    zeros = Layout(20_000 * SEGMENT, (zero_segment(),) * 20_000)
+    for _ in range(2):
+        images.put_content(ADA, upload, zeros.digest, zeros.to_bytes())
+        assert images.upload(ADA, upload).received == len(zeros.to_bytes())
+    last = Layout(19_000 * SEGMENT, (zero_segment(),) * 19_000)
+    with pytest.raises(QuotaExceeded, match="1 MiB"):
+        images.put_content(ADA, upload, last.digest, last.to_bytes())
+
+
+def test_uploads_without_end(images: Images) -> None:
+    uploads = [images.open_upload(ADA, 1).id for _ in range(MAX_OPEN)]
+    with pytest.raises(Conflict, match="open already"):
+        images.open_upload(ADA, 1)
+    images.open_upload(EVE, 1)
+    images.drop_upload(ADA, uploads[0])
+    images.open_upload(ADA, 1)
 
 
 def test_a_quota(images: Images) -> None:

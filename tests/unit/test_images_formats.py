@@ -171,6 +171,16 @@ def test_a_wheel_has_plain_names(tmp_path: Path, name: str) -> None:
         wheels.install(Tree(), wheel(tmp_path, name), "/opt/py")
 
 
+def test_a_wheel_cannot_replace_a_directory(tmp_path: Path) -> None:
+    tree = Tree()
+    tree.add_file("opt/py/x/inside", b"")
+    with pytest.raises(BuildError, match="is a directory"):
+        wheels.install(tree, wheel(tmp_path, "x"), "/opt/py")
+    tree.add_file("opt/py/y", b"")
+    with pytest.raises(BuildError, match="which is no directory"):
+        wheels.install(tree, wheel(tmp_path, "y/z"), "/opt/py")
+
+
 def test_a_wheel_that_would_fill_the_memory_is_not_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ class Pattern:
         """Whether the expression is found in a line.
 
         Raises:
-            TooSlow: time is up.
+            TooSlow: time is up, or memory.
         """
         began = time.monotonic()
         seconds = min(self.line_seconds, self.all_seconds)
@@ -71,6 +71,9 @@ class Pattern:
                 f"looking for /{self.expression}/ on the console took longer than {seconds:.3g} s; "
                 "use a simpler expression"
             ) from error
+        except MemoryError as error:
+            message = f"looking for /{self.expression}/ on the console takes more memory than there is"
+            raise TooSlow(f"{message}; use a simpler expression") from error
         self.all_seconds = max(0.001, self.all_seconds - (time.monotonic() - began))
         return found is not None
 

@@ -16,7 +16,7 @@ from vmjobs.cli.image_support import Bar, bar, complete_image, repository
 from vmjobs.cli.support import config, json_option, print_json, read_token
 from vmjobs.client import ImageClient
 from vmjobs.client.images import Images
-from vmjobs.errors import VMJobsError
+from vmjobs.errors import Unauthenticated, VMJobsError
 from vmjobs.wire import DamagedBlock, ImageDetail, VerifyReport
 
 #: Segments in one question: so many that an answer comes within a few seconds.
@@ -76,9 +76,15 @@ def _subject() -> str:
     import base64  # noqa: PLC0415
     import json  # noqa: PLC0415
 
-    middle = read_token(config().token_file).split(".")[1]
-    claims = json.loads(base64.urlsafe_b64decode(middle + "=" * (-len(middle) % 4)))
-    return str(claims.get("sub", ""))
+    file = config().token_file
+    try:
+        middle = read_token(file).split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(middle + "=" * (-len(middle) % 4)))
+        return str(claims["sub"])
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise Unauthenticated(
+            f"what is in {file} is no token", hint="name the images to verify"
+        ) from error
 
 
 def _verify(images: Images, fetcher: ImageClient, ref: str, found: ImageDetail) -> dict[str, Any]:
