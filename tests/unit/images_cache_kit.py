@@ -72,7 +72,7 @@ class Remote:
 
     def manifest(self, digest: str) -> bytes:
         """See ``images.remote.ImageFetcher``."""
-        return self.store.manifest_bytes(digest)
+        return self.store.manifest(digest).canonical()
 
     def signature(self, digest: str) -> str:
         """See ``images.remote.ImageFetcher``."""
