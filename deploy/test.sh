@@ -4,12 +4,21 @@
 set -eu
 cd "$(dirname "$0")/.."
 export COMPOSE_PROJECT_NAME="${VMJOBS_PROJECT:-vmjobs}"
-pytest=.venv/bin/pytest
+cache=build/pytest-cache
+
+# tests ARGUMENT...: runs them side by side. What fails then is run once more by itself, and said to be: deadlines
+# of processes, machines and containers are met or not with what else goes on. It has to pass there.
+tests() {
+    rm -rf $cache
+    .venv/bin/pytest -q -o cache_dir=$cache "$@" && return
+    echo "== once more, one at a time: what failed beside others"
+    .venv/bin/pytest -q -o cache_dir=$cache "$@" -n 0 --last-failed --last-failed-no-failures none
+}
 
 echo "== unit"
-$pytest -q -n 2 tests/unit
+tests tests/unit -n 2
 echo "== contract"
-$pytest -q -n 2 --dist loadfile tests/contract
+tests tests/contract -n 2 --dist loadfile
 
 echo "== grid"
 if [ -z "$(docker ps -q --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME" 2>/dev/null)" ]; then
@@ -22,6 +31,6 @@ export VMJOBS_GRID="$COMPOSE_PROJECT_NAME"
 
 echo "== integration"
 # Jobs wait for the scheduler most of their time: files of tests run side by side.
-$pytest -q -n 3 --dist loadfile -m 'not disruptive' tests/integration "$@"
+tests tests/integration -n 3 --dist loadfile -m 'not disruptive' "$@"
 echo "== integration, with services that die"
-$pytest -q -m disruptive tests/integration "$@"
+tests tests/integration -n 0 -m disruptive "$@"
