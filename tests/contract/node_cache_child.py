@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def main() -> None:
     parser.add_argument("images", nargs="+")
     parser.add_argument("--limit", type=int, default=0)
     options = parser.parse_args()
+    # Who runs in the background of a shell inherits that SIGINT is ignored, and so would we.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     fetcher = ImageClient(options.url, options.token, retries=Retries(deadline=5.0))
     cache = ImageCache(options.root, fetcher, limit=options.limit * MIB)
     for digest in options.images:
