@@ -28,6 +28,7 @@ from images.manifest import ImageManifest
 from repository.images import Viewer
 from vmjobs.errors import Fault, InvalidRequest, NotFound
 from vmjobs.wire import (
+    MAX_DIGESTS,
     GcReport,
     ImageChange,
     ImageDetail,
@@ -46,8 +47,7 @@ TAG: Final = "images"
 LOOK: Final = anyone_with(Scope.COMPUTE_READ, Scope.STORAGE_READ, Scope.NODE)
 CREATE: Final = anyone_with(Scope.STORAGE_CREATE)
 MODIFY: Final = anyone_with(Scope.STORAGE_MODIFY)
-#: How many digests a request may hold, of how many bytes each.
-MAX_DIGESTS: Final = 4096
+#: Bytes of a digest.
 DIGEST_BYTES: Final = 32
 #: Segments that are read and checked in one request: half a GiB.
 MAX_VERIFIED: Final = 64

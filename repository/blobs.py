@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Final, Self
+from typing import BinaryIO, Final
 
 from repository.objects.base import CHUNK, ObjectReader, ObjectStore
 from repository.spool import Spool, translated
+from vmjobs.closing import Closing
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, PayloadTooLarge
 
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
@@ -30,7 +30,7 @@ class BlobInfo:
     new: bool
 
 
-class BlobReader:
+class BlobReader(Closing):
     """A blob's bytes, verified while they pass.
 
     Iterating yields chunks; the last one is held back until the digest has been checked, so a
@@ -66,17 +66,6 @@ class BlobReader:
     def close(self) -> None:
         """Give back what the reader holds."""
         self._stored.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class BlobStore:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,6 +25,9 @@ from vmjobs.model import (
     RejectedEntry,
     Tag,
 )
+
+#: Digests that fit into one question about segments or blocks.
+MAX_DIGESTS: Final = 4096
 
 
 class Envelope(BaseModel):

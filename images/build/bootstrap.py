@@ -108,9 +108,9 @@ def bootstrap(
         BuildError: mmdebstrap is not there or failed.
     """
     archive = archive_of(recipe, folder, repository)
-    kernel = recipe.kernel.package if recipe.kernel else ""
     if archive.exists() and not force:
         return archive
+    kernel = recipe.kernel.package if recipe.kernel else ""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{archive.name}.{os.getpid()}.part.tar"
     command = ["mmdebstrap", "--mode=auto", "--variant=essential", "--format=tar", "--quiet"]

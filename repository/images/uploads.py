@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from images.content import SEGMENT, Layout, zero_block, zero_segment
 from repository.ids import is_id
 from repository.images.access import ImageCore
-from repository.images.sql import MANY, add_missing, alone, batches, put
+from repository.images.sql import add_missing, alone, batches, put
 from repository.images.tables import (
     BlockRow,
     ContentRow,
@@ -34,7 +34,7 @@ from vmjobs.errors import (
 )
 from vmjobs.model import MIB
 from vmjobs.model import now as utc_now
-from vmjobs.wire import Upload
+from vmjobs.wire import MAX_DIGESTS, Upload
 
 #: Uploads of one owner that may be open.
 MAX_OPEN: Final = 64
@@ -178,8 +178,10 @@ def _check_open(session: Session, owner: str) -> None:
 
 def check_digests(digests: Sequence[bytes]) -> None:
     """Raises InvalidRequest unless all are digests, and not too many."""
-    if len(digests) > MANY or any(len(digest) != 32 for digest in digests):
-        raise InvalidRequest(f"at most {MANY} digests of 32 bytes each can be asked about at once")
+    if len(digests) > MAX_DIGESTS or any(len(digest) != 32 for digest in digests):
+        raise InvalidRequest(
+            f"at most {MAX_DIGESTS} digests of 32 bytes each can be asked about at once"
+        )
 
 
 def touch(

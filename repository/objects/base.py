@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Final, Self
+from typing import BinaryIO, Final
 
+from vmjobs.closing import Closing
 from vmjobs.errors import InvalidRequest
 
 CHUNK: Final = 256 * 1024
@@ -30,7 +30,7 @@ class ObjectInfo:
     modified: datetime
 
 
-class ObjectReader(ABC):
+class ObjectReader(Closing, ABC):
     """An open object: the bytes it had when it was opened, even if it is replaced meanwhile.
 
     size: in bytes. path: the file that holds just these bytes, where there is one.
@@ -54,17 +54,6 @@ class ObjectReader(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back what the reader holds."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class ObjectStore(ABC):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import quote
 
 import requests
@@ -13,8 +12,10 @@ from pydantic import BaseModel
 
 from vmjobs.client.agent import JSON_HEADERS, encoded
 from vmjobs.client.transport import Packet, Retries, Transport, parse
+from vmjobs.closing import Closing
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.wire import (
+    MAX_DIGESTS,
     Build,
     BuildList,
     BuildRequest,
@@ -39,14 +40,12 @@ BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
 #: Seconds between two looks at a build: after a change, and at most.
 FIRST_POLL: Final = 0.3
 LAST_POLL: Final = 2.0
-#: Digests that fit into one question.
-MAX_DIGESTS: Final = 4096
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-class Images:
+class Images(Closing):
     """One person's view of the images of a service.
 
     Methods raise what the service answers with: ``NotFound``, ``Forbidden``, ``QuotaExceeded``,
@@ -62,17 +61,6 @@ class Images:
         retries: Retries = TRANSFER_RETRIES,
     ) -> None:
         self._http = Transport(url, token, session=session, retries=retries)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give connections back; calls that wait for another try fail at once."""

@@ -6,8 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from urllib.parse import quote
 
 import requests
@@ -15,6 +14,7 @@ import requests
 from vmjobs.client import files
 from vmjobs.client.agent import JSON_HEADERS, encoded
 from vmjobs.client.transport import Retries, Transport, Upload, parse
+from vmjobs.closing import Closing
 from vmjobs.errors import NotFound
 from vmjobs.model import (
     InputFile,
@@ -47,7 +47,7 @@ LAST_POLL: Final = 2.0
 POLLS_PER_SECOND: Final = 100
 
 
-class Client:
+class Client(Closing):
     """One person's view of the API.
 
     Methods raise what the service answers with: ``NotFound``, ``Forbidden``, ``InvalidSpec`` …,
@@ -63,17 +63,6 @@ class Client:
         retries: Retries | None = None,
     ) -> None:
         self._http = Transport(url, token, session=session, retries=retries)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give connections back; calls that wait for another try fail at once."""
