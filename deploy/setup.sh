@@ -12,7 +12,7 @@ packages="
     mmdebstrap debian-archive-keyring e2fsprogs busybox-static zstd
     postgresql rabbitmq-server shellcheck
     bubblewrap ovmf skopeo docker-registry golang-go nbdkit nbdkit-plugin-python
-    grub-pc-bin cpio fdisk squid krb5-kdc krb5-admin-server"
+    grub-pc-bin cpio fdisk dosfstools openssh-client squid krb5-kdc krb5-admin-server"
 
 missing=
 for package in $packages; do
