@@ -87,6 +87,19 @@ class Config(BaseModel):
     default_route: str = Field("local", description="route of jobs that name none")
     accounting_group: str = Field("", description="accounting group of jobs that name none")
 
+    # virtual clusters
+    pools: dict[str, str] = Field(
+        default_factory=dict,
+        description="pools that clusters may join, the first by default: name to 'COLLECTOR SCHEDD "
+        "TRUST_DOMAIN', e.g. site='site.grid site.grid grid'; probe jobs go to the schedd",
+    )
+    pool_key_dir: Path | None = Field(
+        None, description="a signing key of HTCondor's for each pool, in a file of the pool's name"
+    )
+    pool_token_seconds: int = Field(
+        600, ge=60, le=86400, description="life of the IDTOKEN of a cluster's machine; it is renewed"
+    )
+
     node_lease_seconds: int = Field(
         300, ge=30, description="a node that is out of reach for longer loses its jobs to others"
     )
@@ -116,6 +129,13 @@ class Config(BaseModel):
     )
     node_cpus: int = Field(0, ge=0, description="processors to offer; 0: all that there are")
     node_memory: int = Field(0, ge=0, description="MiB of memory to offer; 0: all that there is")
+    cluster_cpus: int = Field(0, ge=0, description="processors for machines of virtual clusters")
+    cluster_memory: int = Field(
+        0, ge=0, description="MiB of memory for machines of virtual clusters; 0: none come here"
+    )
+    cluster_disk: int = Field(
+        0, ge=0, description="MiB of disk for machines of virtual clusters; 0: half of what is free"
+    )
     hypervisors: tuple[HypervisorKind, ...] = Field(
         tuple(HypervisorKind), description="hypervisors to try, best first"
     )
@@ -147,9 +167,17 @@ class Config(BaseModel):
         parse_storage_url(value)
         return value
 
-    @field_validator("routes", mode="before")
+    @field_validator("pools")
     @classmethod
-    def _routes_from_text(cls, value: Any) -> Any:
+    def _complete_pools(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, words in value.items():
+            if len(words.split()) != 3:
+                raise ValueError(f"{name} must be 'COLLECTOR SCHEDD TRUST_DOMAIN', not {words!r}")
+        return value
+
+    @field_validator("routes", "pools", mode="before")
+    @classmethod
+    def _table_from_text(cls, value: Any) -> Any:
         """In the environment a table is ``name=resource;name=resource``."""
         if not isinstance(value, str):
             return value

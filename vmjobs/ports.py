@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from vmjobs.cluster.wire import MemberOrder, MemberReports, NodeShare, PoolToken
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import (
     AttemptClaim,
@@ -192,3 +193,85 @@ class Scheduler(Protocol):
 
     def forget(self, array: str) -> None:
         """Drop the array's spool directory: all of its jobs are final."""
+
+
+# --------------------------------------------------------------------------- virtual clusters
+
+
+class ShareSource(Protocol):
+    """The service, as an agent speaks with it about clusters. All raise ``Unavailable("api", …)``.
+
+    ``Forbidden``: the member is not this node's, or not of that incarnation (any more).
+    """
+
+    def share(self, seen: int, wait: float) -> NodeShare:
+        """What this node is to have; waits ``wait`` seconds for a revision other than ``seen``."""
+
+    def report(self, reports: MemberReports) -> None:
+        """Tell what there is."""
+
+    def token(self, member: str, incarnation: int) -> PoolToken:
+        """A token for the machine that is about to start, or runs. Older ones of it stay good."""
+
+    def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
+        """Add to what the machine's console said; repeating a call does no harm."""
+
+
+class GuestKit(Protocol):
+    """What a machine of a cluster runs: made by ``condor/``, put before the guest by the agent.
+
+    The guest program runs ``script`` as root. It finds the other files in its directory, and asks
+    ``GET /v1/token`` of its endpoint for the machine's IDTOKEN. Signals are what it is told. SIGUSR1:
+    it is admitted and may take jobs. SIGUSR2: there is a new token. SIGTERM: it is to drain: to take
+    no new job, let the running ones end, leave the pool, and then end with status 0.
+    """
+
+    def files(self, order: MemberOrder, incarnation: int) -> Mapping[str, bytes]:
+        """Contents by name; ``script`` is one of them."""
+
+
+@dataclass(frozen=True)
+class PoolMachine:
+    """A machine of a cluster as its pool's collector knows it.
+
+    name: of the member. incarnation: which of its machines. busy: jobs run in it; jobs: it has run so
+    many. system: name and version of its operating system, as it says.
+    """
+
+    name: str
+    incarnation: int
+    busy: bool = False
+    jobs: int = 0
+    system: str = ""
+
+
+class ProbeState(StrEnum):
+    """How far a probe job is."""
+
+    WAITING = "waiting"
+    RAN = "ran"
+    FAILED = "failed"
+
+
+class Pool(Protocol):
+    """An HTCondor pool. Every method raises ``Unavailable("pool", …)``."""
+
+    def machines(self) -> list[PoolMachine]:
+        """Machines of our clusters whose ads are in the collector now: one query."""
+
+    def probe(self, member: str, incarnation: int) -> ProbeState:
+        """How the probe job of this machine is doing; it is submitted where there is none."""
+
+    def withdraw(self, members: Sequence[str]) -> None:
+        """Have the collector forget machines that are gone, and remove their probe jobs."""
+
+
+class Minter(Protocol):
+    """Makes tokens for machines."""
+
+    def mint(self, pool: str, member: str, seconds: int) -> PoolToken:
+        """An IDTOKEN with which the machine of that name can join the pool, and do nothing else.
+
+        Raises:
+            Unavailable: it cannot be made now.
+        """

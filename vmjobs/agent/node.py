@@ -36,13 +36,14 @@ def describe(
     running: tuple[str, ...],
 ) -> Node:
     """The node as it is now."""
+    free = shutil.disk_usage(settings.state_dir).free // MIB
     return Node(
         name=name,
         site=settings.site,
         version=__version__,
         cpus=settings.node_cpus or len(os.sched_getaffinity(0)),
         memory=settings.node_memory or _memory_mib(),
-        disk=shutil.disk_usage(settings.state_dir).free // MIB,
+        disk=free,
         hypervisors=tuple(
             HypervisorInfo(
                 kind=p.kind,
@@ -55,6 +56,9 @@ def describe(
         ),
         images=tuple(images),
         running=running,
+        cluster_cpus=settings.cluster_cpus,
+        cluster_memory=settings.cluster_memory,
+        cluster_disk=settings.cluster_disk or free // 2,
         updated=now(),
     )
 

@@ -1,0 +1,1 @@
+"""Virtual clusters: machines that stay, and join an HTCondor pool as workers of their own."""
