@@ -59,6 +59,9 @@ class Config(BaseModel):
     upload_seconds: int = Field(
         86400, ge=60, description="an upload that nothing was added to for so long is given up"
     )
+    build_seconds: int = Field(
+        7200, ge=1, description="a build by the service that is not done after so long has failed"
+    )
     image_trust_dir: Path | None = Field(
         None, description="public keys (*.pub): only images signed by one of them are taken and booted"
     )
