@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import BinaryIO, Final
 from urllib.parse import quote
 
@@ -10,6 +11,7 @@ import requests
 from pydantic import BaseModel
 
 from vmjobs.client.transport import Retries, Transport, Upload, parse
+from vmjobs.cluster.wire import MemberReports, NodeShare, PoolToken, TokenRequest
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, Unavailable
 from vmjobs.model import AttemptClaim, InputFile, JobTicket, Node, Output, Report, StreamName
 from vmjobs.paths import refusal
@@ -17,7 +19,12 @@ from vmjobs.wire import NodeWishes
 
 #: A repository that is restarted or moved is no reason to lose a job that is running well.
 AGENT_RETRIES: Final = Retries(deadline=300.0, ceiling=10.0)
+#: What an agent asks about clusters it asks again soon, with what has become of them meanwhile.
+SHARE_RETRIES: Final = Retries(deadline=15.0)
+#: The service answers at the latest after so many seconds, whatever it was asked to wait.
+MAX_WAIT: Final = 30.0
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
+BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
 APPEND_BYTES: Final = 4 * 1024 * 1024
 #: More than this is never taken for a manifest, a content's layout, a segment; in bytes.
 MAX_MANIFEST: Final = 4 * 1024 * 1024
@@ -74,7 +81,7 @@ class JobAgentClient:
         for start in range(0, len(data), APPEND_BYTES):
             piece = data[start : start + APPEND_BYTES]
             path = f"{self._mine()}/streams/{stream.value}?offset={offset + start}"
-            self._post(path, piece, {"Content-Type": "application/octet-stream"})
+            self._post(path, piece, BYTES_HEADERS)
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
         """See :class:`vmjobs.ports.JobSource`."""
@@ -203,3 +210,55 @@ class NodeClient:
         path = f"/v1/nodes/{quote(node.name, safe='')}"
         answer = self._http.call("PUT", path, body=encoded(node), headers=JSON_HEADERS)
         return parse(NodeWishes, answer)
+
+
+class ShareClient:
+    """What a node is to have of virtual clusters, with its token: a ``vmjobs.ports.ShareSource``."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        node: str,
+        *,
+        session: requests.Session | None = None,
+        retries: Retries = SHARE_RETRIES,
+    ) -> None:
+        self._http = Transport(url, token, session=session, retries=retries)
+        # One try waits for as long as the service may, and there is no second one.
+        patience = replace(retries, deadline=MAX_WAIT + retries.deadline)
+        self._waiting = Transport(url, token, session=session, retries=patience)
+        self._path = f"/v1/nodes/{quote(node, safe='')}/members"
+
+    def close(self) -> None:
+        """Give connections back; calls that wait for another try fail at once."""
+        self._http.close()
+        self._waiting.close()
+
+    def share(self, seen: int, wait: float) -> NodeShare:
+        """See :class:`vmjobs.ports.ShareSource`; ``wait``: 30 s at most."""
+        params = {"seen": seen, "wait": min(wait, MAX_WAIT)}
+        answer = self._waiting.call("GET", self._path, params=params, repeatable=False)
+        return parse(NodeShare, answer)
+
+    def report(self, reports: MemberReports) -> None:
+        """See :class:`vmjobs.ports.ShareSource`."""
+        self._post(self._path, encoded(reports), JSON_HEADERS)
+
+    def token(self, member: str, incarnation: int) -> PoolToken:
+        """See :class:`vmjobs.ports.ShareSource`."""
+        body = encoded(TokenRequest(incarnation=incarnation))
+        return parse(PoolToken, self._post(f"{self._member(member)}/token", body, JSON_HEADERS))
+
+    def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
+        """See :class:`vmjobs.ports.ShareSource`."""
+        for start in range(0, len(data), APPEND_BYTES):
+            place = f"incarnation={incarnation}&offset={offset + start}"
+            piece = data[start : start + APPEND_BYTES]
+            self._post(f"{self._member(member)}/console?{place}", piece, BYTES_HEADERS)
+
+    def _member(self, member: str) -> str:
+        return f"{self._path}/{quote(member, safe='')}"
+
+    def _post(self, path: str, body: bytes, headers: dict[str, str]) -> requests.Response:
+        return self._http.call("POST", path, body=body, headers=headers, repeatable=True)

@@ -13,6 +13,7 @@ import requests
 
 from vmjobs.client import files
 from vmjobs.client.agent import JSON_HEADERS, encoded
+from vmjobs.client.clusters import Clusters
 from vmjobs.client.transport import Retries, Transport, Upload, parse
 from vmjobs.closing import Closing
 from vmjobs.errors import NotFound
@@ -52,6 +53,8 @@ class Client(Closing):
 
     Methods raise what the service answers with: ``NotFound``, ``Forbidden``, ``InvalidSpec`` …,
     and ``Unavailable`` where it, or something behind it, does not answer within the deadline.
+
+    clusters: virtual clusters, for those who operate them.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Client(Closing):
         retries: Retries | None = None,
     ) -> None:
         self._http = Transport(url, token, session=session, retries=retries)
+        self.clusters = Clusters(self._http)
 
     def close(self) -> None:
         """Give connections back; calls that wait for another try fail at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -155,6 +156,21 @@ class Cluster(Envelope):
     members: tuple[Member, ...] = ()
     created: datetime
     updated: datetime
+
+
+class Outcome(StrEnum):
+    """What applying a declaration did."""
+
+    CREATED = "created"
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+
+
+class Applied(Envelope):
+    """The answer to ``PUT /v1/clusters/{name}``."""
+
+    outcome: Outcome
+    cluster: Cluster
 
 
 class ClusterList(Envelope):

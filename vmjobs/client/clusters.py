@@ -1,0 +1,122 @@
+"""Virtual clusters as operators and their programs use them."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator
+from typing import Literal, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from vmjobs.client import files
+from vmjobs.client.agent import JSON_HEADERS, encoded
+from vmjobs.client.transport import Transport, parse
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.wire import (
+    Applied,
+    Assessment,
+    Cluster,
+    ClusterEvent,
+    ClusterEvents,
+    ClusterList,
+    Scale,
+)
+from vmjobs.errors import NotFound
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class Clusters:
+    """The virtual clusters of a service: :attr:`vmjobs.client.Client.clusters`.
+
+    Methods raise what the service answers with: ``NotFound``, ``Forbidden``, ``InvalidSpec`` …,
+    and ``Unavailable`` where it does not answer in time.
+    """
+
+    def __init__(self, http: Transport) -> None:
+        self._http = http
+
+    # -- looking
+
+    def list(self) -> builtins.list[Cluster]:
+        """All clusters, by name; without their members."""
+        return builtins.list(self._http.get(ClusterList, "/v1/clusters").clusters)
+
+    def get(self, name: str) -> Cluster:
+        """One cluster with its members."""
+        return self._http.get(Cluster, _cluster(name))
+
+    def events(self, name: str, after: int = 0) -> builtins.list[ClusterEvent]:
+        """A cluster's history past event number ``after``: the last thousand lines are kept."""
+        path = f"{_cluster(name)}/events"
+        return builtins.list(self._http.get(ClusterEvents, path, {"after": after}).events)
+
+    def console(self, name: str, member: str, offset: int = 0, incarnation: int = 0) -> Iterator[bytes]:
+        """What a member's machine said on its console, from ``offset`` to where it ends now.
+
+        member: its name. incarnation: of which machine; 0: the last one; the one before it is kept.
+        """
+        path = f"{_cluster(name)}/members/{_part(member)}/console?incarnation={incarnation}"
+        return files.read_stream(self._http, path, offset)
+
+    # -- changing
+
+    def put(self, spec: ClusterSpec) -> Applied:
+        """Declare a cluster. Declaring the same again changes nothing.
+
+        Raises:
+            InvalidSpec: with every fault of the declaration.
+            NotFound: there is no such image.
+            Conflict: the cluster is being deleted.
+        """
+        return self._send(Applied, "PUT", _cluster(spec.name), spec)
+
+    def assess(self, spec: ClusterSpec) -> Assessment:
+        """How much of a declaration would run now; nothing is changed.  Raises as :meth:`put`."""
+        return self._send(Assessment, "POST", "/v1/cluster-assessments", spec)
+
+    def scale(self, name: str, size: int) -> Cluster:
+        """Have another number of machines.
+
+        Raises:
+            Conflict: the cluster is being deleted.
+        """
+        return self._send(Cluster, "POST", f"{_cluster(name)}/scale", Scale(size=size))
+
+    def drain(self, name: str) -> Cluster:
+        """Let all machines end with their jobs, and start none until :meth:`resume`."""
+        return self._send(Cluster, "POST", f"{_cluster(name)}/drain")
+
+    def resume(self, name: str) -> Cluster:
+        """Start machines again after :meth:`drain`.
+
+        Raises:
+            Conflict: the cluster is being deleted.
+        """
+        return self._send(Cluster, "POST", f"{_cluster(name)}/resume")
+
+    def delete(self, name: str, mode: Literal["drain", "now"] = "drain") -> Cluster:
+        """Have a cluster gone: once its jobs have ended, or now. It is there until its machines are
+        known to be gone.
+        """
+        answer = self._http.call("DELETE", _cluster(name), params={"mode": mode})
+        return parse(Cluster, answer)
+
+    def _send(
+        self, model: type[_Model], method: str, path: str, body: BaseModel | None = None
+    ) -> _Model:
+        data = None if body is None else encoded(body)
+        headers = {} if body is None else JSON_HEADERS
+        return parse(model, self._http.call(method, path, body=data, headers=headers, repeatable=True))
+
+
+def _cluster(name: str) -> str:
+    return f"/v1/clusters/{_part(name)}"
+
+
+def _part(name: str) -> str:
+    """A name as a part of a path. Dots alone would be resolved before anybody could refuse them."""
+    if not name.strip() or name in {".", ".."}:
+        raise NotFound(f"there is nothing called {name!r}")
+    return quote(name, safe="")
