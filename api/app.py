@@ -51,6 +51,7 @@ def create_app(
     for part in (jobs, attempts, blobs, images, image_bytes, uploads, builds, nodes, service):
         app.register_blueprint(part.blueprint)
     app.after_request(_harden)
+    image_bytes.install(app)
     return app
 
 

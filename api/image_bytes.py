@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask import Blueprint
+from flask import Blueprint, Flask
 from werkzeug.wrappers import Response
 
 from api.images import viewer
@@ -18,6 +18,8 @@ from api.ranges import (
     PartSource,
     send,
 )
+from api.segments import ShortWay
+from api.services import services
 from api.tokens import Scope
 from images.content import Layout
 from repository.images import Viewer
@@ -29,6 +31,11 @@ TAG: Final = "images"
 FETCH: Final = anyone_with(Scope.STORAGE_READ, Scope.NODE, job=True)
 HEADERS: Final = (*RANGE_HEADERS, IF_NONE_MATCH)
 ERRORS: Final = (404, 409, 416, 422)
+
+
+def install(app: Flask) -> None:
+    """Have segments answered before the framework looks at a request, where that can be."""
+    app.wsgi_app = ShortWay(app.wsgi_app, services(app), FETCH)  # type: ignore[method-assign]
 
 
 def _public(who: Viewer, digest: str) -> bool:

@@ -23,7 +23,7 @@ from api.operation import (
     read_limited,
     read_query,
 )
-from api.tokens import Scope
+from api.tokens import Principal, Scope
 from images.manifest import ImageManifest
 from repository.images import Viewer
 from vmjobs.errors import Fault, InvalidRequest, NotFound
@@ -68,6 +68,11 @@ def viewer() -> Viewer:
     """
     who = caller()
     own = require_open(who.job_id).image_digest if who.job_id is not None else None
+    return viewer_of(who, own)
+
+
+def viewer_of(who: Principal, own: str | None = None) -> Viewer:
+    """Somebody as images see him; ``own``: the image of the job that his token is for."""
     return Viewer(
         user=who.subject,
         groups=who.groups,

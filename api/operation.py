@@ -151,15 +151,19 @@ def authorize(access: Access, job_id: str | None) -> Principal:
         Forbidden: a valid token of too narrow a scope.
     """
     principal = services().issuer.verify(bearer(request.headers.get("Authorization")))
+    require(access, principal, job_id)
+    return principal
+
+
+def require(access: Access, principal: Principal, job_id: str | None = None) -> None:
+    """Raises Forbidden unless the token allows this."""
     if principal.job_id is not None:
         if not access.job:
             raise InsufficientScope("a job's token is not good for this", _needed(access))
         if job_id is not None and principal.job_id != job_id:
             raise Forbidden("this token belongs to another job")
-        return principal
-    if not principal.scopes & access.scopes:
+    elif not principal.scopes & access.scopes:
         raise InsufficientScope("the token does not carry the right to do this", _needed(access))
-    return principal
 
 
 def _needed(access: Access) -> str:

@@ -20,6 +20,7 @@ from api.problems import RangeNotSatisfiable
 from repository.objects.base import ObjectReader
 
 PIECE: Final = 256 * 1024
+OCTETS: Final = "application/octet-stream"
 #: A server that has this copies files to sockets without our help.
 KERNEL_COPIES: Final = "wsgi.file_wrapper"
 _ONE_RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
@@ -202,17 +203,13 @@ def send(
     is immutable may be kept by caches that many people share.
     """
     try:
-        headers = _headers(etag, immutable, public)
+        headers = headers_of(etag, immutable, public)
         if etag and request.if_none_match.contains(etag):
             close()
             return Response(status=304, headers=headers)
-        span = parse_range(_range_in_force(etag), source.size)
-        chosen = span or Span(0, source.size)
-        if span:
-            headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{source.size}"
-        headers["Content-Length"] = str(chosen.stop - chosen.start)
+        chosen, status = choose(_range_in_force(etag), source.size, headers)
         if (file := getattr(source, "file", None)) is not None and KERNEL_COPIES in request.environ:
-            return _by_the_kernel(file, chosen, 206 if span else 200, headers)
+            return _by_the_kernel(file, chosen, status, headers)
         pieces = source.chunks(chosen.start, chosen.stop)
         # Read before anything is said: of a small file that is damaged, the answer is its problem
         # document. A large one breaks off, and its digest tells.
@@ -222,12 +219,25 @@ def send(
         raise
     response = Response(
         chain([first], pieces),
-        206 if span else 200,
+        status,
         headers,
-        content_type="application/octet-stream",
+        content_type=OCTETS,
     )
     response.call_on_close(close)
     return response
+
+
+def choose(header: str | None, size: int, headers: dict[str, str]) -> tuple[Span, int]:
+    """What to send of ``size`` bytes, and with what status; ``headers`` are told which these are.
+
+    Raises RangeNotSatisfiable.
+    """
+    span = parse_range(header, size)
+    chosen = span or Span(0, size)
+    if span:
+        headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
+    headers["Content-Length"] = str(chosen.stop - chosen.start)
+    return chosen, 206 if span else 200
 
 
 def _by_the_kernel(file: _ObjectFile, span: Span, status: int, headers: dict[str, str]) -> Response:
@@ -237,7 +247,7 @@ def _by_the_kernel(file: _ObjectFile, span: Span, status: int, headers: dict[str
         wrap_file(request.environ, cast(IO[bytes], file)),
         status,
         headers,
-        content_type="application/octet-stream",
+        content_type=OCTETS,
         direct_passthrough=True,
     )
 
@@ -250,7 +260,8 @@ def _range_in_force(etag: str) -> str | None:
     return request.headers.get("Range")
 
 
-def _headers(etag: str, immutable: bool, public: bool = False) -> dict[str, str]:
+def headers_of(etag: str, immutable: bool, public: bool = False) -> dict[str, str]:
+    """The headers that all such answers have."""
     whose = "public" if public else "private"
     headers = {
         "Accept-Ranges": "bytes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from repository_kit import push_library
 
 from api.serve import make_issuer
 from images.content import SEGMENT, layout_of_bytes
+from images.segment import unpack
 from repository.service import open_repository
 from vmjobs.client import Client, JobAgentClient, Retries
 from vmjobs.config import Config
@@ -158,6 +160,36 @@ def test_peers_that_take_nothing_do_not_keep_others_waiting(settings: Config, tm
             start = time.monotonic()
             assert client.health().status == "ok"
             assert time.monotonic() - start < 15
+
+
+def test_ranges_of_segments_over_one_connection(settings: Config, tmp_path: Path) -> None:
+    """Each is as long as it says, so that the next answer is in its place."""
+    data = os.urandom(SEGMENT)
+    with closing(open_repository(settings)) as repository:
+        image = push_library(repository.images, "large", data)
+    segment = layout_of_bytes(data).segments[0]
+    path = f"/v1/images/{image.digest}/segments/{segment.hex()}"
+    one_process = settings.model_copy(update={"api_workers": 1})
+    headers = {"Authorization": f"Bearer {make_issuer(settings).node_token('wn1')}"}
+    with running(one_process, tmp_path / "log"):
+        connection = http.client.HTTPConnection(settings.listen, timeout=20)
+        with closing(connection):
+
+            def get(span: str = "") -> tuple[int, bytes, str | None]:
+                wanted = {"Range": f"bytes={span}"} if span else {}
+                connection.request("GET", path, headers={**headers, **wanted})
+                answer = connection.getresponse()
+                return answer.status, answer.read(), answer.getheader("Connection")
+
+            status, whole, kept = get()
+            assert (status, unpack(whole, segment), kept) == (200, data, "keep-alive")
+            socket_before = connection.sock
+            for start, stop in ((0, 1), (5, 70000), (1 << 20, 3 << 20), (len(whole) - 3, len(whole))):
+                for _ in range(2):
+                    assert get(f"{start}-{stop - 1}") == (206, whole[start:stop], "keep-alive")
+            assert get(f"{len(whole)}-")[0] == 416
+            assert get() == (200, whole, "keep-alive")
+            assert connection.sock is socket_before
 
 
 def peak_memory(pid: int) -> int:

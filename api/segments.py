@@ -1,0 +1,87 @@
+"""Segments on the short way: from a request to the kernel's copying, past the framework.
+
+A node fetches an image in thousands of requests that differ in one digest. Where everything about
+one of them is known (the token was verified, the reader let in, the segment found, all of them
+moments ago: :mod:`repository.images.serving`) the answer is made here. Everything else, every
+refusal among it, is the application's, and so is what the answer looks like: a test compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import IO, TYPE_CHECKING, Final, cast
+
+from api.images import viewer_of
+from api.operation import Access, require
+from api.ranges import KERNEL_COPIES, OCTETS, ObjectSource, choose, headers_of
+from api.services import Services
+from api.tokens import bearer
+from vmjobs.wire import Visibility
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+_PATH: Final = re.compile(r"/v1/images/(sha256:[0-9a-f]{64})/segments/([0-9a-f]{64})")
+_STATUS: Final = {200: "200 OK", 206: "206 PARTIAL CONTENT"}
+#: What an answer may depend on besides; who sends them can wait.
+_CONDITIONS: Final = ("HTTP_IF_NONE_MATCH", "HTTP_IF_RANGE")
+
+
+class ShortWay:
+    """A WSGI application in front of ``app``, whose parts are ``parts``."""
+
+    def __init__(self, app: WSGIApplication, parts: Services, access: Access) -> None:
+        self._app = app
+        self._parts = parts
+        self._access = access
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer, or have the application do it."""
+        asked = _PATH.fullmatch(environ.get("PATH_INFO", ""))
+        if asked is not None and _is_plain(environ):
+            try:
+                answer = self._answer(environ, start_response, asked[1], asked[2])
+            except Exception:
+                answer = None  # the application meets it again, and says what it is
+            if answer is not None:
+                return answer
+        return self._app(environ, start_response)
+
+    def _answer(
+        self, environ: WSGIEnvironment, start: StartResponse, digest: str, segment: str
+    ) -> Iterable[bytes] | None:
+        principal = self._parts.issuer.verify(bearer(environ.get("HTTP_AUTHORIZATION")))
+        require(self._access, principal)
+        if principal.job_id is not None:
+            return None  # whose job may have ended
+        viewer = viewer_of(principal)
+        known = self._parts.images.known_segment(viewer, digest, bytes.fromhex(segment))
+        if known is None:
+            return None
+        reader, seen_by = known
+        source = ObjectSource(reader)
+        try:
+            if source.file is None:
+                source.close()
+                return None
+            headers = headers_of(segment, immutable=True, public=seen_by is Visibility.PUBLIC)
+            chosen, status = choose(environ.get("HTTP_RANGE"), source.size, headers)
+            source.file.seek(chosen.start)
+        except BaseException:
+            source.close()
+            raise
+        headers["Content-Type"] = OCTETS
+        headers["Referrer-Policy"] = "no-referrer"
+        body: Iterable[bytes] = environ[KERNEL_COPIES](cast(IO[bytes], source.file))
+        start(_STATUS[status], list(headers.items()))
+        return body
+
+
+def _is_plain(environ: WSGIEnvironment) -> bool:
+    """Whether a request is for bytes that the kernel copies, on no conditions."""
+    return (
+        environ.get("REQUEST_METHOD") == "GET"
+        and KERNEL_COPIES in environ
+        and not any(name in environ for name in _CONDITIONS)
+    )
