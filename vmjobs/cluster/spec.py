@@ -6,7 +6,17 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from vmjobs.errors import InvalidSpec
 from vmjobs.model import Frozen, HypervisorKind, ImageRef, NetworkMode, faults_of
@@ -19,10 +29,22 @@ MAX_START: Final = 4096
 ClusterName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
 #: A shell pattern for names of nodes.
 NodePattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9*?][A-Za-z0-9._*?\[\]-]{0,254}$")]
-#: As ``repository.config.pools`` names them.
-PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
+#: As the setting ``pools`` names them; empty: its first.
+PoolName = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,254})?$")]
+
+
+def _one_fault(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """One fault, where each of the types would find its own."""
+    try:
+        return validate(value)
+    except ValidationError as error:
+        raise ValueError("must be true, false, a number, or at most 1024 characters of text") from error
+
+
 #: What a machine-ad attribute of an operator's may be.
-AttributeValue = bool | int | float | Annotated[str, StringConstraints(max_length=1024)]
+AttributeValue = Annotated[
+    bool | int | float | Annotated[str, StringConstraints(max_length=1024)], WrapValidator(_one_fault)
+]
 
 _ATTRIBUTE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
@@ -68,6 +90,10 @@ class Size(Frozen):
         return self
 
 
+def _kind_of_size(value: Any) -> str:
+    return "range" if isinstance(value, Size | dict) else "machines"
+
+
 class Limits(Frozen):
     """What one machine of the cluster may use of its node at most; unset: as much as it can.
 
@@ -94,7 +120,12 @@ class ClusterSpec(Frozen):
 
     name: ClusterName
     image: ImageRef
-    size: Annotated[int, Field(ge=0, le=MAX_SIZE, strict=True)] | Size
+    # Told apart by hand, so that a fault is told of what was meant alone.
+    size: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_SIZE, strict=True), Tag("machines")]
+        | Annotated[Size, Tag("range")],
+        Discriminator(_kind_of_size),
+    ]
     cpus: int = Field(default=1, ge=1, le=256, strict=True)
     memory: int = Field(default=1024, ge=64, le=4 * 1024 * 1024, strict=True, description="MiB")
     disk: int = Field(default=4096, ge=64, le=64 * 1024 * 1024, strict=True, description="MiB for jobs")
@@ -102,7 +133,7 @@ class ClusterSpec(Frozen):
     network: NetworkMode = NetworkMode.OUTBOUND
     nodes: tuple[NodePattern, ...] = Field(default=(), max_length=1000)
     site: str = Field(default="", max_length=255)
-    pool: PoolName | Annotated[str, StringConstraints(max_length=0)] = ""
+    pool: PoolName = ""
     attributes: Annotated[dict[str, AttributeValue], AfterValidator(_attributes)] = Field(
         default_factory=dict, max_length=100
     )
