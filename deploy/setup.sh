@@ -38,6 +38,6 @@ if [ ! -x .venv/bin/vmjobs ] || [ "$(cat $stamp 2>/dev/null)" != "$want" ]; then
     # mixed with newer ones, so everything else is installed anew.
     /usr/bin/python3 -m venv --system-site-packages .venv
     .venv/bin/pip install --quiet --disable-pip-version-check --ignore-installed \
-        --editable '.[agent,server,images,demo,dev]'
+        --editable '.[agent,server,demo,dev]'
     echo "$want" >$stamp
 fi

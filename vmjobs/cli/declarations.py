@@ -1,0 +1,352 @@
+"""Declarations of clusters as files: YAML or JSON, and for every fault the line that it is on.
+
+YAML as its version 1.2 has it: only ``true`` and ``false`` are truth values, so that ``no`` is text
+and ``12:30`` no number. Tags and merge keys (``<<``) have no meaning here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel
+
+from vmjobs.cluster.spec import ClusterSpec, Limits, Size, parse_cluster
+from vmjobs.errors import Fault, InvalidSpec
+
+MAX_BYTES: Final = 1024 * 1024
+MAX_DEPTH: Final = 16
+#: Values of one document, where an alias counts with all that it stands for.
+MAX_VALUES: Final = 20_000
+STDIN: Final = "-"
+
+_FIELDS: Final[dict[str, type[BaseModel]]] = {"": ClusterSpec, "limits": Limits, "size": Size}
+#: In place of a regular expression.
+_PLAIN: Final = {
+    "name": "must be at most 32 of a-z, 0-9 and '-', beginning with a letter and not ending with '-'",
+    "image": "must be an image's name, name:tag, namespace/name:tag, or sha256:DIGEST",
+    "nodes": "must be a shell pattern for names of nodes, like node*.example.org",
+    "pool": "must be the name of one of the service's pools",
+}
+
+
+_CORE: Final = "tag:yaml.org,2002:"
+_TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} levels deep"
+
+
+class _Loader(yaml.SafeLoader):
+    """Knows without being told what YAML 1.2 does; PyYAML's own rules are those of 1.1."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+for _kind, _pattern, _first in (
+    ("null", r"^(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"^(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^[-+]?[0-9]+$", list("-+0123456789")),
+    ("float", r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$", list("-+.0123456789")),
+):
+    _Loader.add_implicit_resolver(_CORE + _kind, re.compile(_pattern), _first)
+
+
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+_SCALARS: Final[dict[str, Callable[[str], Any]]] = {
+    f"{_CORE}str": str,
+    f"{_CORE}null": lambda _: None,
+    f"{_CORE}bool": _truth,
+    f"{_CORE}int": int,
+    f"{_CORE}float": float,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something is in a file. line and column count from 1."""
+
+    file: str
+    line: int = 1
+    column: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault and where it is. field: its dotted path in the declaration; empty: the whole."""
+
+    place: Place
+    field: str
+    code: str
+    message: str
+
+    @property
+    def fault(self) -> Fault:
+        """As an error lists it."""
+        text = f"{self.field}: {self.message}" if self.field else self.message
+        return Fault(str(self.place), self.code, text)
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        found = asdict(self)
+        return {**found.pop("place"), **found}
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One cluster of a file."""
+
+    spec: ClusterSpec
+    file: str
+    node: yaml.Node
+
+    def finding(self, fault: Fault) -> Finding:
+        """A fault of this declaration, whoever found it, with its place."""
+        return _located(self.file, self.node, fault)
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """All clusters of some files, and everything wrong with these files."""
+
+    clusters: tuple[Declaration, ...]
+    findings: tuple[Finding, ...]
+
+    def checked(self) -> tuple[Declaration, ...]:
+        """The clusters.
+
+        Raises:
+            InvalidSpec: there are faults; with all of them.
+        """
+        refuse(self.findings)
+        return self.clusters
+
+
+def refuse(findings: Sequence[Finding]) -> None:
+    """Raise an ``InvalidSpec`` with all findings, if there are any."""
+    if findings:
+        count = "a fault" if len(findings) == 1 else f"{len(findings)} faults"
+        raise InvalidSpec(f"the declaration has {count}", faults=[f.fault for f in findings])
+
+
+def read(files: Sequence[str]) -> Declarations:
+    """The declarations of all ``files``; ``-`` is standard input."""
+    clusters: list[Declaration] = []
+    findings: list[Finding] = []
+    for file in files:
+        read_file = _File(file)
+        clusters += read_file.clusters
+        findings += sorted(read_file.findings, key=lambda f: (f.place.line, f.place.column))
+    return Declarations(tuple(clusters), (*findings, *_twice(clusters)))
+
+
+# --------------------------------------------------------------------------- files
+
+
+class _File:
+    """One file: what it declares, and what is wrong with it."""
+
+    def __init__(self, file: str) -> None:
+        self.name = "<stdin>" if file == STDIN else file
+        self.clusters: list[Declaration] = []
+        self.findings: list[Finding] = []
+        for node in self._documents(self._text(file)):
+            self._declared(node)
+        if not self.clusters and not self.findings:
+            self._fault(Place(self.name), "empty", "declares no cluster")
+
+    def _fault(self, place: Place, code: str, message: str) -> None:
+        self.findings.append(Finding(place, "", code, message))
+
+    def _text(self, file: str) -> str:
+        """What is in it; nothing, and a finding, where that cannot be read."""
+        data = b""
+        try:
+            if file == STDIN:
+                data = sys.stdin.buffer.read(MAX_BYTES + 1)
+            else:
+                with Path(file).open("rb") as source:
+                    data = source.read(MAX_BYTES + 1)
+            if len(data) <= MAX_BYTES:
+                return data.decode("utf-8-sig")
+            self._fault(Place(self.name), "too_large", "has more than 1 MiB")
+        except OSError as error:
+            self._fault(Place(self.name), "unreadable", f"cannot be read: {error.strerror}")
+        except UnicodeDecodeError as error:
+            place = self._after(data[: error.start].decode("utf-8", "replace"))
+            self._fault(place, "not_text", "is not text in UTF-8")
+        return ""
+
+    def _after(self, before: str) -> Place:
+        """The place that follows the text ``before``."""
+        return Place(self.name, before.count("\n") + 1, len(before) - before.rfind("\n"))
+
+    def _documents(self, text: str) -> Iterator[yaml.Node]:
+        """The documents up to the first that is no YAML; empty ones are left out."""
+        try:
+            for node in yaml.compose_all(text, Loader=_Loader):
+                if not (isinstance(node, yaml.ScalarNode) and node.tag == f"{_CORE}null"):
+                    yield node
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            place = Place(self.name, mark.line + 1, mark.column + 1) if mark else Place(self.name)
+            self._fault(place, "yaml", f"is no YAML: {error.problem or error.context}")
+        except yaml.reader.ReaderError as error:
+            place = self._after(text[: error.position])
+            self._fault(place, "yaml", "has a character that YAML does not allow")
+        except RecursionError:
+            self._fault(Place(self.name), "yaml", _TOO_DEEP)
+
+    def _declared(self, node: yaml.Node) -> None:
+        reader = _Reader(self.name)
+        data = reader.value(node)
+        self.findings += reader.findings
+        if not reader.left:
+            return
+        told = {finding.field for finding in reader.findings}
+        try:
+            spec = parse_cluster(data)
+        except InvalidSpec as error:
+            found = [_located(self.name, node, fault) for fault in error.faults]
+            self.findings += [finding for finding in found if finding.field not in told]
+        else:
+            if not told:
+                self.clusters.append(Declaration(spec, self.name, node))
+
+
+def _twice(clusters: Sequence[Declaration]) -> Iterator[Finding]:
+    first: dict[str, Place] = {}
+    for cluster in clusters:
+        place = cluster.finding(Fault("name", "", "")).place
+        if cluster.spec.name in first:
+            other = first[cluster.spec.name]
+            yield Finding(place, "name", "twice", f"{cluster.spec.name} is declared at {other} as well")
+        first.setdefault(cluster.spec.name, place)
+
+
+# --------------------------------------------------------------------------- values
+
+
+class _Reader:
+    """Makes plain values of nodes; what it cannot read is ``None`` and has a finding.
+
+    left: values that it may still make; at 0 the rest is missing.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self.left = MAX_VALUES
+        self.findings: list[Finding] = []
+
+    def value(self, node: yaml.Node, field: str = "", depth: int = 0) -> Any:
+        """The value of ``node``."""
+        if not self.left:
+            return None
+        self.left -= 1
+        why = ""
+        if not self.left:
+            why = f"has more than {MAX_VALUES} values, counting what aliases stand for"
+        elif depth > MAX_DEPTH:
+            why = _TOO_DEEP
+        elif node.tag == f"{_CORE}map" and isinstance(node, yaml.MappingNode):
+            return self._mapping(node, field, depth)
+        elif node.tag == f"{_CORE}seq" and isinstance(node, yaml.SequenceNode):
+            items = enumerate(node.value)
+            return [self.value(item, _joined(field, str(n)), depth + 1) for n, item in items]
+        elif node.tag in _SCALARS and isinstance(node, yaml.ScalarNode):
+            try:
+                return _SCALARS[node.tag](node.value)
+            except (KeyError, ValueError):
+                why = f"is no {node.tag.removeprefix(_CORE)} that can be read"
+        self._fault(node, field, why or f"has the tag {node.tag}, which means nothing here")
+        return None
+
+    def _mapping(self, node: yaml.MappingNode, field: str, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key, item in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self._fault(key, field, "a key must be text")
+                continue
+            name = str(key.value)
+            if name in lines:
+                self._fault(key, _joined(field, name), f"is on line {lines[name]} as well")
+            lines.setdefault(name, key.start_mark.line + 1)
+            found[name] = self.value(item, _joined(field, name), depth + 1)
+        return found
+
+    def _fault(self, node: yaml.Node, field: str, message: str) -> None:
+        self.findings.append(Finding(_place(self._file, node), field, "yaml", message))
+
+
+def _joined(field: str, name: str) -> str:
+    return f"{field}.{name}" if field else name
+
+
+def _place(file: str, node: yaml.Node) -> Place:
+    return Place(file, node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+# --------------------------------------------------------------------------- faults and places
+
+
+def _located(file: str, node: yaml.Node, fault: Fault) -> Finding:
+    """A fault at the key, or the item of a list, that it is about.
+
+    Parts of its path that the document does not have are of whoever checked (``size.range.min``), or
+    name what is missing.
+    """
+    at, where = node, node
+    walked: list[str] = []
+    parts = fault.field.split(".") if fault.field else []
+    for part in parts:
+        if (step := _step(at, part)) is not None:
+            where, at = step
+            walked.append(part)
+    if parts and fault.code == "missing":
+        walked.append(parts[-1])
+    field = ".".join(walked)
+    return Finding(_place(file, where), field, fault.code, _said(field, fault))
+
+
+def _step(node: yaml.Node, part: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """Where ``part`` of a node is, and its value."""
+    if isinstance(node, yaml.MappingNode):
+        return next(((key, item) for key, item in node.value if key.value == part), None)
+    if isinstance(node, yaml.SequenceNode) and part.isascii() and part.isdigit():
+        number = int(part[:9])
+        return (node.value[number], node.value[number]) if number < len(node.value) else None
+    return None
+
+
+def _said(field: str, fault: Fault) -> str:
+    """A fault in words that fit a file."""
+    above, _, name = field.rpartition(".")
+    match fault.code:
+        case "missing":
+            return "is missing"
+        case "extra_forbidden":
+            return _unknown(above, name)
+        case "model_type":
+            return "must be a mapping, KEY: VALUE"
+        case "tuple_type":
+            return "must be a list"
+        case "string_pattern_mismatch":
+            return _PLAIN.get(field.partition(".")[0], fault.message)
+    return fault.message
+
+
+def _unknown(above: str, name: str) -> str:
+    model = _FIELDS.get(above)
+    known = list(model.model_fields) if model else []
+    near = difflib.get_close_matches(name.lower(), known, 1)
+    return f"there is no such field; did you mean {near[0]}?" if near else "there is no such field"
