@@ -12,12 +12,14 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vmjobs.errors import VMJobsError
 
+#: Between two looks at whether a program is still wanted, in seconds.
+WAIT_SECONDS = 1.0
 #: Kept of a failed program's words, in characters.
 MAX_QUOTED = 2000
 
@@ -62,6 +64,8 @@ def run(
     data: bytes = b"",
     check: bool = True,
     error: type[VMJobsError] = VMJobsError,
+    waiting: Callable[[], object] | None = None,
+    inherit: Sequence[int] = (),
 ) -> Result:
     """Run a program to its end.
 
@@ -72,6 +76,10 @@ def run(
         data: given to it on standard input.
         check: treat an exit status other than 0 as a failure.
         error: the class to raise, of one message.
+        waiting: called every second; what it raises ends the program, as a timeout does. Its
+            standard input is then empty, and ends only when the program is not wanted any more:
+            one that runs as somebody else, whom no signal reaches, can tell by that.
+        inherit: open files that it and all that it starts have as well.
 
     Raises:
         VMJobsError: of class ``error``, if the program cannot be started, fails or takes too long.
@@ -80,19 +88,24 @@ def run(
     shown = command_line(words, cwd)
     began = time.monotonic()
     try:
-        with subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(env),
-            cwd=cwd,
-            start_new_session=True,
-        ) as process:
+        with (
+            contextlib.ExitStack() as leash,
+            subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE if waiting is None else _open_pipe(leash),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment(env),
+                cwd=cwd,
+                start_new_session=True,
+                pass_fds=inherit,
+            ) as process,
+        ):
             try:
-                stdout, stderr = process.communicate(data, timeout)
+                stdout, stderr = _communicate(process, data, began + timeout, waiting)
             except BaseException:
                 _kill(process)
+                leash.close()
                 raise
     except subprocess.TimeoutExpired as expired:
         said = _quote(expired.stderr or b"")
@@ -104,6 +117,33 @@ def run(
         said = _quote(result.stderr or result.stdout)
         raise error(f"exit status {result.returncode}: {shown}{said}")
     return result
+
+
+def _open_pipe(leash: contextlib.ExitStack) -> int:
+    """The reading end of a pipe that nobody writes to; it ends with ``leash``."""
+    reader, writer = os.pipe()
+    leash.callback(os.close, reader)
+    leash.callback(os.close, writer)
+    return reader
+
+
+def _communicate(
+    process: subprocess.Popen[bytes],
+    data: bytes,
+    deadline: float,
+    waiting: Callable[[], object] | None,
+) -> tuple[bytes, bytes]:
+    """Give it its input, and hear all it says.  Raises TimeoutExpired; what ``waiting`` raises."""
+    if waiting is None:
+        return process.communicate(data, deadline - time.monotonic())
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return process.communicate(timeout=min(left, WAIT_SECONDS))
+        except subprocess.TimeoutExpired:
+            if left <= WAIT_SECONDS:
+                raise
+            waiting()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -40,11 +40,72 @@ def test_a_deadline_ends_what_was_started_too(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     with pytest.raises(VMJobsError, match="no end after"):
         run(["sh", "-c", f"sleep 60 & echo $! >{note}; wait"], timeout=1)
-    status = Path("/proc") / note.read_text().strip() / "stat"
+    until_gone(note.read_text().strip())
+
+
+def until_gone(pid: str) -> None:
+    """Wait until a process has ended."""
+    status = Path("/proc") / pid / "stat"
     deadline = time.monotonic() + 10
     while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < deadline
         threading.Event().wait(0.05)
+
+
+def test_a_program_that_is_not_wanted_any_more(tmp_path: Path) -> None:
+    note, asked = tmp_path / "pid", []
+
+    def waiting() -> None:
+        asked.append(note.read_text().strip())
+        if len(asked) == 2:
+            raise Unwanted
+
+    began = time.monotonic()
+    with pytest.raises(Unwanted):
+        run(["sh", "-c", f"sleep 60 & echo $! >{note}; wait"], timeout=50, waiting=waiting)
+    assert time.monotonic() - began < 10
+    until_gone(asked[0])
+
+
+class Unwanted(Exception):
+    """What a test's ``waiting`` raises."""
+
+
+def test_a_program_that_no_signal_reaches_can_tell_that_it_is_not_wanted(tmp_path: Path) -> None:
+    # One that runs as somebody else is not in reach of a signal, and neither is one that left.
+    work = f"echo begun >{tmp_path}/begun; cat; echo told >{tmp_path}/told"
+    script = f"exec 3<&0; setsid sh -c '{work}' <&3 & wait"
+
+    def waiting() -> None:
+        if (tmp_path / "begun").exists():
+            raise Unwanted
+
+    with pytest.raises(Unwanted):
+        run(["sh", "-c", script], timeout=50, waiting=waiting)
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "told").exists():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.05)
+
+
+def test_output_and_a_deadline_where_somebody_waits() -> None:
+    looks: list[None] = []
+    script = "for n in 1 2 3; do head -c 100000 /dev/zero; sleep 0.7; done; echo no >&2"
+    done = run(["sh", "-c", script], timeout=30, waiting=lambda: looks.append(None))
+    assert (len(done.stdout), done.stderr) == (300_000, b"no\n")
+    assert looks
+    with pytest.raises(VMJobsError, match=r"no end after 1\.5 s"):
+        run(["sleep", "60"], timeout=1.5, waiting=lambda: None)
+
+
+def test_open_files_that_are_passed_on(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        run(
+            ["sh", "-c", f"echo here >/proc/self/fd/{file.fileno()}"],
+            timeout=10,
+            inherit=(file.fileno(),),
+        )
+    assert (tmp_path / "file").read_bytes() == b"here\n"
 
 
 def test_secrets_do_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:
