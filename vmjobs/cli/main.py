@@ -21,6 +21,7 @@ from vmjobs.errors import ConfigError, VMJobsError
 COMMANDS = {
     "job": ("vmjobs.cli.job", "job", "Submit jobs and look after them."),
     "image": ("vmjobs.cli.image", "image", "Build images and look at them."),
+    "cluster": ("vmjobs.cli.cluster", "cluster", "Operate virtual clusters."),
     "node": ("vmjobs.cli.node", "node", "Look at execute nodes."),
     "token": ("vmjobs.cli.token", "token", "Make bearer tokens (on the API's host)."),
     "run": ("vmjobs.cli.run", "run", "Run a script in a VM on this machine."),

@@ -1,0 +1,77 @@
+"""``vmjobs cluster apply``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from vmjobs.cli.cluster_check import assess
+from vmjobs.cli.cluster_support import (
+    Change,
+    changes,
+    files_argument,
+    machines,
+    wait_options,
+    wait_until_up,
+)
+from vmjobs.cli.declarations import read, refuse
+from vmjobs.cli.support import client, json_option, print_json
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.wire import Applied, Outcome
+from vmjobs.errors import NotFound
+
+if TYPE_CHECKING:
+    from vmjobs.client.clusters import Clusters
+
+
+@click.command()
+@files_argument
+@wait_options
+@json_option
+def apply(files: tuple[str, ...], wait: bool, timeout: float | None, as_json: bool) -> None:
+    """Have the clusters that FILEs declare. Nothing is changed if any of them has a fault.
+
+    A cluster that is as declared stays untouched. Where its machines are declared otherwise, they
+    are replaced one at a time, each once its jobs have ended. Clusters that no FILE names stay.
+    """
+    declared = read(files).checked()
+    with client() as api:
+        refuse(assess(api.clusters, declared).findings)
+        done = []
+        for declaration in declared:
+            done.append(apply_spec(api.clusters, declaration.spec))
+            if not as_json:
+                tell(*done[-1])
+        names = [applied.cluster.name for applied, _ in done]
+        found = wait_until_up(api.clusters, names, timeout) if wait else [a.cluster for a, _ in done]
+    if as_json:
+        rows = zip(done, found, strict=True)
+        print_json(
+            [
+                {"outcome": a.outcome, "changes": [asdict(c) for c in changed], "cluster": cluster}
+                for (a, changed), cluster in rows
+            ]
+        )
+
+
+def apply_spec(api: Clusters, spec: ClusterSpec) -> tuple[Applied, list[Change]]:
+    """Declare a cluster, and say what that changes of it."""
+    try:
+        before = api.get(spec.name)
+    except NotFound:
+        before = None
+    applied = api.put(spec)
+    if applied.outcome is not Outcome.CHANGED or before is None:
+        return applied, []
+    return applied, changes(before, applied.cluster.spec, applied.cluster.image)
+
+
+def tell(applied: Applied, changed: list[Change]) -> None:
+    """Say it on standard output."""
+    cluster = applied.cluster
+    wanted = f", {machines(cluster.target)} of {cluster.spec.image}"
+    click.echo(f"{cluster.name} {applied.outcome}" + wanted * (applied.outcome is Outcome.CREATED))
+    for change in changed:
+        click.echo(f"  {change}")

@@ -1,0 +1,119 @@
+"""``vmjobs cluster scale``, ``upgrade``, ``drain``, ``resume`` and ``delete``."""
+
+from __future__ import annotations
+
+import click
+
+from vmjobs.cli.cluster_apply import apply_spec, tell
+from vmjobs.cli.cluster_support import (
+    machines,
+    name_argument,
+    size_text,
+    wait_options,
+    wait_until_up,
+)
+from vmjobs.cli.image_support import complete_image
+from vmjobs.cli.support import client, json_option, print_json
+from vmjobs.cluster.member import MemberState
+from vmjobs.cluster.spec import MAX_SIZE, parse_cluster
+from vmjobs.cluster.wire import Cluster
+
+
+@click.command()
+@name_argument
+@click.argument("size", metavar="N", type=click.IntRange(0, MAX_SIZE))
+@wait_options
+@json_option
+def scale(name: str, size: int, wait: bool, timeout: float | None, as_json: bool) -> None:
+    """Have N machines in the cluster NAME. Those that are too many end with their jobs."""
+    with client() as api:
+        before = api.clusters.get(name)
+        found = api.clusters.scale(name, size)
+        if not as_json:
+            click.echo(f"{name}: size {size_text(before.spec.size)} -> {size_text(found.spec.size)}")
+        if wait:
+            (found,) = wait_until_up(api.clusters, [name], timeout)
+    if as_json:
+        print_json(found)
+
+
+@click.command()
+@name_argument
+@click.argument("image", metavar="IMAGE", shell_complete=complete_image)
+@wait_options
+@json_option
+def upgrade(name: str, image: str, wait: bool, timeout: float | None, as_json: bool) -> None:
+    """Have the machines of the cluster NAME run IMAGE.
+
+    They are replaced one at a time, each once its jobs have ended.
+    """
+    with client() as api:
+        declared = api.clusters.get(name).spec.model_dump(mode="json")
+        applied, changed = apply_spec(api.clusters, parse_cluster({**declared, "image": image}))
+        found = applied.cluster
+        if not as_json:
+            tell(applied, changed)
+        if wait:
+            (found,) = wait_until_up(api.clusters, [name], timeout)
+    if as_json:
+        print_json(found)
+
+
+@click.command()
+@name_argument
+@json_option
+def drain(name: str, as_json: bool) -> None:
+    """Let all machines of the cluster NAME end with their jobs. It stays declared."""
+    with client() as api:
+        found = api.clusters.drain(name)
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"{name} is draining: {_running(found)}")
+
+
+@click.command()
+@name_argument
+@json_option
+def resume(name: str, as_json: bool) -> None:
+    """Start the machines of the cluster NAME again after `drain`."""
+    with client() as api:
+        found = api.clusters.resume(name)
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"{name} goes on: {machines(found.target)} wanted, {found.up} UP")
+
+
+@click.command()
+@name_argument
+@click.option("--drain", "mode", flag_value="drain", help="Let running jobs end first (default).")
+@click.option("--now", "mode", flag_value="now", help="End all machines at once, with their jobs.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+def delete(name: str, mode: str | None, yes: bool, as_json: bool) -> None:
+    """Have the cluster NAME gone, with all of its machines.
+
+    Where machines are up and it is not said how they are to end, this asks.
+    """
+    with client() as api:
+        before = api.clusters.get(name)
+        if mode is None and not yes and _up(before):
+            question = f"{name}: {_running(before)}. Delete it once its jobs have ended?"
+            click.confirm(question, abort=True, err=True)
+        found = api.clusters.delete(name, "now" if mode == "now" else "drain")
+    if as_json:
+        print_json(found)
+        return
+    ending = "at once" if mode == "now" else "once their jobs have ended"
+    left = sum(member.state is not MemberState.GONE for member in found.members)
+    click.echo(f"{name} is deleted" + (f"; {machines(left)} will go {ending}" if left else ""))
+
+
+def _up(cluster: Cluster) -> int:
+    return sum(member.state is MemberState.UP or member.busy for member in cluster.members)
+
+
+def _running(cluster: Cluster) -> str:
+    busy = sum(member.busy for member in cluster.members)
+    return f"{machines(_up(cluster))} up, {busy} of them with jobs"

@@ -1,0 +1,102 @@
+"""``vmjobs cluster list`` and ``show``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from vmjobs.cli.cluster_support import name_argument, reason, short, size_text
+from vmjobs.cli.support import ago, client, json_option, print_json, print_table
+from vmjobs.cluster.wire import Cluster, Member
+from vmjobs.model import now
+
+
+@click.command("list")
+@json_option
+def list_clusters(as_json: bool) -> None:
+    """List all virtual clusters."""
+    with client() as api:
+        found = api.clusters.list()
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            c.name,
+            c.spec.image,
+            size_text(c.spec.size),
+            c.target,
+            c.up,
+            _doing(c),
+            c.owner,
+            ago(c.updated),
+        )
+        for c in found
+    ]
+    print_table(("CLUSTER", "IMAGE", "SIZE", "TARGET", "UP", "", "OWNER", "CHANGED"), rows)
+
+
+@click.command()
+@name_argument
+@json_option
+def show(name: str, as_json: bool) -> None:
+    """Show the cluster NAME and its machines."""
+    with client() as api:
+        found = api.clusters.get(name)
+    if as_json:
+        print_json(found)
+        return
+    print_table(("", ""), _header(found))
+    columns = ("NAME", "NODE", "STATE", "SINCE", "UP FOR", "VM", "JOBS", "IMAGE", "REASON")
+    print_table(columns, [_row(member, found) for member in found.members])
+
+
+def _doing(cluster: Cluster) -> str:
+    return "deleting" if cluster.deleting else "draining" if cluster.draining else ""
+
+
+def _header(cluster: Cluster) -> list[tuple[str, str]]:
+    spec = cluster.spec
+    where = [f"nodes {', '.join(spec.nodes)}"] if spec.nodes else []
+    where += [f"site {spec.site}"] if spec.site else []
+    machine = [f"{spec.cpus} cpus", f"{spec.memory} MiB", f"{spec.disk} MiB for jobs"]
+    machine += [f"only on {spec.hypervisor}"] if spec.hypervisor else []
+    doing = _doing(cluster)
+    return [
+        ("cluster", cluster.name + (f" ({doing})" if doing else "")),
+        ("owner", cluster.owner),
+        ("image", f"{spec.image} = {cluster.image}"),
+        ("generation", f"{cluster.generation}, of {ago(cluster.updated)}"),
+        ("machines", f"{cluster.up} UP of {cluster.target} (size {size_text(spec.size)})"),
+        ("each", ", ".join(machine)),
+        ("where", "; ".join(where) or "any node"),
+        ("pool", spec.pool or "the service's first"),
+        ("start", spec.start),
+        *((f"attribute {key}", f"{value}") for key, value in spec.attributes.items()),
+    ]
+
+
+def _row(member: Member, cluster: Cluster) -> tuple[object, ...]:
+    image = short(member.image)
+    old = member.generation != cluster.generation
+    return (
+        member.name,
+        member.node or "-",
+        member.state,
+        ago(member.since),
+        _duration(member.up_since),
+        member.hypervisor or "-",
+        f"{member.jobs}, busy" if member.busy else member.jobs,
+        f"{image} (generation {member.generation})" if old else image,
+        _why(member),
+    )
+
+
+def _duration(since: datetime | None) -> str:
+    return "-" if since is None else ago(since).removesuffix(" ago")
+
+
+def _why(member: Member) -> str:
+    again = max(0, int((member.retry - now()).total_seconds())) if member.retry else None
+    return reason(member) + (f" (again in {again} s)" if again is not None else "")

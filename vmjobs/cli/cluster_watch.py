@@ -1,0 +1,125 @@
+"""``vmjobs cluster events`` and ``console``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from vmjobs.cli.cluster_support import LAST_POLL, complete_member, name_argument
+from vmjobs.cli.support import client, json_option, plain, print_json, print_table
+from vmjobs.cluster.member import MemberState
+from vmjobs.cluster.wire import ClusterEvent, Member
+from vmjobs.errors import NotFound
+
+if TYPE_CHECKING:
+    from vmjobs.client.clusters import Clusters
+
+
+# --------------------------------------------------------------------------- events
+
+
+@click.command()
+@name_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the cluster has gone.")
+@click.option("--after", type=click.IntRange(min=0), default=0, help="Only what came after event N.")
+@json_option
+def events(name: str, follow: bool, after: int, as_json: bool) -> None:
+    """Show what happened to the cluster NAME and its machines, oldest first.
+
+    With --follow, --json prints an object a line.
+    """
+    with client() as api:
+        found = api.clusters.events(name, after)
+        if follow:
+            _follow_events(api.clusters, name, found, as_json)
+        elif as_json:
+            print_json(found)
+        else:
+            print_table(("#", "TIME", "MEMBER", "NODE", "STATE", "REASON", ""), map(_cells, found))
+
+
+def _cells(event: ClusterEvent) -> tuple[str, ...]:
+    moment = event.time.astimezone().isoformat(" ", "seconds")
+    text = event.message.partition("\n")[0]
+    return (str(event.seq), moment, event.member, event.node, event.state, event.code, text)
+
+
+def _follow_events(api: Clusters, name: str, found: Sequence[ClusterEvent], as_json: bool) -> None:
+    last = 0
+    while True:
+        for event in found:
+            click.echo(json.dumps(plain(event)) if as_json else "  ".join(filter(None, _cells(event))))
+            last = event.seq
+        time.sleep(0 if found else LAST_POLL)
+        try:
+            found = api.events(name, last)
+        except NotFound:
+            return
+
+
+# --------------------------------------------------------------------------- console
+
+
+@click.command()
+@name_argument
+@click.argument("member", metavar="MEMBER", shell_complete=complete_member)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the machine has gone for good.")
+def console(name: str, member: str, follow: bool) -> None:
+    """Print the serial console of a machine of the cluster NAME, from its first byte on.
+
+    MEMBER is the machine's name, or its number. With --follow, the machine that takes its place
+    after a restart is followed, too.
+    """
+    wanted = f"{name}-{member}" if member.isdigit() else member
+    with client() as api:
+        found = _member(api.clusters, name, wanted)
+        if found is None:
+            raise NotFound(f"{name} has no machine {wanted}", hint=f"see `vmjobs cluster show {name}`")
+        _print(api.clusters, name, found, follow)
+
+
+def _member(api: Clusters, name: str, wanted: str) -> Member | None:
+    return next((member for member in api.get(name).members if member.name == wanted), None)
+
+
+def _print(api: Clusters, name: str, member: Member, follow: bool) -> None:
+    incarnation, offset = member.incarnation, 0
+    while True:
+        offset, before = _copy(api, name, member.name, incarnation, offset), offset
+        if not follow:
+            return
+        if offset == before:
+            time.sleep(LAST_POLL)
+        found = _again(api, name, member)
+        if found is None:
+            return
+        if found.incarnation != incarnation:
+            _copy(api, name, member.name, incarnation, offset)
+            click.echo(f"vmjobs: {member.name} is started anew ({found.incarnation})", err=True)
+            incarnation, offset = found.incarnation, 0
+
+
+def _copy(api: Clusters, name: str, member: str, incarnation: int, offset: int) -> int:
+    """Print what there is from ``offset`` on, and say where it ends."""
+    if not incarnation:
+        return offset
+    for data in api.console(name, member, offset, incarnation):
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        offset += len(data)
+    return offset
+
+
+def _again(api: Clusters, name: str, member: Member) -> Member | None:
+    """The same member now; None: it has gone for good."""
+    try:
+        found = _member(api, name, member.name)
+    except NotFound:
+        return None
+    over = found is None or found.id != member.id or found.state is MemberState.GONE
+    return None if over else found
