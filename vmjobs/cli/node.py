@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import socket
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from vmjobs.agent import protocol
 from vmjobs.cli.support import ago, client, config, json_option, print_json, print_table
+from vmjobs.cluster.member import MemberState
+from vmjobs.errors import Forbidden, NotFound
 from vmjobs.model import Node
+
+if TYPE_CHECKING:
+    from vmjobs.client import Client
 
 #: A node under full load is slow to answer, and must not lose its jobs for that.
 ANSWER_SECONDS = 60
@@ -24,9 +33,11 @@ def node() -> None:
 @json_option
 def list_nodes(as_json: bool) -> None:
     """List the nodes that announced themselves."""
-    nodes = client().nodes()
+    with client() as api:
+        nodes = api.nodes()
+        taken = {} if as_json else _taken(api, nodes)
     if as_json:
-        print_json(list(nodes))
+        print_json(nodes)
         return
     rows = [
         (
@@ -36,11 +47,13 @@ def list_nodes(as_json: bool) -> None:
             f"{n.memory} MiB",
             len(n.running),
             len(n.images),
+            _for_clusters(n, taken),
             ago(n.updated),
         )
         for n in nodes
     ]
-    print_table(("NODE", "HYPERVISORS", "CPUS", "MEMORY", "JOBS", "IMAGES", "HEARD"), rows)
+    columns = ("NODE", "HYPERVISORS", "CPUS", "MEMORY", "JOBS", "IMAGES", "FOR CLUSTERS", "HEARD")
+    print_table(columns, rows)
 
 
 @node.command()
@@ -48,7 +61,9 @@ def list_nodes(as_json: bool) -> None:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """Show one node: what its probes found, what it caches and runs."""
-    found = client().node(name)
+    with client() as api:
+        found = api.node(name)
+        taken = {} if as_json else _taken(api, [found])
     if as_json:
         print_json(found)
         return
@@ -61,9 +76,11 @@ def show(name: str, as_json: bool) -> None:
             ("cpus", found.cpus),
             ("memory", f"{found.memory} MiB"),
             ("disk", f"{found.disk} MiB free"),
+            ("for clusters", _for_clusters(found, taken)),
             ("heard", ago(found.updated)),
             *(("image", digest) for digest in found.images),
             *(("job", job) for job in found.running),
+            *(("machine", member) for member in taken.get(found.name, _Taken()).members),
         ],
     )
     rows = [
@@ -71,6 +88,41 @@ def show(name: str, as_json: bool) -> None:
         for h in found.hypervisors
     ]
     print_table(("HYPERVISOR", "PROBE", "TOOK", "DETAIL"), rows)
+
+
+@dataclass
+class _Taken:
+    """What clusters' machines have of a node; memory in MiB. members: names of the machines."""
+
+    cpus: int = 0
+    memory: int = 0
+    members: list[str] = field(default_factory=list)
+
+
+def _taken(api: Client, nodes: Sequence[Node]) -> dict[str, _Taken]:
+    """What clusters' machines have of nodes; empty for those who may not see clusters."""
+    found: dict[str, _Taken] = defaultdict(_Taken)
+    if not any(n.cluster_memory for n in nodes):
+        return found
+    try:
+        clusters = [api.clusters.get(cluster.name) for cluster in api.clusters.list()]
+    except (Forbidden, NotFound):
+        return {}
+    for cluster in clusters:
+        for member in cluster.members:
+            if member.node and member.state is not MemberState.GONE:
+                taken = found[member.node]
+                taken.cpus += cluster.spec.cpus
+                taken.memory += cluster.spec.memory
+                taken.members.append(member.name)
+    return found
+
+
+def _for_clusters(of: Node, taken: dict[str, _Taken]) -> str:
+    if not of.cluster_memory:
+        return "-"
+    now = taken.get(of.name, _Taken())
+    return f"{now.cpus} of {of.cluster_cpus} cpus, {now.memory} of {of.cluster_memory} MiB"
 
 
 @node.command()
