@@ -39,7 +39,9 @@ _file = click.option(
 @token.command()
 @click.argument("subject")
 @click.option("--group", "groups", multiple=True, help="A group that SUBJECT is in; may be repeated.")
-@click.option("--admin", is_flag=True, help="May also publish library images and collect garbage.")
+@click.option(
+    "--admin", is_flag=True, help="May also operate clusters, publish library images, collect garbage."
+)
 @_lifetime
 @_file
 def user(subject: str, groups: tuple[str, ...], admin: bool, days: float, file: Path | None) -> None:
