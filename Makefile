@@ -51,7 +51,8 @@ lint: setup
 	@$(BIN)/ruff check -q .
 	@$(BIN)/mypy
 	@shellcheck deploy/*.sh deploy/*/entry deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
-	    deploy/grid/standby deploy/libexec/agent-start condor/config/vm-universe-xml
+	    deploy/grid/standby deploy/libexec/agent-start \
+	    deploy/libexec/mmdebstrap-as-root condor/config/vm-universe-xml
 	@shellcheck -x tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 
 test: lint images foreign

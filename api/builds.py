@@ -73,8 +73,9 @@ def index() -> Response:
 @blueprint.get("/<id:build>")
 @operation("getBuild", tag=TAG, access=READ, replies={200: Reply("the build", Build)}, errors=(404,))
 def show(build: str) -> Response:
-    """Show one build of one's own: how far it is, or why it failed."""
-    return json_reply(backend().repository.builds.get(build, caller().subject))
+    """Show one build of one's own: how far it is, or why it failed. Administrators see all."""
+    who = viewer()
+    return json_reply(backend().repository.builds.get(build, None if who.admin else who.user))
 
 
 @blueprint.delete("/<id:build>")
@@ -82,9 +83,13 @@ def show(build: str) -> Response:
     "cancelBuild",
     tag=TAG,
     access=CREATE,
-    replies={200: Reply("it will not begin", Build)},
+    replies={200: Reply("it has ended", Build)},
     errors=(404, 409),
 )
 def cancel(build: str) -> Response:
-    """Cancel a build that no builder has begun. Repeating the call is no error."""
-    return json_reply(backend().repository.builds.cancel(build, caller().subject))
+    """Cancel a build of one's own, or as an administrator anybody's. Repeating the call is no error.
+
+    A builder that is at it ends within seconds whatever it has started. 409 where the build has ended
+    already, or its image is being published.
+    """
+    return json_reply(backend().repository.builds.cancel(build, viewer()))

@@ -9,7 +9,7 @@ packages="
     docker.io docker-compose iproute2
     user-mode-linux libslirp0 qemu-system-x86 qemu-utils
     libvirt-daemon libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
-    mmdebstrap debian-archive-keyring e2fsprogs busybox-static zstd
+    mmdebstrap uidmap debian-archive-keyring e2fsprogs busybox-static zstd
     postgresql rabbitmq-server shellcheck
     bubblewrap ovmf skopeo docker-registry golang-go nbdkit nbdkit-plugin-python
     grub-pc-bin cpio fdisk dosfstools openssh-client squid krb5-kdc krb5-admin-server"

@@ -16,16 +16,18 @@ from typing import Final
 
 from images.build.bootstrap import archive_lock
 from images.build.builder import BootTest, build_recipe
+from images.build.workplace import Workplace, remove_leftovers
 from images.files import free
 from images.local_gc import collect_local
 from images.push import send_content
 from images.recipe import Recipe
 from images.store import ImageStore
-from repository.builds import Builds, Superseded, Work, lock_name
+from repository.build_rows import Work
+from repository.builds import Builds, Superseded, lock_name
 from repository.images import Images, Viewer
 from repository.service import Repository
 from vmjobs import __version__
-from vmjobs.errors import NotFound, Unavailable, VMJobsError
+from vmjobs.errors import BuildTimedOut, NotFound, Unavailable, VMJobsError
 from vmjobs.model import MIB
 from vmjobs.wire import BuildState, Origin, Publication
 
@@ -35,8 +37,8 @@ logger = logging.getLogger(__name__)
 TESTING, PUBLISHING = 0.7, 0.85
 #: Seconds between two notes of progress within a step.
 NOTE_SECONDS: Final = 1.0
-#: What a builder that was killed left in the work directory is removed when it is this old (seconds).
-LEFTOVER_SECONDS: Final = 7200.0
+#: Seconds between two looks at whether a build is still wanted.
+CHECK_SECONDS: Final = 1.0
 #: With less than this free (bytes), downloads and nameless images of earlier builds go.
 ROOM: Final = 4096 * MIB
 
@@ -46,12 +48,16 @@ MakeBootTest = Callable[[Callable[[str], None]], BootTest]
 
 @dataclass(frozen=True)
 class Building:
-    """What a builder works with. workdir: where downloads and half-made disks are."""
+    """What a builder works with.
+
+    workdir: where downloads and half-made disks are. seconds: what one build may take.
+    """
 
     repository: Repository
     store: ImageStore
     workdir: Path
     boot_test: MakeBootTest
+    seconds: float
 
 
 def build_image(parts: Building, build: str) -> None:
@@ -93,20 +99,55 @@ class BuilderBroke(VMJobsError):
 
 def _finish(parts: Building, work: Work) -> None:
     note = _Notes(parts.repository.builds, work)
+    check = Orders(parts.repository.builds, work, parts.seconds)
     test = parts.boot_test(lambda text: note(BuildState.TESTING, text, TESTING))
 
     def step(name: str, fraction: float) -> None:
+        check()
         if name not in {"boot test", "done"}:
             note(BuildState.BUILDING, name, fraction * TESTING)
 
-    def boot(digest: str, recipe: Recipe) -> None:
+    def boot(digest: str, recipe: Recipe, place: Workplace) -> None:
         note(BuildState.TESTING, "boot test", TESTING)
-        test(digest, recipe)
+        test(digest, recipe, place)
 
-    entry = build_recipe(work.recipe, parts.store, parts.workdir, step, work.force, boot, named=False)
-    note(BuildState.PUBLISHING, "publishing", PUBLISHING)
-    _publish(parts, work, entry.digest, note)
+    entry = build_recipe(
+        work.recipe, parts.store, parts.workdir, step, work.force, boot, named=False, check=check
+    )
+
+    def sent(fraction: float) -> None:
+        check()
+        note(BuildState.PUBLISHING, "publishing", PUBLISHING + fraction * (1 - PUBLISHING))
+
+    _publish(parts, work, entry.digest, sent)
     parts.repository.builds.finish(work, entry.digest)
+
+
+class Orders:
+    """Whether a build is to go on: nobody canceled it or took it up, and its time is not over."""
+
+    def __init__(self, builds: Builds, work: Work, seconds: float) -> None:
+        self._builds = builds
+        self._work = work
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        """Return if it is.  Raises Superseded, BuildTimedOut."""
+        present = time.monotonic()
+        if present > self._end:
+            raise BuildTimedOut(
+                f"the build was not done after {self._seconds:g} s",
+                hint="give the recipe less to do, or ask those who run the service for more time",
+            )
+        if present < self._next:
+            return
+        self._next = present + CHECK_SECONDS
+        try:
+            self._builds.wanted(self._work)
+        except Unavailable as error:  # the build itself can do without
+            logger.warning("whether to go on with %s is not known: %s", self._work.id, error.message)
 
 
 class _Notes:
@@ -151,18 +192,21 @@ class Receiver:
         self._images.put_content(self._viewer, self._upload, digest, layout)
 
 
-def _publish(parts: Building, work: Work, digest: str, note: _Notes) -> None:
-    """Have an image of the store in the repository, with all its names, as its owner's."""
+def _publish(parts: Building, work: Work, digest: str, sent: Callable[[float], None]) -> None:
+    """Have an image of the store in the repository, with all its names, as its owner's.
+
+    sent: called with the part of it that is there; what it raises ends that.
+    """
     images = parts.repository.images
     manifest = parts.store.manifest(digest)
     upload = images.open_upload(work.owner, manifest.size).id
     try:
         before = 0
+        sent(0.0)
         for part in manifest.parts():
 
             def moved(done: int, _sent: int, before: int = before) -> None:
-                fraction = (before + done) / manifest.size
-                note(BuildState.PUBLISHING, "publishing", PUBLISHING + fraction * (1 - PUBLISHING))
+                sent((before + done) / manifest.size)
 
             send_content(
                 parts.store.content_path(part.digest),
@@ -171,6 +215,8 @@ def _publish(parts: Building, work: Work, digest: str, note: _Notes) -> None:
                 moved=moved,
             )
             before += part.size
+        sent(1.0)
+        parts.repository.builds.name(work)
         for tag in work.tags:
             images.publish(
                 work.owner,
@@ -197,15 +243,7 @@ def _origin(work: Work) -> Origin:
 def _clean(workdir: Path, store: ImageStore) -> None:
     """Remove what builds that were killed left half made and, where room is short, old images."""
     workdir.mkdir(parents=True, exist_ok=True)
-    parts = [*workdir.glob("tmp*"), *workdir.glob("packages/.*.part.tar")]
-    for path in parts:
-        with suppress(FileNotFoundError):
-            if path.stat().st_mtime > time.time() - LEFTOVER_SECONDS:
-                continue
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink()
+    remove_leftovers(workdir)
     if shutil.disk_usage(workdir).free < ROOM:
         # Whoever asks for wheels decides how large they are, also of those that prove to be others.
         for archive in workdir.glob("packages/*.tar"):

@@ -8,18 +8,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from pydantic import ValidationError
 from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer
 
-from images.recipe import Recipe
+from repository.build_rows import Work, checked_recipe, end, move, names_of, new_row, view_of, work_of
 from repository.database import Database
-from repository.ids import is_id, new_ids
+from repository.ids import is_id
 from repository.images import Viewer
 from repository.images.names import check_name
 from repository.images.sql import alone as alone_in_transaction
@@ -28,17 +26,14 @@ from repository.models import BuildRow
 from repository.views import Publish
 from vmjobs.errors import (
     Conflict,
-    Fault,
     IdempotencyConflict,
-    InvalidRequest,
     NotFound,
     PayloadTooLarge,
     Unavailable,
     VMJobsError,
 )
-from vmjobs.model import faults_of
 from vmjobs.model import now as utc_now
-from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
+from vmjobs.wire import Build, BuildRequest, BuildState
 
 logger = logging.getLogger(__name__)
 
@@ -54,29 +49,9 @@ MAX_LIST: Final = 1000
 KEPT: Final = 200
 #: Characters of a recipe as JSON.
 MAX_RECIPE: Final = 1024 * 1024
-#: Characters of a reason that are kept: its beginning, and the end, where the output ends.
-MAX_MESSAGE: Final = 8000
 LOST: Final = "BUILDER_LOST"
 CANCELED: Final = "CANCELED"
 ACTIVE: Final = tuple(state.value for state in BuildState if not state.final)
-
-
-@dataclass(frozen=True)
-class Work:
-    """A build that was begun. attempt: which of the attempts at it this is.
-
-    tags: what the image is to be called within ``namespace``.
-    """
-
-    id: str
-    attempt: int
-    owner: Viewer
-    recipe: Recipe
-    namespace: str
-    name: str
-    tags: tuple[str, ...]
-    visibility: Visibility
-    force: bool
 
 
 class Superseded(Conflict):
@@ -105,7 +80,7 @@ class Builds:
         """
         recipe = checked_recipe(request.recipe)
         namespace = require_namespace(viewer, request.namespace)
-        name, tags = _names(request, recipe)
+        name, tags = names_of(request, recipe)
         for tag in tags:
             check_name(namespace, name, tag)
         body = request.model_dump(mode="json")
@@ -114,7 +89,7 @@ class Builds:
             raise PayloadTooLarge(f"a recipe of more than {MAX_RECIPE} characters is not taken")
         if seen := self._seen(viewer.user, key, body):
             return seen
-        row = _new_row(viewer, key, body, f"{namespace}/{name}:{tags[0]}")
+        row = new_row(viewer, key, body, f"{namespace}/{name}:{tags[0]}")
         try:
             with self.database.write() as session:
                 _make_room(session, viewer.user)
@@ -122,7 +97,7 @@ class Builds:
                 session.flush()
                 if publish is not None:
                     publish(row.id)
-                return _view(row)
+                return view_of(row)
         except IntegrityError as error:  # the same key at the same moment; the other one won
             if seen := self._seen(viewer.user, key, body):
                 return seen
@@ -139,14 +114,14 @@ class Builds:
                     "this idempotency key was used for another build",
                     hint="use a fresh key for each new build",
                 )
-            return None if row is None else _view(row)
+            return None if row is None else view_of(row)
 
     def list(self, owner: str, limit: int = 100) -> list[Build]:
         """The owner's builds, newest first."""
         query = select(BuildRow).where(BuildRow.owner == owner).order_by(BuildRow.id.desc())
         query = query.options(defer(BuildRow.request))  # of megabytes each, if one wants to
         with self.database.read() as session:
-            return [_view(row) for row in session.scalars(query.limit(max(1, min(limit, MAX_LIST))))]
+            return [view_of(row) for row in session.scalars(query.limit(max(1, min(limit, MAX_LIST))))]
 
     def get(self, build: str, owner: str | None = None) -> Build:
         """One build.  Raises NotFound, also for another owner's."""
@@ -154,22 +129,28 @@ class Builds:
             row = session.get(BuildRow, build) if is_id(build) else None
             if row is None or owner not in {None, row.owner}:
                 raise _missing(build)
-            return _view(row)
+            return view_of(row)
 
-    def cancel(self, build: str, owner: str | None = None) -> Build:
-        """Have a build that waits never begin; repeating that is no error.
+    def cancel(self, build: str, viewer: Viewer) -> Build:
+        """End a build of one's own, or an administrator anybody's; repeating that is no error.
 
-        Raises NotFound; Conflict where a builder has begun it, or it has ended.
+        Its builder hears of it within seconds, ends what it has started, and publishes nothing.
+
+        Raises NotFound; Conflict where it has ended, or its image is being published.
         """
         with self.database.write() as session:
             row = _locked(session, build)
-            if owner not in {None, row.owner}:
+            if not viewer.admin and viewer.user != row.owner:
                 raise _missing(build)
             if row.code != CANCELED:
-                if row.state != BuildState.QUEUED.value:
-                    raise Conflict(f"the build is {row.state}: only one that is QUEUED can be canceled")
-                _end(row, BuildState.FAILED, CANCELED, "canceled by its owner before it began")
-            return _view(row)
+                if BuildState(row.state).final:
+                    raise Conflict(f"the build {build} is {row.state} and cannot be canceled any more")
+                if row.naming:
+                    hint = "remove the image once it is there"
+                    raise Conflict(f"the image of the build {build} is being published", hint=hint)
+                text = f"canceled by {viewer.user} while it was {row.state}"
+                end(row, BuildState.FAILED, CANCELED, text)
+            return view_of(row)
 
     # -- what builders do
 
@@ -185,17 +166,34 @@ class Builds:
             if row.attempts > AGAIN:
                 text = f"the builder ended {row.attempts} times in the middle of this build"
                 why = "it may need more memory or disk than the builder has; its log says more"
-                _end(row, BuildState.FAILED, LOST, text, why)
+                end(row, BuildState.FAILED, LOST, text, why)
                 return None
             row.attempts += 1
+            row.generation += 1
+            row.naming = False
             row.sent, row.sends = utc_now(), 0
-            _move(row, BuildState.BUILDING, "starting", 0.0)
-            return _work(row)
+            move(row, BuildState.BUILDING, "starting", 0.0)
+            return work_of(row)
 
     def progress(self, work: Work, state: BuildState, step: str, fraction: float) -> None:
         """Note how far a build is.  Raises Superseded."""
         with self.database.write() as session:
-            _move(_mine(session, work), state, step[:200], fraction)
+            move(_mine(session, work), state, step[:200], fraction)
+
+    def wanted(self, work: Work) -> None:
+        """Return if this builder is to go on.  Raises Superseded."""
+        with self.database.read() as session:
+            _still(session.get(BuildRow, work.id, options=[defer(BuildRow.request)]), work)
+
+    def name(self, work: Work) -> None:
+        """The image is about to get its names: the build cannot be canceled any more.
+
+        Raises Superseded.
+        """
+        with self.database.write() as session:
+            row = _mine(session, work)
+            row.naming = True
+            move(row, BuildState.PUBLISHING, "giving it its names", row.progress / 1000)
 
     def finish(self, work: Work, digest: str) -> None:
         """The image is published. Repeating that is no error.  Raises Superseded."""
@@ -205,12 +203,12 @@ class Builds:
                 return
             row = _mine(session, work)
             row.digest, row.progress = digest, 1000
-            _end(row, BuildState.DONE, "", "")
+            end(row, BuildState.DONE, "", "")
 
     def fail(self, work: Work, error: VMJobsError) -> None:
         """The build ends without an image.  Raises Superseded."""
         with self.database.write() as session:
-            _end(_mine(session, work), BuildState.FAILED, error.code, error.message, error.hint)
+            end(_mine(session, work), BuildState.FAILED, error.code, error.message, error.hint)
 
     def postpone(self, work: Work, why: str) -> None:
         """Something that a build needs does not answer: it waits, and that was no attempt.
@@ -220,7 +218,9 @@ class Builds:
         with self.database.write() as session:
             row = _mine(session, work)
             row.attempts -= 1
-            _move(row, BuildState.QUEUED, f"waiting: {why}"[:200], 0.0)
+            row.generation += 1
+            row.naming = False
+            move(row, BuildState.QUEUED, f"waiting: {why}"[:200], 0.0)
 
     # -- what nobody works on
 
@@ -263,57 +263,6 @@ def patience(sends: int) -> timedelta:
     return RESEND * (1 << min(max(sends - 1, 0), RESEND_DOUBLINGS))
 
 
-def checked_recipe(value: dict[str, Any]) -> Recipe:
-    """A recipe from outside.
-
-    Raises:
-        InvalidRequest: with every fault, or for packages that only a site's own repository has.
-    """
-    try:
-        recipe = Recipe.model_validate(value)
-    except (ValidationError, RecursionError) as error:
-        faults = faults_of(error, "recipe.") if isinstance(error, ValidationError) else []
-        listing = "; ".join(f"{fault.field}: {fault.message}" for fault in faults[:10])
-        raise InvalidRequest(f"this is not a recipe: {listing}", faults=faults) from error
-    if recipe.needs_repository:
-        text = f"the recipe {recipe.name} needs packages that only a site's own repository has"
-        raise InvalidRequest(
-            f"{text}, and the service builds from Debian's alone",
-            hint="build it yourself, with --repository and --repository-key, and push it",
-            faults=[Fault("recipe.needs_repository", "needs_repository", text)],
-        )
-    return recipe
-
-
-def _names(request: BuildRequest, recipe: Recipe) -> tuple[str, tuple[str, ...]]:
-    tags = (request.tag,) if request.tag else tuple(dict.fromkeys((recipe.version, "latest")))
-    return request.name or recipe.name, tags
-
-
-def _new_row(viewer: Viewer, key: str, body: dict[str, Any], name: str) -> BuildRow:
-    present = utc_now()
-    return BuildRow(
-        id=new_ids(1)[0],
-        owner=viewer.user,
-        key=key or None,
-        admin=viewer.admin,
-        request=body,
-        name=name,
-        state=BuildState.QUEUED.value,
-        step="waiting for a builder",
-        progress=0,
-        code="",
-        message="",
-        hint="",
-        digest="",
-        attempts=0,
-        sent=present,
-        sends=1,
-        created=present,
-        updated=present,
-    )
-
-
 def _make_room(session: Session, owner: str) -> None:
     """Forget the owner's oldest builds.  Raises Conflict: too many of them wait or run."""
     alone_in_transaction(session, f"builds of {owner}")
@@ -322,7 +271,7 @@ def _make_room(session: Session, owner: str) -> None:
     if (session.scalar(query) or 0) >= MAX_ACTIVE:
         raise Conflict(
             f"{MAX_ACTIVE} builds of {owner} wait or run already",
-            hint="wait for them, or cancel some that are QUEUED",
+            hint="wait for them, or cancel some",
         )
     ended = select(BuildRow.id).where(mine, BuildRow.state.not_in(ACTIVE))
     old = session.scalars(ended.order_by(BuildRow.id.desc()).offset(KEPT).limit(KEPT)).all()
@@ -339,63 +288,15 @@ def _locked(session: Session, build: str) -> BuildRow:
 
 
 def _mine(session: Session, work: Work) -> BuildRow:
-    row = _locked(session, work.id)
-    if row.attempts != work.attempt or BuildState(row.state).final:
-        raise Superseded(f"the build {work.id} is {row.state}, in its attempt {row.attempts}")
+    return _still(_locked(session, work.id), work)
+
+
+def _still(row: BuildRow | None, work: Work) -> BuildRow:
+    if row is None:
+        raise Superseded(f"the build {work.id} is forgotten")
+    if row.generation != work.generation or BuildState(row.state).final:
+        raise Superseded(f"the build {work.id} is {row.state}, and no longer this builder's")
     return row
-
-
-def _move(row: BuildRow, state: BuildState, step: str, fraction: float) -> None:
-    row.state, row.step, row.updated = state.value, step, utc_now()
-    row.progress = round(1000 * min(1.0, max(0.0, fraction)))
-
-
-def _end(row: BuildRow, state: BuildState, code: str, message: str, hint: str = "") -> None:
-    _move(row, state, "", row.progress / 1000)
-    row.code, row.message, row.hint = code[:32], _storable(message), _storable(hint)
-
-
-def _storable(text: str) -> str:
-    """Text that every database takes, of bounded length; both ends of a long one are kept."""
-    text = text.replace("\0", "").encode("utf-8", "replace").decode()
-    if len(text) <= MAX_MESSAGE:
-        return text
-    half = MAX_MESSAGE // 2
-    return f"{text[:half]}\n[...]\n{text[-half:]}"
-
-
-def _work(row: BuildRow) -> Work:
-    request = BuildRequest.model_validate(row.request)
-    recipe = Recipe.model_validate(request.recipe)
-    name, tags = _names(request, recipe)
-    return Work(
-        id=row.id,
-        attempt=row.attempts,
-        owner=Viewer(row.owner, admin=row.admin),
-        recipe=recipe,
-        namespace=request.namespace,
-        name=name,
-        tags=tags,
-        visibility=request.visibility,
-        force=request.force,
-    )
-
-
-def _view(row: BuildRow) -> Build:
-    return Build(
-        id=row.id,
-        owner=row.owner,
-        name=row.name,
-        state=BuildState(row.state),
-        step=row.step,
-        progress=row.progress / 1000,
-        code=row.code,
-        message=row.message,
-        hint=row.hint,
-        digest=row.digest,
-        created=row.created,
-        updated=row.updated,
-    )
 
 
 def _missing(build: str) -> NotFound:

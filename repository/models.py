@@ -181,8 +181,10 @@ class BuildRow(Base):
     """An image that a builder makes.
 
     admin: whoever asked for it may write to the library. progress: in thousandths.
-    attempts: how often a builder began it. sent: when a message was last sent for it, ``sends``
-    times since it was last begun.
+    attempts: how often a builder began it, and did not give it back. generation: rises each time
+    it is begun or given back; a builder that knows an older one has no say. naming: its image is
+    being published. sent: when a message was last sent for it, ``sends`` times since it was last
+    begun.
     """
 
     __tablename__ = "builds"
@@ -202,6 +204,8 @@ class BuildRow(Base):
     hint: Mapped[str] = mapped_column(Text, default="")
     digest: Mapped[str] = mapped_column(DIGEST, default="")
     attempts: Mapped[int] = mapped_column(default=0)
+    generation: Mapped[int] = mapped_column(default=0)
+    naming: Mapped[bool] = mapped_column(default=False)
     sent: Mapped[datetime]
     sends: Mapped[int] = mapped_column(default=1)
     created: Mapped[datetime]

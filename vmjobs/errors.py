@@ -24,6 +24,7 @@
     ├── HypervisorError           a driver could not do what it was asked
     │   └── NoHypervisor          no driver on this node boots anything
     └── BuildError                an image could not be built
+        └── BuildTimedOut         not within its time
 
 Foreign exceptions are translated once, at the edge where they come in.
 """
@@ -223,3 +224,9 @@ class BuildError(VMJobsError):
 
     code = "BUILD_FAILED"
     exit_code = 70
+
+
+class BuildTimedOut(BuildError):
+    """A build by the service was not done within the setting ``build_seconds``."""
+
+    code = "BUILD_TIMED_OUT"

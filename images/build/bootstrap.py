@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-import os
 import re
 import shlex
 import stat
@@ -17,6 +16,7 @@ from typing import Final
 
 from images.build.process import run
 from images.build.tree import Node, Tree, from_tar, in_memory
+from images.build.workplace import Workplace
 from images.recipe import Recipe
 from vmjobs.errors import BuildError, InvalidRequest
 
@@ -100,7 +100,12 @@ def archive_lock(archive: Path) -> Path:
 
 
 def bootstrap(
-    recipe: Recipe, folder: Path, *, force: bool = False, repository: SiteRepository | None = None
+    recipe: Recipe,
+    folder: Path,
+    place: Workplace,
+    *,
+    force: bool = False,
+    repository: SiteRepository | None = None,
 ) -> Path:
     """Have the recipe's packages as a tar archive in ``folder``; one made before is used again.
 
@@ -112,9 +117,10 @@ def bootstrap(
         return archive
     kernel = recipe.kernel.package if recipe.kernel else ""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{archive.name}.{os.getpid()}.part.tar"
+    part = place.folder / archive.name
     command = ["mmdebstrap", "--mode=auto", "--variant=essential", "--format=tar", "--quiet"]
     command += [f"--include={','.join(sorted(recipe.packages))}"]
+    dated = {"SOURCE_DATE_EPOCH": str(recipe.epoch)}
     try:
         with resources.as_file(resources.files("images.build") / "fetch-kernel.sh") as hook:
             if kernel:
@@ -125,7 +131,7 @@ def bootstrap(
                 _, _, rest = repository.line.partition(" ")
                 signed = f"[signed-by={repository.key.resolve()}]"
                 command += [f"deb {_MIRROR} {recipe.suite} main", f"deb {signed} {rest}"]
-            run(command, timeout=_TIMEOUT, env={"SOURCE_DATE_EPOCH": str(recipe.epoch)})
+            run(command, timeout=_TIMEOUT, place=place, env=dated)
         part.replace(archive)
     finally:
         part.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ import hashlib
 import io
 import logging
 import shlex
-import tempfile
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -20,6 +19,7 @@ from images import recipe as recipes
 from images.build import bootstrap, ext4, kernel, wheels
 from images.build.bootstrap import SiteRepository
 from images.build.tree import Tree, check_place
+from images.build.workplace import Check, Workplace, go_on, workplace
 from images.files import exclusive
 from images.manifest import GuestSupport, ImageManifest, Part
 from images.recipe import Recipe
@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 #: Called with the name of the step and the part of the work that is done, 0 to 1.
 StepProgress = Callable[[str, float], None]
 
-#: Boots an image, given by its digest, and runs the recipe's probes in it. Raises BuildError.
-BootTest = Callable[[str, Recipe], None]
+#: Boots an image, given by its digest, and runs the recipe's probes in it. Raises BuildError, and what
+#: the workplace's ``check`` raises.
+BootTest = Callable[[str, Recipe, Workplace], None]
 
 #: Raised whenever the builder makes other bytes of the same inputs.
 _BUILDER_VERSION: Final = 4
@@ -85,8 +86,12 @@ def build_recipe(
     boot_test: BootTest | None = None,
     repository: SiteRepository | None = None,
     named: bool = True,
+    check: Check = go_on,
 ) -> ImageEntry:
-    """As :func:`build`, of a composed recipe; the image gets a name in the store if ``named``."""
+    """As :func:`build`, of a composed recipe; the image gets a name in the store if ``named``.
+
+    check: called every second or so, perhaps by another thread; what it raises ends the build.
+    """
     if recipe.needs_repository and repository is None:
         raise InvalidRequest(
             f"the recipe {recipe.name} needs packages that only a site's own repository has",
@@ -95,17 +100,21 @@ def build_recipe(
     guest = guest_program()
     key = build_key(recipe, guest, repository)
     tell: StepProgress = progress or (lambda _step, _fraction: None)
-    with exclusive(store.root / "locks" / f"build-{key}"):
+    with exclusive(store.root / "locks" / f"build-{key}", check):
         digest = None if force else store.built(key)
         if digest is None:
             archive = bootstrap.archive_of(recipe, workdir / "packages", repository)
-            with exclusive(bootstrap.archive_lock(archive)):
-                digest = _build(recipe, guest, store, workdir, tell, force, repository)
+            with (
+                exclusive(bootstrap.archive_lock(archive), check),
+                workplace(workdir, check) as place,
+            ):
+                digest = _build(recipe, guest, store, workdir, place, tell, force, repository)
             store.record_build(key, digest)
         tested = _tested(key, digest, recipe)
         if boot_test is not None and store.built(tested) is None:
             tell("boot test", 0.95)
-            boot_test(digest, recipe)
+            with workplace(workdir, check) as place:
+                boot_test(digest, recipe, place)
             store.record_build(tested, digest)
         for tag in (recipe.version, "latest") if named else ():
             store.tag(recipe.name, tag, digest)
@@ -143,27 +152,28 @@ def _build(
     guest: dict[str, bytes],
     store: ImageStore,
     workdir: Path,
+    place: Workplace,
     tell: StepProgress,
     force: bool,
     repository: SiteRepository | None,
 ) -> str:
     tell("install packages", 0.0)
     packages_dir = workdir / "packages"
-    archive = bootstrap.bootstrap(recipe, packages_dir, force=force, repository=repository)
+    archive = bootstrap.bootstrap(recipe, packages_dir, place, force=force, repository=repository)
     tell("read packages", 0.6)
     tree = bootstrap.load_packages(archive)
     packages = bootstrap.package_versions(tree)
-    boot_files = _kernel_files(recipe, tree, workdir, tell)
+    boot_files = _kernel_files(recipe, tree, place, tell)
     bootstrap.clean(tree, recipe)
     if recipe.python:
         for wheel in recipe.python.wheels:
             tell(f"fetch {wheel.name}", 0.75)
-            file = wheels.fetch(recipe.python, wheel, workdir / "wheels")
+            file = wheels.fetch(recipe.python, wheel, workdir / "wheels", place)
             wheels.install(tree, file, recipe.python.target)
             packages[f"python:{wheel.name}"] = wheel.version
     add_guest(tree, recipe, guest)
     tell("write root disk", 0.85)
-    root = _store_root(tree, recipe, store, workdir)
+    root = _store_root(tree, recipe, store, place)
     image, ramdisk = boot_files or (None, None)
     manifest = ImageManifest(
         root=root,
@@ -201,29 +211,28 @@ def add_guest(tree: Tree, recipe: Recipe, guest: dict[str, bytes]) -> None:
 
 
 def _kernel_files(
-    recipe: Recipe, tree: Tree, workdir: Path, tell: StepProgress
+    recipe: Recipe, tree: Tree, place: Workplace, tell: StepProgress
 ) -> tuple[bytes, bytes] | None:
     if recipe.kernel is None:
         return None
     tell("unpack kernel", 0.65)
     package = bootstrap.kernel_package(tree).content.read()
-    with tempfile.TemporaryDirectory(dir=workdir) as folder:
-        file = Path(folder) / "kernel.deb"
-        file.write_bytes(package)
-        files = kernel.unpack(file)
+    file = place.folder / "kernel.deb"
+    file.write_bytes(package)
+    files = kernel.unpack(file, place)
     busybox = tree.file("bin/busybox").read()
     return files.image, kernel.initrd(files, recipe.kernel.modules, busybox, epoch=recipe.epoch)
 
 
-def _store_root(tree: Tree, recipe: Recipe, store: ImageStore, workdir: Path) -> Part:
-    with tempfile.TemporaryDirectory(dir=workdir) as folder:
-        file = Path(folder) / "root.img"
-        ext4.write(
-            tree,
-            file,
-            slack=recipe.slack * MIB,
-            epoch=recipe.epoch,
-            seed=recipe.digest.encode(),
-            label=recipe.name,
-        )
-        return store.add_file(file)
+def _store_root(tree: Tree, recipe: Recipe, store: ImageStore, place: Workplace) -> Part:
+    file = place.folder / "root.img"
+    ext4.write(
+        tree,
+        file,
+        slack=recipe.slack * MIB,
+        epoch=recipe.epoch,
+        seed=recipe.digest.encode(),
+        label=recipe.name,
+    )
+    place.check()
+    return store.add_file(file)

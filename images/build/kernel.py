@@ -20,6 +20,7 @@ from typing import Final
 from images.build import cpio
 from images.build.process import run
 from images.build.tree import Tree
+from images.build.workplace import Workplace
 from vmjobs.errors import BuildError
 
 _UNPACK_SECONDS: Final = 120
@@ -35,13 +36,13 @@ class KernelFiles:
     builtin: frozenset[str]
 
 
-def unpack(package: Path) -> KernelFiles:
+def unpack(package: Path, place: Workplace) -> KernelFiles:
     """Read a kernel's .deb.
 
     Raises:
         BuildError: it cannot be read or has no kernel.
     """
-    files = run(["dpkg-deb", "--fsys-tarfile", package], timeout=_UNPACK_SECONDS)
+    files = run(["dpkg-deb", "--fsys-tarfile", package], timeout=_UNPACK_SECONDS, place=place)
     image, version, builtin = b"", "", frozenset[str]()
     modules: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(files)) as archive:

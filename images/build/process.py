@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from images.build.workplace import Workplace
 from vmjobs.errors import BuildError
 from vmjobs.subprocess import command_line
 from vmjobs.subprocess import run as run_program
@@ -16,13 +17,19 @@ _KEPT: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "XDG_CACH
 _KEPT_PREFIXES: Final = ("PIP_", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 
-def run(argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, str] | None = None) -> bytes:
+def run(
+    argv: Sequence[str | Path],
+    *,
+    timeout: float,
+    place: Workplace,
+    env: Mapping[str, str] | None = None,
+) -> bytes:
     """Run a program and return its standard output; proxies and certificates are passed on.
 
-    timeout: seconds.
+    timeout: seconds. place: has its temporary files, and says when it is not wanted any more.
 
     Raises:
-        BuildError: it is not installed, took too long or failed.
+        BuildError: it is not installed, took too long or failed; and what ``place.check`` raises.
     """
     if shutil.which(str(argv[0])) is None:
         raise BuildError(
@@ -30,4 +37,11 @@ def run(argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, str] | 
             hint=f"needed for: {command_line(argv)}",
         )
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
-    return run_program(argv, timeout=timeout, env={**kept, **(env or {})}, error=BuildError).stdout
+    return run_program(
+        argv,
+        timeout=timeout,
+        env={**kept, **place.environment, **(env or {})},
+        error=BuildError,
+        waiting=place.check,
+        inherit=(place.mark,),
+    ).stdout

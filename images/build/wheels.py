@@ -13,6 +13,7 @@ from typing import Final
 
 from images.build.process import run
 from images.build.tree import Node, Tree, check_place, in_memory
+from images.build.workplace import Workplace
 from images.recipe import PythonPart, Wheel
 from vmjobs.errors import BuildError, DigestMismatch
 
@@ -34,7 +35,7 @@ _UNREADABLE: Final = (
 )
 
 
-def fetch(part: PythonPart, wheel: Wheel, folder: Path) -> Path:
+def fetch(part: PythonPart, wheel: Wheel, folder: Path, place: Workplace) -> Path:
     """Have the wheel's file in ``folder``, checked against the hash that the recipe pins.
 
     Raises:
@@ -46,10 +47,10 @@ def fetch(part: PythonPart, wheel: Wheel, folder: Path) -> Path:
         if _sha256(file) == wheel.sha256:
             return file
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--only-binary=:all:"]
+    command += ["--no-input", "--no-deps", "--only-binary=:all:"]
     command += [f"--platform={platform}" for platform in _PLATFORMS]
     command += ["--python-version", part.version, "--dest", str(folder)]
-    run([*command, f"{wheel.name}=={wheel.version}"], timeout=_TIMEOUT)
+    run([*command, f"{wheel.name}=={wheel.version}"], timeout=_TIMEOUT, place=place)
     found = sorted(folder.glob(f"{stem}*.whl"))
     for file in found:
         if _sha256(file) == wheel.sha256:

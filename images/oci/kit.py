@@ -8,7 +8,6 @@ others or none.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -19,6 +18,7 @@ from images import recipe as recipes
 from images.build import bootstrap, kernel
 from images.build.builder import guest_program
 from images.build.tree import Tree
+from images.build.workplace import Workplace, workplace
 from images.files import exclusive
 from vmjobs.errors import BuildError
 
@@ -125,19 +125,19 @@ def prepare(workdir: Path, tell: Tell) -> Kit:
         if folder.is_dir():
             return kit
         tell("fetch kernel and tools", 0.0)
-        tree = bootstrap.load_packages(bootstrap.bootstrap(recipe, workdir / "packages"))
-        with tempfile.TemporaryDirectory(dir=workdir / "containers") as name:
-            made = Path(name) / "kit"
-            _fill(made, tree, recipe.kernel.modules, recipe.epoch)
+        with workplace(workdir) as place:
+            tree = bootstrap.load_packages(bootstrap.bootstrap(recipe, workdir / "packages", place))
+            made = place.folder / "kit"
+            _fill(made, tree, recipe.kernel.modules, recipe.epoch, place)
             made.rename(folder)
     return kit
 
 
-def _fill(folder: Path, tree: Tree, modules: tuple[str, ...], epoch: int) -> None:
+def _fill(folder: Path, tree: Tree, modules: tuple[str, ...], epoch: int, place: Workplace) -> None:
     folder.mkdir()
     package = folder / "kernel.deb"
     package.write_bytes(bootstrap.kernel_package(tree).content.read())
-    files = kernel.unpack(package)
+    files = kernel.unpack(package, place)
     package.unlink()
     (folder / "kernel").write_bytes(files.image)
     busybox = tree.file(_TOOLS["busybox"]).read()

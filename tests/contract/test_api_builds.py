@@ -60,11 +60,35 @@ def test_repeating_a_request(site: Site) -> None:
     assert site.queue.builds == [first["id"]]
 
 
-def test_one_that_runs_is_not_canceled(site: Site) -> None:
+def test_canceling_one_that_runs(site: Site) -> None:
     ada = site.user()
     made = ada("POST", "/v1/builds", json=body()).get_json()
     site.repository.builds.begin(made["id"])
-    assert ada.problem(409, "DELETE", f"/v1/builds/{made['id']}")["code"] == "CONFLICT"
+    for _ in range(2):
+        canceled = ada("DELETE", f"/v1/builds/{made['id']}").get_json()
+        assert (canceled["state"], canceled["code"]) == ("FAILED", "CANCELED")
+        assert canceled["message"] == "canceled by ada while it was BUILDING"
+
+
+def test_one_whose_image_is_there_is_not_canceled(site: Site) -> None:
+    ada = site.user()
+    made = ada("POST", "/v1/builds", json=body()).get_json()
+    work = site.repository.builds.begin(made["id"])
+    assert work is not None
+    site.repository.builds.name(work)
+    problem = ada.problem(409, "DELETE", f"/v1/builds/{made['id']}")
+    assert (problem["code"], problem["hint"]) == ("CONFLICT", "remove the image once it is there")
+    site.repository.builds.finish(work, DIGEST)
+    assert "is DONE" in ada.problem(409, "DELETE", f"/v1/builds/{made['id']}")["detail"]
+
+
+def test_administrators_look_after_everybodys(site: Site) -> None:
+    made = site.user()("POST", "/v1/builds", json=body()).get_json()
+    admin = site.admin()
+    assert admin("GET", f"/v1/builds/{made['id']}").get_json() == made
+    canceled = admin("DELETE", f"/v1/builds/{made['id']}").get_json()
+    assert canceled["code"] == "CANCELED"
+    assert not canceled["message"].startswith("canceled by ada")
 
 
 def test_what_is_refused(site: Site) -> None:

@@ -105,7 +105,7 @@ def test_everybody_sees_his_own(repository: Repository) -> None:
         with pytest.raises(NotFound):
             builds.get(theirs.id, who)
         with pytest.raises(NotFound):
-            builds.cancel(theirs.id, who)
+            builds.cancel(theirs.id, Viewer(who))
     for strange in ("0" * 32, "../..", "\0", ""):
         with pytest.raises(NotFound):
             builds.get(strange)
@@ -164,7 +164,7 @@ def test_one_owner_does_not_fill_the_queue(repository: Repository) -> None:
     with pytest.raises(Conflict):
         create(repository)
     create(repository, Viewer("bob"))
-    repository.builds.cancel(made[0].id, "ada")
+    repository.builds.cancel(made[0].id, ADA)
     create(repository)
 
 
@@ -173,7 +173,7 @@ def test_old_builds_are_forgotten(repository: Repository, monkeypatch: pytest.Mo
     builds = repository.builds
     made = [create(repository).id for _ in range(6)]
     for build in made[:5]:
-        builds.cancel(build)
+        builds.cancel(build, ADA)
     other = create(repository, Viewer("bob"))
     newest = create(repository)
     left = {b.id for b in builds.list("ada")}
@@ -192,13 +192,53 @@ def test_canceling(repository: Repository) -> None:
     builds = repository.builds
     made = create(repository)
     for _ in range(2):
-        canceled = builds.cancel(made.id, "ada")
+        canceled = builds.cancel(made.id, ADA)
         assert (canceled.state, canceled.code) == (BuildState.FAILED, CANCELED)
+        assert canceled.message == "canceled by ada while it was QUEUED"
     assert builds.begin(made.id) is None
-    running = create(repository)
-    builds.begin(running.id)
-    with pytest.raises(Conflict):
-        builds.cancel(running.id, "ada")
+
+
+def test_canceling_one_that_runs(repository: Repository) -> None:
+    builds = repository.builds
+    work = builds.begin(create(repository).id)
+    assert work is not None
+    builds.progress(work, BuildState.TESTING, "boot test", 0.8)
+    builds.wanted(work)
+    canceled = builds.cancel(work.id, Viewer("the operator", admin=True))
+    assert (canceled.state, canceled.code) == (BuildState.FAILED, CANCELED)
+    assert canceled.message == "canceled by the operator while it was TESTING"
+    for late in (
+        lambda: builds.wanted(work),
+        lambda: builds.progress(work, BuildState.TESTING, "", 0.9),
+        lambda: builds.name(work),
+        lambda: builds.finish(work, DIGEST),
+        lambda: builds.fail(work, BuildError("too late")),
+        lambda: builds.postpone(work, "too late"),
+    ):
+        with pytest.raises(Superseded):
+            late()
+    assert builds.get(work.id) == canceled
+    assert builds.unattended(now() + timedelta(days=1)) == []
+
+
+def test_canceling_too_late(repository: Repository) -> None:
+    builds = repository.builds
+    work = builds.begin(create(repository).id)
+    assert work is not None
+    builds.name(work)
+    with pytest.raises(Conflict, match="being published"):
+        builds.cancel(work.id, ADA)
+    builds.finish(work, DIGEST)
+    with pytest.raises(Conflict, match="DONE"):
+        builds.cancel(work.id, ADA)
+    # A builder that dies there, or cannot go on, leaves a build that is begun anew.
+    for leave in (lambda _work: None, lambda work: builds.postpone(work, "no storage")):
+        work = builds.begin(create(repository).id)
+        assert work is not None
+        builds.name(work)
+        leave(work)
+        builds.begin(work.id)
+        assert builds.cancel(work.id, ADA).code == CANCELED
 
 
 def test_a_reason_is_kept_at_both_ends(repository: Repository) -> None:
@@ -218,7 +258,7 @@ def test_a_builder_that_dies_again_and_again(repository: Repository) -> None:
     builds = repository.builds
     made = create(repository)
     works = [builds.begin(made.id) for _ in range(AGAIN + 1)]
-    assert [work.attempt for work in works if work] == list(range(1, AGAIN + 2))
+    assert None not in works
     for old in works[:-1]:
         assert old is not None
         with pytest.raises(Superseded):
@@ -244,6 +284,34 @@ def test_waiting_for_a_service_is_no_attempt(repository: Repository) -> None:
     assert (shown.state, shown.step) == (BuildState.QUEUED, "waiting: the storage does not answer")
 
 
+def test_a_builder_of_earlier_days_has_no_say(repository: Repository) -> None:
+    """An attempt that was given back counts for nothing, but whoever made it stays outdated."""
+    builds = repository.builds
+    made = create(repository)
+    known = []
+    for _ in range(3):
+        work = builds.begin(made.id)
+        assert work is not None
+        known.append(work)
+        builds.postpone(work, "the storage does not answer")
+    newest = builds.begin(made.id)
+    assert newest is not None
+    assert [work.generation for work in known] == sorted({work.generation for work in known})
+    for old in known:
+        for say in (
+            lambda old=old: builds.progress(old, BuildState.TESTING, "", 0.5),
+            lambda old=old: builds.wanted(old),
+            lambda old=old: builds.name(old),
+            lambda old=old: builds.fail(old, BuildError("no")),
+            lambda old=old: builds.postpone(old, "again"),
+            lambda old=old: builds.finish(old, DIGEST),
+        ):
+            with pytest.raises(Superseded):
+                say()
+    builds.wanted(newest)
+    builds.finish(newest, DIGEST)
+
+
 def test_builds_without_a_message_are_found(repository: Repository) -> None:
     builds = repository.builds
     made = create(repository)
@@ -258,7 +326,7 @@ def test_builds_without_a_message_are_found(repository: Repository) -> None:
     assert patience(100) < timedelta(hours=2)
     with repository.database.exclusive(lock_name(made.id)):
         assert builds.unattended(later + timedelta(days=1)) == []
-    builds.cancel(made.id)
+    builds.cancel(made.id, ADA)
     assert builds.unattended(later + timedelta(days=1)) == []
 
 

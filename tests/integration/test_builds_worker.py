@@ -1,17 +1,23 @@
-"""Builds by a service of the test's own: the API, a builder and its broker as processes, real VMs."""
+"""Builds by a service of the test's own: the API, a builder and its broker as processes, real VMs.
+
+None of them is root: where the tests are, the service has the user ``nobody``.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from images_kit import ROOT, WORK, need
@@ -24,9 +30,19 @@ from repository.models import BuildRow
 from vmjobs.client.images import Images
 from vmjobs.wire import Build, BuildState
 
+T = TypeVar("T")
+
 VMJOBS = ROOT / ".venv" / "bin" / "vmjobs"
 #: A build from a package archive that is here, its boot and its publishing, on a busy machine.
 SECONDS = 400.0
+#: For a builder to hear that a build is canceled, and to end what it has started.
+STOP_SECONDS = 30.0
+NOBODY = "nobody"
+#: Subordinate user ids are in a file of this machine: in these processes only, it is another one.
+AS_NOBODY = """
+mount --bind "$0" /etc/subuid && mount --bind "$0" /etc/subgid &&
+exec setpriv --reuid=nobody --regid=nogroup --clear-groups -- "$@"
+"""
 
 
 @dataclass
@@ -36,6 +52,8 @@ class Service:
     folder: Path
     port: int
     builder: subprocess.Popen[bytes] | None = None
+    api: int = 0
+    settings: dict[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -44,6 +62,7 @@ class Service:
         url = f"http://127.0.0.1:{self.port}"
         return {
             **mine,
+            "HOME": str(self.folder),
             "VMJOBS_CONFIG": "/dev/null",
             "VMJOBS_DATA_DIR": str(self.folder / "data"),
             "VMJOBS_STATE_DIR": str(self.folder / "state"),
@@ -54,14 +73,24 @@ class Service:
             "VMJOBS_ISSUER": url,
             "VMJOBS_TOKEN_FILE": str(self.folder / "token"),
             "VMJOBS_HYPERVISORS": "uml",
+            **self.settings,
         }
+
+    @property
+    def command(self) -> list[str | Path]:
+        """What starts ``vmjobs`` as the service's user, who has subordinate ids for namespaces."""
+        if os.geteuid() != 0:
+            return [VMJOBS]
+        private = ["unshare", "--mount", "--propagation", "private"]
+        return [*private, "sh", "-ec", AS_NOBODY, self.folder / "ids", VMJOBS]
 
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """A process group of the service."""
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [VMJOBS, *words],
+                [*self.command, *words],
                 env=self.environment,
+                cwd=self.folder,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -80,8 +109,9 @@ class Service:
     def user(self, *words: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
         """Run the command as a user would."""
         return subprocess.run(
-            [VMJOBS, *words],
+            [*self.command, *words],
             env={**self.environment, **changes},
+            cwd=self.folder,
             capture_output=True,
             text=True,
             timeout=SECONDS,
@@ -109,6 +139,34 @@ class Service:
                 time.sleep(0.05)
         return found
 
+    def packages_root(self) -> Path:
+        """The directory into which packages are being installed, as soon as some are."""
+        pattern = "builder/work/builds/*/mmdebstrap.*/var/lib/dpkg/info"
+        return soon(lambda: [*self.folder.glob(pattern)])[0]
+
+    def workplaces(self) -> list[Path]:
+        """What there is of builds and of their boot tests, apart from what is kept on purpose."""
+        places = ("builder/work/builds/*/", "state/local/runs/*/")
+        return [path for place in places for path in self.folder.glob(place)]
+
+    def programs(self) -> list[str]:
+        """Command lines of what the builder has started, its machines too."""
+        mine = {os.getpgrp(), self.api, self.builder.pid if self.builder else 0}
+        place = str(self.folder)
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # gone by now
+                words = (process / "cmdline").read_text("utf-8", "replace").replace("\0", " ")
+                links = [process / "root", *(process / "fd").iterdir()]
+                told = [words, *(str(link.readlink()) for link in links)]
+                if any(place in text for text in told) and os.getpgid(int(process.name)) not in mine:
+                    found.append(words)
+        return found
+
+    def nothing_is_left(self) -> None:
+        """Wait until the builder has ended all that it started, and removed all that it made."""
+        soon(lambda: not self.programs() and not self.workplaces(), STOP_SECONDS, self.programs)
+
     def attempts(self, build: str) -> int:
         """How often a builder began it."""
         database = Database(f"sqlite:///{self.folder / 'data' / 'vmjobs.db'}")
@@ -118,6 +176,15 @@ class Service:
                 return int(session.scalars(query).one())
         finally:
             database.close()
+
+
+def soon(look: Callable[[], T], seconds: float = SECONDS, why: Callable[[], object] = lambda: "") -> T:
+    """Wait for something to be so; what ``look`` gives then."""
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < end, why()
+        time.sleep(0.05)
+    return found
 
 
 def free_port() -> int:
@@ -131,6 +198,7 @@ def running(service: Service) -> Iterator[Service]:
     made = service.user("token", "user", "ada", "--file", str(service.folder / "token"))
     assert made.returncode == 0, made.stderr
     api = service.start("api", "serve")
+    service.api = api.pid
     try:
         service.start_builder()
         with service.images() as images:
@@ -143,14 +211,31 @@ def running(service: Service) -> Iterator[Service]:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
+def folder() -> Iterator[Path]:
+    """The service's, and its users': pytest's own let nobody else pass."""
+    made = Path(tempfile.mkdtemp(prefix="vmjobs-builds-")).resolve()
+    made.chmod(0o755)
+    if os.geteuid() == 0:
+        (made / "ids").write_text(f"{NOBODY}:200000:65536\n")
+        shutil.chown(made, NOBODY, "nogroup")
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def service(folder: Path) -> Iterator[Service]:
     """A service whose builder has the package archives that other tests have fetched."""
-    need("mmdebstrap", "linux.uml")
-    packages = tmp_path / "builder" / "work" / "packages"
+    need("mmdebstrap", "newuidmap", "linux.uml")
+    packages = folder / "builder" / "work" / "packages"
     packages.mkdir(parents=True)
     for archive in (WORK / "packages").glob("*.tar"):
         (packages / archive.name).symlink_to(archive)
-    with running(Service(tmp_path, free_port())) as found:
+    if os.geteuid() == 0:
+        for path in (packages, *list(packages.parents)[:2]):
+            shutil.chown(path, NOBODY, "nogroup")
+    with running(Service(folder, free_port())) as found:
         yield found
 
 
@@ -165,10 +250,8 @@ def recipe(folder: Path, text: str = "") -> tuple[Path, str]:
     return file, nonce
 
 
-def test_an_image_is_built_booted_published_and_runs_elsewhere(
-    service: Service, tmp_path: Path
-) -> None:
-    mine, nonce = recipe(tmp_path, 'probe = "grep -q . /etc/nonce"')
+def test_an_image_is_built_booted_published_and_runs_elsewhere(service: Service, folder: Path) -> None:
+    mine, nonce = recipe(folder, 'probe = "grep -q . /etc/nonce"')
     done = service.user("image", "build", "--remote", mine, "--public")
     assert done.returncode == 0, done.stderr
     name, digest = done.stdout.split()
@@ -179,11 +262,11 @@ def test_an_image_is_built_booted_published_and_runs_elsewhere(
         assert sorted(tag.tag for tag in found.tags) == ["1", "latest"]
         assert found.origin.source == "recipe tiny 1"
     # The builder names nothing in its own store: a recipe's name is its owner's to give, not ours.
-    assert ImageStore(tmp_path / "builder" / "images").list() == []
-    elsewhere = {"VMJOBS_IMAGE_DIR": str(tmp_path / "laptop"), "VMJOBS_STATE_DIR": str(tmp_path / "s")}
+    assert ImageStore(folder / "builder" / "images").list() == []
+    elsewhere = {"VMJOBS_IMAGE_DIR": str(folder / "laptop"), "VMJOBS_STATE_DIR": str(folder / "s")}
     pulled = service.user("image", "pull", "ada/tiny:1", **elsewhere)
     assert pulled.returncode == 0, pulled.stderr
-    script = tmp_path / "script"
+    script = folder / "script"
     script.write_text("#!/bin/sh\ncat /etc/nonce\n")
     ran = service.user("run", "--image", "ada/tiny:1", "--memory", "128", script, **elsewhere)
     assert (ran.returncode, ran.stdout) == (0, nonce), ran.stderr
@@ -193,9 +276,9 @@ def test_an_image_is_built_booted_published_and_runs_elsewhere(
 
 @pytest.mark.parametrize("state", [BuildState.BUILDING, BuildState.TESTING])
 def test_a_builder_that_is_killed_in_the_middle(
-    service: Service, tmp_path: Path, state: BuildState
+    service: Service, folder: Path, state: BuildState
 ) -> None:
-    mine, _ = recipe(tmp_path)
+    mine, _ = recipe(folder)
     build = service.build(mine)
     service.until(build, lambda b: b.state is state and b.step not in {"starting", "boot test"})
     service.kill_builder()
@@ -211,8 +294,71 @@ def test_a_builder_that_is_killed_in_the_middle(
         assert [b.id for b in images.builds()] == [build]
 
 
-def test_a_builder_whose_child_is_killed_each_time(service: Service, tmp_path: Path) -> None:
-    mine, _ = recipe(tmp_path)
+def test_a_builder_that_is_killed_while_packages_are_installed(service: Service, folder: Path) -> None:
+    mine, _ = recipe(folder, 'packages = ["hello"]')
+    build = service.build(mine)
+    root = service.packages_root()
+    service.kill_builder()
+    assert root.is_dir()
+    assert any("mmdebstrap" in words for words in service.programs())
+    service.start_builder()
+    soon(lambda: not root.exists(), STOP_SECONDS)
+    done = service.until(build, lambda b: b.state.final)
+    assert done.state is BuildState.DONE, done
+    service.nothing_is_left()
+    assert not [*Path(tempfile.gettempdir()).glob("mmdebstrap.*")]
+
+
+def test_a_build_is_canceled_while_packages_are_installed(service: Service, folder: Path) -> None:
+    mine, _ = recipe(folder, 'packages = ["hello"]')
+    build = service.build(mine)
+    service.packages_root()
+    check_canceling(service, build)
+    assert not [*(folder / "builder" / "work" / "packages").glob("*.part.tar")]
+    other, _ = recipe(folder)
+    done = service.user("image", "build", "--remote", other)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_build_is_canceled_while_its_image_boots(service: Service, folder: Path) -> None:
+    mine, _ = recipe(folder, 'probe = "sleep 900"')
+    build = service.build(mine)
+    service.until(build, lambda b: b.state is BuildState.TESTING)
+    soon(lambda: any("linux" in words for words in service.programs()))
+    check_canceling(service, build)
+
+
+def check_canceling(service: Service, build: str) -> None:
+    """Cancel a build as its owner does; nothing of it is left but its record."""
+    canceled = service.user("image", "builds", build, "--cancel")
+    assert canceled.returncode == 0, canceled.stderr
+    assert "CANCELED: canceled by ada while it was" in canceled.stdout
+    service.nothing_is_left()
+    with service.images() as images:
+        ended = images.build_state(build)
+        assert (ended.state, ended.code, ended.digest) == (BuildState.FAILED, "CANCELED", "")
+        assert list(images.list()) == []
+    waited = service.user("image", "builds", build, "--wait")
+    assert waited.returncode == 70
+    assert "canceled by ada" in waited.stderr
+
+
+def test_a_build_whose_time_is_over(service: Service, folder: Path) -> None:
+    service.kill_builder()
+    service.settings["VMJOBS_BUILD_SECONDS"] = "60"
+    service.start_builder()
+    mine, _ = recipe(folder, 'probe = "sleep 900"')
+    done = service.user("image", "build", "--remote", mine)
+    assert done.returncode == 70
+    assert "the build was not done after 60 s" in done.stderr
+    assert "BUILD_TIMED_OUT" in done.stderr
+    service.nothing_is_left()
+    with service.images() as images:
+        assert list(images.list()) == []
+
+
+def test_a_builder_whose_child_is_killed_each_time(service: Service, folder: Path) -> None:
+    mine, _ = recipe(folder)
     build = service.build(mine)
     kills = 0
 
@@ -231,7 +377,7 @@ def test_a_builder_whose_child_is_killed_each_time(service: Service, tmp_path: P
     assert kills == 4
     assert "4 times" in failed.message
     # The builder itself is well, and the next build is not held up by this one.
-    other, _ = recipe(tmp_path)
+    other, _ = recipe(folder)
     done = service.user("image", "build", "--remote", other)
     assert done.returncode == 0, done.stderr
 
@@ -242,8 +388,8 @@ def _children(pid: int) -> set[int]:
     return {int(word) for path in lists for word in path.read_text().split()}
 
 
-def test_an_image_that_fails_its_probe_is_not_published(service: Service, tmp_path: Path) -> None:
-    mine, _ = recipe(tmp_path, 'probe = "echo the cause; exit 3"')
+def test_an_image_that_fails_its_probe_is_not_published(service: Service, folder: Path) -> None:
+    mine, _ = recipe(folder, 'probe = "echo the cause; exit 3"')
     done = service.user("image", "build", "--remote", mine)
     assert done.returncode == 70
     for word in ("fails its boot test", "the cause", "status 3", "BUILD_FAILED"):
@@ -254,13 +400,13 @@ def test_an_image_that_fails_its_probe_is_not_published(service: Service, tmp_pa
         assert list(images.list()) == []
 
 
-def test_recipes_that_cannot_be_built(service: Service, tmp_path: Path) -> None:
+def test_recipes_that_cannot_be_built(service: Service, folder: Path) -> None:
     for text, word in {
         '[[files]]\npath = "/etc/passwd/x"\ntext = ""\n': "/etc/passwd, which is no directory",
         '[[files]]\npath = "/etc"\ntext = ""\n': "is a directory",
         'packages = ["there-is-no-such-package"]': "there-is-no-such-package",
     }.items():
-        mine, _ = recipe(tmp_path, text)
+        mine, _ = recipe(folder, text)
         done = service.user("image", "build", "--remote", mine)
         assert done.returncode == 70, done.stderr
         assert word in done.stderr

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
-import tempfile
+import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from images.build.workplace import Check, Workplace
 from images.recipe import Recipe
 from images.store import ImageStore
 from vmjobs.agent.fleet import Fleet
-from vmjobs.agent.inbox import Inbox
+from vmjobs.agent.inbox import Inbox, LeaseLost
 from vmjobs.agent.run import Run
 from vmjobs.cli.node_parts import fleet, parts
 from vmjobs.config import Config
@@ -22,6 +24,8 @@ from vmjobs.model import HypervisorKind, JobSpec, JobState, Report, StreamName
 
 #: What a probe may take of the node: MiB, MiB, seconds.
 MEMORY, DISK, RUN_SECONDS = 1024, 512, 600
+#: Between two looks at whether the image is still wanted.
+CHECK_SECONDS = 1.0
 
 #: Runs each of the recipe's probes; a shell takes what has no first line that says otherwise.
 _ALL_PROBES = """#!/bin/sh
@@ -52,17 +56,19 @@ class BootTest:
         self._tell = tell
         self._fleet = hypervisors or fleet(settings, store)
 
-    def __call__(self, digest: str, recipe: Recipe) -> None:
+    def __call__(self, digest: str, recipe: Recipe, place: Workplace) -> None:
         """Boot the image.
 
         Raises:
             BuildError: it does not boot, is not ready in time, or a probe fails; with the reason.
+                And what ``place.check`` raises: its machine is gone then.
         """
         kinds = self._kinds(digest)
         for number, kind in enumerate(kinds):
+            place.check()
             self._tell(f"{recipe.name}: boot test on {kind}")
             probes = recipe.probes if number == 0 else ()
-            self._run(digest, recipe.name, kind, probes)
+            self._run(digest, recipe.name, kind, probes, place)
 
     def _kinds(self, digest: str) -> list[HypervisorKind]:
         wanted = self._store.manifest(digest).hypervisors
@@ -75,26 +81,40 @@ class BootTest:
             )
         return kinds
 
-    def _run(self, digest: str, name: str, kind: HypervisorKind, probes: tuple[str, ...]) -> None:
+    def _run(
+        self,
+        digest: str,
+        name: str,
+        kind: HypervisorKind,
+        probes: tuple[str, ...],
+        place: Workplace,
+    ) -> None:
         # Runs keep their directory by the journal; this one has what the job itself is given.
-        with tempfile.TemporaryDirectory(prefix="vmjobs-probe-") as folder:
-            files = {f"probe-{number:02}": text for number, text in enumerate(probes)}
-            paths = {file: Path(folder) / file for file in files}
-            for file, text in files.items():
-                paths[file].write_text(text)
-            spec = JobSpec(
-                image=digest,
-                script=_ALL_PROBES if probes else _NO_PROBE,
-                inputs=describe_inputs(paths),
-                memory=MEMORY,
-                disk=DISK,
-                hypervisor=kind,
-                run_seconds=RUN_SECONDS,
-            )
-            self._execute(spec, digest, name, paths, Path(folder))
+        folder = place.folder / f"probe-{kind}"
+        folder.mkdir()
+        texts = {f"probe-{number:02}": text for number, text in enumerate(probes)}
+        files = {file: folder / file for file in texts}
+        for file, text in texts.items():
+            files[file].write_text(text)
+        spec = JobSpec(
+            image=digest,
+            script=_ALL_PROBES if probes else _NO_PROBE,
+            inputs=describe_inputs(files),
+            memory=MEMORY,
+            disk=DISK,
+            hypervisor=kind,
+            run_seconds=RUN_SECONDS,
+        )
+        self._execute(spec, digest, name, files, folder, place.check)
 
     def _execute(
-        self, spec: JobSpec, digest: str, name: str, files: dict[str, Path], folder: Path
+        self,
+        spec: JobSpec,
+        digest: str,
+        name: str,
+        files: dict[str, Path],
+        folder: Path,
+        check: Check,
     ) -> None:
         said = io.BytesIO()
         job = LocalJob(
@@ -109,13 +129,41 @@ class BootTest:
         runs = self._settings.state_dir / "local" / "runs"
         made = parts(self._settings, self._store, self._fleet, runs)
         made.journal.recover(self._fleet.drivers)  # of earlier runs that were killed
-        verdict = Run(job, _Nobody(), made, job.job_id, uuid.uuid4().hex, Inbox()).execute()
+        inbox = Inbox()
+        with _checking(check, inbox):
+            verdict = Run(job, _Nobody(), made, job.job_id, uuid.uuid4().hex, inbox).execute()
         if verdict.state is not JobState.COMPLETED:
             text = said.getvalue().decode("utf-8", "replace").strip()[-2000:]
             message = (
                 f"the image {name} fails its boot test on {spec.hypervisor}: {verdict.reason.message}"
             )
             raise BuildError(f"{message}; its output:\n{text}" if text else message)
+
+
+@contextmanager
+def _checking(check: Check, inbox: Inbox) -> Iterator[None]:
+    """End a run when ``check`` raises, and raise that once the run has ended."""
+    raised: list[Exception] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(CHECK_SECONDS):
+            try:
+                check()
+            except Exception as error:
+                raised.append(error)
+                inbox.put(LeaseLost())
+                return
+
+    looking = threading.Thread(target=look, name="check", daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
+    if raised:
+        raise raised[0]
 
 
 def _working(wanted: Sequence[HypervisorKind], results: Sequence[ProbeResult]) -> list[HypervisorKind]:

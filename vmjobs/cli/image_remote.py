@@ -104,7 +104,7 @@ def _raise_first_failure(builds: Sequence[Build]) -> None:
 
 @click.command("builds")
 @click.argument("ids", metavar="[BUILD...]", nargs=-1)
-@click.option("--cancel", is_flag=True, help="Have BUILDs that no builder has begun never begin.")
+@click.option("--cancel", is_flag=True, help="End BUILDs; what they make is not published.")
 @click.option("--wait", is_flag=True, help="Wait until BUILDs have ended.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
 @json_option

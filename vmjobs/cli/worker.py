@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import click
 from vmjobs.cli.main import configure_logging
 from vmjobs.cli.support import config
 from vmjobs.config import Config
-from vmjobs.errors import BuildError, NoHypervisor, Unavailable
+from vmjobs.errors import BuildError, ConfigError, NoHypervisor, Unavailable
 
 if TYPE_CHECKING:
     from repository.building import Building
@@ -28,12 +29,14 @@ def worker(concurrency: int, no_beat: bool, builds: bool) -> None:
     """Submit and track jobs: a Celery worker with its clock.
 
     With --builds: build images that were asked for by `vmjobs image build --remote`; needs
-    mmdebstrap and a hypervisor, and neither HTCondor nor a clock.
+    mmdebstrap and a hypervisor, and neither HTCondor nor a clock, and does not run as root.
     """
     from repository.service import open_repository  # noqa: PLC0415 - the server's extra
 
     settings = config()
     configure_logging(settings.log_level)
+    if builds:
+        _refuse_root()
     open_repository(settings).close()  # migrations, once
     if builds:
         _build(settings)
@@ -59,7 +62,18 @@ def _dispatch(settings: Config, concurrency: int, *, beat: bool) -> None:
     app.worker_main(worker_arguments(settings, concurrency=concurrency, beat=beat))
 
 
+def _refuse_root() -> None:
+    """Raises ConfigError before anything is made that would be root's."""
+    if os.geteuid() == 0:
+        raise ConfigError(
+            "a builder does not run as root: scripts of the packages that users ask for would, too",
+            hint="start it as a user of its own, who owns image_dir and state_dir: "
+            "setpriv --reuid USER --regid GROUP --init-groups vmjobs worker --builds",
+        )
+
+
 def _build(settings: Config) -> None:
+    from images.build.workplace import remove_leftovers  # noqa: PLC0415
     from images.store import ImageStore  # noqa: PLC0415
     from repository.broker import BUILD_QUEUE  # noqa: PLC0415
     from repository.building import Building  # noqa: PLC0415
@@ -74,11 +88,14 @@ def _build(settings: Config) -> None:
         return Building(
             repository=open_repository(settings, migrate=False),
             store=store,
-            workdir=settings.images.parent / "work",
+            workdir=workdir,
             boot_test=lambda tell: BootTest(settings, store, tell, hypervisors),
+            seconds=settings.build_seconds,
         )
 
     _check_builder(settings)
+    workdir = settings.images.parent / "work"
+    remove_leftovers(workdir)
     _take_up(settings)
     app = make_builder(settings, parts)
     app.worker_main(worker_arguments(settings, concurrency=1, beat=False, queue=BUILD_QUEUE))

@@ -130,10 +130,10 @@ class Images(Closing):
         return self._http.get(Build, f"/v1/builds/{_part(build)}")
 
     def cancel_build(self, build: str) -> Build:
-        """Have a build that waits never begin.
+        """End a build; its image is not published.
 
         Raises:
-            Conflict: it has begun, or ended.
+            Conflict: it has ended, or its image is being published.
         """
         return parse(Build, self._http.call("DELETE", f"/v1/builds/{_part(build)}"))
 

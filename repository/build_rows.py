@@ -1,0 +1,150 @@
+"""A build as a row of the database: made of a request, moved on, and shown to people and builders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from images.recipe import Recipe
+from repository.ids import new_ids
+from repository.images import Viewer
+from repository.models import BuildRow
+from vmjobs.errors import Fault, InvalidRequest
+from vmjobs.model import faults_of
+from vmjobs.model import now as utc_now
+from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
+
+#: Characters of a reason that are kept: its beginning, and the end, where the output ends.
+MAX_MESSAGE: Final = 8000
+
+
+@dataclass(frozen=True)
+class Work:
+    """A build that was begun. generation: no other time that it was begun has the same.
+
+    tags: what the image is to be called within ``namespace``.
+    """
+
+    id: str
+    generation: int
+    owner: Viewer
+    recipe: Recipe
+    namespace: str
+    name: str
+    tags: tuple[str, ...]
+    visibility: Visibility
+    force: bool
+
+
+def checked_recipe(value: dict[str, Any]) -> Recipe:
+    """A recipe from outside.
+
+    Raises:
+        InvalidRequest: with every fault, or for packages that only a site's own repository has.
+    """
+    try:
+        recipe = Recipe.model_validate(value)
+    except (ValidationError, RecursionError) as error:
+        faults = faults_of(error, "recipe.") if isinstance(error, ValidationError) else []
+        listing = "; ".join(f"{fault.field}: {fault.message}" for fault in faults[:10])
+        raise InvalidRequest(f"this is not a recipe: {listing}", faults=faults) from error
+    if recipe.needs_repository:
+        text = f"the recipe {recipe.name} needs packages that only a site's own repository has"
+        raise InvalidRequest(
+            f"{text}, and the service builds from Debian's alone",
+            hint="build it yourself, with --repository and --repository-key, and push it",
+            faults=[Fault("recipe.needs_repository", "needs_repository", text)],
+        )
+    return recipe
+
+
+def names_of(request: BuildRequest, recipe: Recipe) -> tuple[str, tuple[str, ...]]:
+    """What the image is to be called: its name, and the tags."""
+    tags = (request.tag,) if request.tag else tuple(dict.fromkeys((recipe.version, "latest")))
+    return request.name or recipe.name, tags
+
+
+def new_row(viewer: Viewer, key: str, body: dict[str, Any], name: str) -> BuildRow:
+    """A build that waits.  name: the image's, in full."""
+    present = utc_now()
+    return BuildRow(
+        id=new_ids(1)[0],
+        owner=viewer.user,
+        key=key or None,
+        admin=viewer.admin,
+        request=body,
+        name=name,
+        state=BuildState.QUEUED.value,
+        step="waiting for a builder",
+        progress=0,
+        code="",
+        message="",
+        hint="",
+        digest="",
+        attempts=0,
+        generation=0,
+        naming=False,
+        sent=present,
+        sends=1,
+        created=present,
+        updated=present,
+    )
+
+
+def move(row: BuildRow, state: BuildState, step: str, fraction: float) -> None:
+    """Note how far a build is."""
+    row.state, row.step, row.updated = state.value, step, utc_now()
+    row.progress = round(1000 * min(1.0, max(0.0, fraction)))
+
+
+def end(row: BuildRow, state: BuildState, code: str, message: str, hint: str = "") -> None:
+    """Note that a build has ended, and why."""
+    move(row, state, "", row.progress / 1000)
+    row.code, row.message, row.hint = code[:32], _storable(message), _storable(hint)
+
+
+def _storable(text: str) -> str:
+    """Text that every database takes, of bounded length; both ends of a long one are kept."""
+    text = text.replace("\0", "").encode("utf-8", "replace").decode()
+    if len(text) <= MAX_MESSAGE:
+        return text
+    half = MAX_MESSAGE // 2
+    return f"{text[:half]}\n[...]\n{text[-half:]}"
+
+
+def work_of(row: BuildRow) -> Work:
+    """What a builder is told."""
+    request = BuildRequest.model_validate(row.request)
+    recipe = Recipe.model_validate(request.recipe)
+    name, tags = names_of(request, recipe)
+    return Work(
+        id=row.id,
+        generation=row.generation,
+        owner=Viewer(row.owner, admin=row.admin),
+        recipe=recipe,
+        namespace=request.namespace,
+        name=name,
+        tags=tags,
+        visibility=request.visibility,
+        force=request.force,
+    )
+
+
+def view_of(row: BuildRow) -> Build:
+    """What people are told."""
+    return Build(
+        id=row.id,
+        owner=row.owner,
+        name=row.name,
+        state=BuildState(row.state),
+        step=row.step,
+        progress=row.progress / 1000,
+        code=row.code,
+        message=row.message,
+        hint=row.hint,
+        digest=row.digest,
+        created=row.created,
+        updated=row.updated,
+    )

@@ -1,0 +1,130 @@
+"""A builder at work: it hears within seconds that a build is canceled or late, and leaves nothing.
+
+What installs packages is a program of the test's own, which takes for ever; all else is real.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from test_repository_builds import ADA, create
+
+from images.build.workplace import FOLDER, Workplace
+from images.recipe import Recipe
+from images.store import ImageStore
+from repository.building import Building, build_image
+from repository.service import Repository
+from vmjobs.wire import Build, BuildState
+
+#: Leaves a file in the directory for temporary ones, starts a program of its own, and never ends.
+MMDEBSTRAP = """#!/bin/sh
+mkdir "$TMPDIR/mmdebstrap.root"
+sleep 1000 &
+echo $! >{note}.part && mv {note}.part {note}
+wait
+"""
+SECONDS = 30.0
+
+
+def _no_boot(_digest: str, _recipe: Recipe, _place: Workplace) -> None:
+    raise AssertionError("nothing is there to be booted")
+
+
+class Builder:
+    """A builder, and a build that it is at."""
+
+    def __init__(self, repository: Repository, folder: Path, seconds: float = 1000) -> None:
+        self.folder = folder
+        self.builds = repository.builds
+        self.build = create(repository)
+        parts = Building(
+            repository, ImageStore(folder / "images"), folder / "work", lambda _: _no_boot, seconds
+        )
+        self._thread = threading.Thread(target=build_image, args=(parts, self.build.id))
+        self._thread.start()
+
+    def child(self) -> Path:
+        """What mmdebstrap has started, once it has; as a directory of /proc."""
+        note = self.folder / "note"
+        _until(note.exists)
+        return Path("/proc") / note.read_text().strip()
+
+    def end(self) -> Build:
+        """As the build is once the builder has left it."""
+        began = time.monotonic()
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
+        assert time.monotonic() - began < 10
+        return self.builds.get(self.build.id)
+
+    def leftovers(self) -> list[Path]:
+        return [p for p in (self.folder / "work" / FOLDER).iterdir() if p.is_dir()]
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.05)
+
+
+def _dead(process: Path) -> bool:
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A builder's directory, to which everybody finds a way: not pytest's own."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name).resolve()
+        place.chmod(0o755)
+        program = place / "bin" / "mmdebstrap"
+        program.parent.mkdir()
+        program.write_text(MMDEBSTRAP.format(note=place / "note"))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+        yield place
+
+
+def test_a_build_is_canceled_while_packages_are_installed(repository: Repository, folder: Path) -> None:
+    builder = Builder(repository, folder)
+    child = builder.child()
+    (mine,) = builder.leftovers()
+    assert (mine / "mmdebstrap.root").is_dir()
+    canceled = builder.builds.cancel(builder.build.id, ADA)
+    assert builder.end() == canceled
+    assert (canceled.state, canceled.code) == (BuildState.FAILED, "CANCELED")
+    _until(lambda: _dead(child))
+    assert builder.leftovers() == []
+    assert list((folder / "work").rglob("*.tar")) == []
+
+
+def test_a_build_has_a_deadline(repository: Repository, folder: Path) -> None:
+    builder = Builder(repository, folder, seconds=2)
+    child = builder.child()
+    late = builder.end()
+    assert (late.state, late.code) == (BuildState.FAILED, "BUILD_TIMED_OUT")
+    assert late.message == "the build was not done after 2 s"
+    _until(lambda: _dead(child))
+    assert builder.leftovers() == []
+
+
+def test_a_builder_whose_build_another_has_taken_up_ends_its_programs(
+    repository: Repository, folder: Path
+) -> None:
+    builder = Builder(repository, folder)
+    child = builder.child()
+    work = builder.builds.begin(builder.build.id)
+    assert work is not None
+    assert builder.end().state is BuildState.BUILDING
+    _until(lambda: _dead(child))
+    assert builder.leftovers() == []
+    builder.builds.wanted(work)

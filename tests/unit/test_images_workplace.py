@@ -1,0 +1,111 @@
+"""A build's directory: gone afterwards, whoever was killed, and never that of a build that lives."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from images.build import process
+from images.build.workplace import FOLDER, remove_leftovers, workplace
+
+#: Makes a file in a workplace, starts a program there if told so, and is killed.
+BUILDER = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from images.build.workplace import workplace
+with workplace(Path(sys.argv[1])) as place:
+    (place.folder / "half-made").write_bytes(b"x")
+    if len(sys.argv) > 2:
+        quiet = {"stdout": subprocess.DEVNULL, "start_new_session": True}
+        child = subprocess.Popen(sys.argv[2:], pass_fds=(place.mark,), **quiet)
+        print(child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+SWEEP = """
+import sys; from pathlib import Path; from images.build.workplace import remove_leftovers
+remove_leftovers(Path(sys.argv[1]))
+"""
+
+
+def killed(workdir: Path, *program: str) -> str:
+    """What a builder says that is killed in the middle."""
+    done = subprocess.run(
+        [sys.executable, "-c", BUILDER, workdir, *program],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    return done.stdout
+
+
+def folders(workdir: Path) -> list[Path]:
+    return [path for path in (workdir / FOLDER).iterdir() if path.is_dir()]
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), workplace(tmp_path) as place:
+        (place.folder / "mmdebstrap.x" / "etc").mkdir(parents=True)
+        raise ZeroDivisionError
+    assert folders(tmp_path) == []
+
+
+def test_what_a_killed_build_left_goes_at_the_next_start(tmp_path: Path) -> None:
+    killed(tmp_path)
+    (left,) = folders(tmp_path)
+    assert (left / "half-made").exists()
+    remove_leftovers(tmp_path)
+    assert folders(tmp_path) == []
+    killed(tmp_path)
+    with workplace(tmp_path) as place:
+        assert folders(tmp_path) == [place.folder]
+
+
+def test_what_belongs_to_the_living_stays(tmp_path: Path) -> None:
+    with workplace(tmp_path) as one, workplace(tmp_path) as other:
+        remove_leftovers(tmp_path)
+        assert set(folders(tmp_path)) == {one.folder, other.folder}
+
+
+def test_a_program_that_outlives_its_builder_is_ended(tmp_path: Path) -> None:
+    child = int(killed(tmp_path, "sh", "-c", "sleep 1000 & wait"))
+    os.kill(child, 0)
+    watched = os.pidfd_open(child)
+    remove_leftovers(tmp_path)
+    assert select.select([watched], [], [], 0)[0]
+    os.close(watched)
+    assert folders(tmp_path) == []
+
+
+def test_a_program_of_a_builder_that_lives_is_not(tmp_path: Path) -> None:
+    with workplace(tmp_path) as place:
+        said = process.run(
+            ["sh", "-c", f"{sys.executable} -c '{SWEEP}' {tmp_path}; echo well"],
+            place=place,
+            timeout=60,
+        )
+        assert said == b"well\n"
+
+
+def test_programs_put_their_temporary_files_there() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        workdir = Path(name)
+        workdir.chmod(0o711)  # pytest's own directories let nobody else pass
+        with workplace(workdir) as place:
+            said = process.run(["mktemp"], timeout=10, place=place)
+            assert Path(said.decode().strip()).parent == place.folder.resolve()
+        assert folders(workdir) == []
+
+
+def test_without_a_way_to_it_for_mmdebstrap_they_are_where_they_were(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with workplace(tmp_path) as place:
+        assert place.environment == {}
