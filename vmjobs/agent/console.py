@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -54,6 +55,8 @@ class ConsoleReader:
         """What is new since the last call, as observations."""
         try:
             with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self.offset:
+                    self.offset = 0  # it was emptied, and began anew
                 file.seek(self.offset)
                 data = file.read(READ_AT_ONCE)
         except FileNotFoundError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +21,9 @@ from typing import Any
 import waitress.server
 from flask import Flask, Request, Response, request, send_file
 
-from vmjobs.agent.inbox import ExitReported, Inbox, Ready, ScriptEnded
+from vmjobs.agent.inbox import ExitReported, Observer, Ready, ScriptEnded
 from vmjobs.agent.outputs import OutputTray, Refused
+from vmjobs.errors import Forbidden, VMJobsError
 from vmjobs.hypervisor.mconsole import short_path
 from vmjobs.model import ExitChannel, ExitStatus
 
@@ -41,20 +43,28 @@ class GuestLink:
 
     logs: files for ``out`` and ``err``; ``max_log`` bytes are kept of each.
     on_log: called after a log has grown.
+    endless: the logs of a guest that goes on for months. A log that is full begins anew, and what
+        never came while nobody listened is left out of it.
+    pool_token: for a machine of a cluster: its token for the pool.
+    longest_wait: that a request for orders may last, in seconds.
     beating: the guest has begun to ask for orders, and so is heard of from now on.
     """
 
     token: str
-    inbox: Inbox
+    inbox: Observer
     tray: OutputTray
     job_tar: Path
     logs: dict[str, Path]
     max_log: int
-    on_log: Callable[[], None]
+    on_log: Callable[[], None] = lambda: None
+    endless: bool = False
+    pool_token: Callable[[], str] | None = None
+    longest_wait: float = math.inf
     heard: float = field(default_factory=time.monotonic)
     signals: list[int] = field(default_factory=list)
     beating: bool = False
     closed: bool = False
+    left_out: dict[str, int] = field(default_factory=dict)
     writing: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -102,8 +112,12 @@ def create_endpoint(link: GuestLink) -> Flask:
     @app.get("/v1/control")
     def _control() -> Response:
         link.beating = True
-        wait = min(max(0, request.args.get("wait", 0, int)), MAX_WAIT)
+        wait = min(max(0, request.args.get("wait", 0, int)), MAX_WAIT, link.longest_wait)
         return _plain("".join(f"signal {n}\n" for n in link.take_signals(wait)), 200)
+
+    @app.get("/v1/token")
+    def _token() -> Response:
+        return _pool_token(link)
 
     @app.post("/v1/log/<any(out,err):name>")
     def _log(name: str) -> Response:
@@ -167,6 +181,18 @@ def serving(link: GuestLink, socket: Path) -> Iterator[None]:
         socket.unlink(missing_ok=True)
 
 
+def _pool_token(link: GuestLink) -> Response:
+    if link.pool_token is None:
+        return _plain("this machine belongs to no cluster", 404)
+    try:
+        return _plain(link.pool_token(), 200)
+    except Forbidden as refused:
+        return _plain(refused.message, 403)
+    except VMJobsError as error:
+        log.warning("a guest gets no token now: %s", error)
+        return _plain("there is no token now; try again", 503)
+
+
 def _append(link: GuestLink, name: str, incoming: Request) -> Response:
     offset = incoming.args.get("offset", -1, int)
     data = incoming.stream.read(MAX_LOG_CHUNK + 1)
@@ -177,7 +203,9 @@ def _append(link: GuestLink, name: str, incoming: Request) -> Response:
 def _append_data(link: GuestLink, name: str, offset: int, data: bytes) -> Response:
     path = link.logs[name]
     size = path.stat().st_size if path.exists() else 0
-    if offset < 0 or (offset > size and size < link.max_log):
+    if link.endless and offset >= 0:
+        offset, size = _go_on(link, name, offset, size)
+    elif offset < 0 or (offset > size and size < link.max_log):
         return _plain(f"the next offset is {size}", 409)
     if len(data) > MAX_LOG_CHUNK:
         return _plain(f"at most {MAX_LOG_CHUNK} bytes at once", 413)
@@ -187,6 +215,19 @@ def _append_data(link: GuestLink, name: str, offset: int, data: bytes) -> Respon
             file.write(fresh)
         link.on_log()
     return _plain("", 204)
+
+
+def _go_on(link: GuestLink, name: str, offset: int, size: int) -> tuple[int, int]:
+    """Where bytes of an endless log belong in its file, and what that has by now."""
+    if size >= link.max_log:
+        link.left_out[name] = link.left_out.get(name, 0) + size
+        link.logs[name].write_bytes(b"")
+        size = 0
+    place = offset - link.left_out.get(name, 0)
+    if place > size:
+        link.left_out[name] = offset - size
+        place = size
+    return place, size
 
 
 def _words(incoming: Request) -> dict[str, str]:

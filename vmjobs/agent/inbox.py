@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from vmjobs.model import ExitStatus
 
@@ -113,6 +114,13 @@ Observation = (
     | LeaseLost
     | Superseded
 )
+
+
+class Observer(Protocol):
+    """Whoever is told of observations."""
+
+    def put(self, observation: Observation) -> None:
+        """Take an observation; callable from any thread."""
 
 
 class Inbox:

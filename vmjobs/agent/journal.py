@@ -23,7 +23,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -59,15 +59,18 @@ class Leftover:
     verdict: str
 
 
+def machine_prefix(root: Path) -> str:
+    """What the names of a journal's machines begin with: no other journal's on this node do."""
+    return f"{NAME_PREFIX}{hashlib.sha256(bytes(root.resolve())).hexdigest()[:8]}-"
+
+
 class Journal:
     """Run directories below one root, each with its record."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mark = hashlib.sha256(bytes(root.resolve())).hexdigest()[:8]
-        #: The machines of this journal, told from those of any other on the same node.
-        self.prefix = f"{NAME_PREFIX}{mark}-"
+        self.prefix = machine_prefix(root)
         self._reassigned: dict[str, Hypervisor] = {}
 
     def machine_name(self, attempt: str) -> str:
@@ -149,10 +152,17 @@ class Journal:
 def sweep(journal: Journal, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
     """Destroy machines of this journal that no record knows. Returns their names."""
     known = {journal.machine_name(p.name) for p in journal.root.iterdir() if p.is_dir()}
+    return sweep_unknown(journal.prefix, known, drivers)
+
+
+def sweep_unknown(
+    prefix: str, known: Container[str], drivers: Mapping[HypervisorKind, Hypervisor]
+) -> list[str]:
+    """Destroy machines whose names begin with ``prefix`` and are not known. Returns their names."""
     swept = []
     for driver in drivers.values():
         for name in _names(driver):
-            if name.startswith(journal.prefix) and name not in known:
+            if name.startswith(prefix) and name not in known:
                 driver.destroy(name)
                 swept.append(name)
     return swept

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vmjobs.agent.console import ConsoleReader
-from vmjobs.agent.inbox import ConsoleFlooded, GuestSilent, Inbox, MachineGone
+from vmjobs.agent.inbox import ConsoleFlooded, GuestSilent, MachineGone, Observer
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import Hypervisor, MachineState
 
@@ -30,11 +30,12 @@ class Watch:
     heard: gives the monotonic time at which the guest was last heard of at its endpoint; ``inf``
         for a guest from which nothing is expected.
     listening: whether a guest that is not heard of for ``silence`` seconds counts as lost.
+    tick: how often the console is looked at once the guest has spoken, in seconds.
     """
 
     driver: Hypervisor
     machine: str
-    inbox: Inbox
+    inbox: Observer
     reader: ConsoleReader
     max_console: int
     silence: float
@@ -42,6 +43,7 @@ class Watch:
     on_console: Callable[[], None]
     listening: bool = False
     spoken: bool = False
+    tick: float = TICK
 
     def run(self, stop: threading.Event) -> None:
         """Look until the machine is gone or ``stop`` is set."""
@@ -57,7 +59,7 @@ class Watch:
 
     def _wait(self) -> bool:
         try:
-            tick = TICK if self.spoken else BOOT_TICK
+            tick = self.tick if self.spoken else BOOT_TICK
             return self.driver.wait(self.machine, tick) is MachineState.GONE
         except (HypervisorError, OSError) as error:
             log.warning("cannot watch %s: %s", self.machine, error)
@@ -100,4 +102,4 @@ def watching(watch: Watch) -> Iterator[Watch]:
         yield watch
     finally:
         stop.set()
-        thread.join(timeout=10 * TICK)
+        thread.join(timeout=10 * watch.tick)

@@ -1,0 +1,416 @@
+"""Keeps a node's share of cluster machines alive.
+
+One thread decides (:meth:`Keeper.step`, by :mod:`vmjobs.agent.members.plan`); what takes time, each
+machine's fetching, booting and destroying, has threads of its own and comes back as news. Machines do
+not need the agent, nor the agent the service: both may go and come back.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from vmjobs.agent.inbox import ExitReported, Ready
+from vmjobs.agent.members.machine import MemberMachine, MemberParts, News, Over, Renewed, why_not
+from vmjobs.agent.members.plan import ADMIT, DRAIN, NEW_TOKEN, Effect, decide, ended
+from vmjobs.agent.members.record import End, Facts, Record
+from vmjobs.agent.members.telling import Reporter
+from vmjobs.cluster.member import MemberCode, Phase
+from vmjobs.cluster.wire import MemberOrder, NodeShare
+from vmjobs.errors import VMJobsError
+from vmjobs.model import HypervisorKind
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 25.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 30.0
+#: Seconds until a member is looked at again whose record could not be kept.
+TROUBLE_SECONDS = 10.0
+#: Phases in which there may be a machine.
+_ALIVE = frozenset({Phase.BOOTING, Phase.RUNNING, Phase.DRAINING, Phase.STOPPING})
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The image is here, and this is what will run it."""
+
+    kind: HypervisorKind
+
+
+@dataclass(frozen=True)
+class Done:
+    """A thread has come to the end of what it was at. ``failed``: in vain."""
+
+    failed: End | None = None
+
+
+@dataclass(frozen=True)
+class Destroyed:
+    """Nothing of the machine is left."""
+
+
+@dataclass
+class Member:
+    """A member while this process looks after it."""
+
+    record: Record
+    facts: Facts = field(default_factory=Facts)
+    machine: MemberMachine | None = None
+
+
+_Heard = News | Staged | Done | Destroyed
+_Work = Callable[[], _Heard | None]
+
+
+class Keeper:
+    """The members of a node. All but :meth:`step` may be called from any thread.
+
+    clock: seconds since 1970, never set back while the process lives.
+    """
+
+    def __init__(
+        self, parts: MemberParts, reporter: Reporter, clock: Callable[[], float] | None = None
+    ) -> None:
+        self._parts = parts
+        self._reporter = reporter
+        self._clock = clock or steady_clock()
+        self._members: dict[str, Member] = {}
+        self._share: NodeShare | None = None
+        #: Whether the share is the service's word, and not only what is remembered of it.
+        self._confirmed = False
+        self._heard: queue.SimpleQueue[tuple[str, int, _Heard]] = queue.SimpleQueue()
+        self._offered: queue.SimpleQueue[NodeShare] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._due = self._stopped = False
+
+    # ------------------------------------------------------------------ from outside
+
+    @property
+    def seen(self) -> int:
+        """The revision of the share that is known here."""
+        return self._share.revision if self._share is not None else 0
+
+    def take(self, share: NodeShare) -> None:
+        """The service says what this node is to have."""
+        self._offered.put(share)
+        self._wake()
+
+    def hear(self, member: str, incarnation: int, news: _Heard) -> None:
+        """Something happened to a machine."""
+        self._heard.put((member, incarnation, news))
+        self._wake()
+
+    def stop(self) -> None:
+        """Have :meth:`run` end. Machines go on."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._due = True
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ the loop
+
+    def recover(self) -> None:
+        """Take over what an earlier agent kept, and remove machines that nobody knows of."""
+        journal, now = self._parts.journal, self._clock()
+        records = journal.load()
+        for record in records:
+            self._members[record.order.id] = self._recovered(record, now)
+            self._reporter.tell(record.report())
+        swept = journal.sweep(records, self._parts.drivers)
+        self._share = journal.last_share()
+        log.info("%d members of clusters, %d unknown machines removed", len(records), len(swept))
+
+    def run(self) -> None:
+        """Step until :meth:`stop` is called."""
+        while not self._stopped:
+            until = self.step(self._clock())
+            with self._changed:
+                left = None if until == math.inf else max(0.0, until - self._clock())
+                self._changed.wait_for(lambda: self._due or self._stopped, left)
+                self._due = False
+        for member in self._members.values():
+            if member.machine is not None:
+                member.machine.leave()
+
+    def step(self, now: float) -> float:
+        """Take in what was heard, do what is to be done; when to look again. Never sleeps."""
+        self._take_share()
+        self._take_news()
+        orders = self._orders(now)
+        until = math.inf
+        for name in list(self._members):
+            try:
+                until = min(until, self._decide(name, orders.get(name), now))
+            except OSError as error:  # a full disk: what one member cannot keep is no other's trouble
+                log.error("member %s is looked at again in %g s: %s", name, TROUBLE_SECONDS, error)
+                until = min(until, now + TROUBLE_SECONDS)
+        return until
+
+    def _take_share(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                share = self._offered.get_nowait()
+                if share != self._share:
+                    self._keep_share(share)
+                self._share, self._confirmed = share, True
+
+    def _keep_share(self, share: NodeShare) -> None:
+        try:
+            self._parts.journal.keep_share(share)
+        except OSError as error:  # it is known now, and will be told again after a restart
+            log.error("the share of this node cannot be kept: %s", error)
+
+    def _take_news(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                name, incarnation, news = self._heard.get_nowait()
+                member = self._members.get(name)
+                if member is not None and member.record.incarnation == incarnation:
+                    member.facts = _noted(member.facts, news, self._clock())
+
+    def _orders(self, now: float) -> dict[str, MemberOrder]:
+        """What each member is to be; one that was never heard of before begins here."""
+        orders = {order.id: order for order in (self._share.members if self._share else ())}
+        for name, order in orders.items():
+            if name not in self._members:
+                self._members[name] = Member(Record(order=order, since=now))
+        if not self._confirmed:
+            for name, member in self._members.items():
+                orders.setdefault(name, member.record.order)
+        return orders
+
+    # ------------------------------------------------------------------ decisions
+
+    def _decide(self, name: str, order: MemberOrder | None, now: float) -> float:
+        member = self._members[name]
+        decision = decide(order, member.record, member.facts, now)
+        member.facts = member.facts.but(renewed=0.0)
+        record = decision.record
+        if Effect.STAGE in decision.effects and record.incarnation != member.record.incarnation:
+            record = self._begin(member, record)
+        if Effect.FORGET in decision.effects:
+            self._forget(name)
+            return math.inf
+        if record != member.record:
+            self._keep(member, record)
+        if member.facts.destroyed:
+            member.facts, member.machine = Facts(), None
+        for effect in decision.effects:
+            self._carry_out(member, effect)
+        return decision.until
+
+    def _begin(self, member: Member, record: Record) -> Record:
+        """A new machine: what its guest is to know, and nobody else."""
+        member.facts, member.machine = Facts(), None
+        return record.but(
+            machine=self._parts.journal.machine_name(record.order.id, record.incarnation),
+            token=secrets.token_urlsafe(32),
+            sentinel=secrets.token_hex(16),
+        )
+
+    def _keep(self, member: Member, record: Record) -> None:
+        self._parts.journal.write(record)
+        before, member.record = member.record, record
+        if record.report() != before.report():
+            self._reporter.tell(record.report())
+        if record.phase is not before.phase:
+            log.info(
+                "member %s (%d): %s %s",
+                record.order.name,
+                record.incarnation,
+                record.phase,
+                record.code,
+            )
+        if record.phase is Phase.RUNNING and member.machine is not None:
+            member.machine.listen()
+
+    def _forget(self, name: str) -> None:
+        self._parts.shipper.forget(name)
+        self._parts.journal.forget(name)
+        self._reporter.forget(name)
+        del self._members[name]
+
+    def _carry_out(self, member: Member, effect: Effect) -> None:
+        machine = member.machine = member.machine or self._machine(member.record)
+        if effect is Effect.STAGE:
+            self._work(member, "stage", lambda: Staged(machine.stage()))
+        elif effect is Effect.BOOT:
+            record = member.record
+            self._work(member, "boot", lambda: machine.boot(record))
+        elif effect is Effect.DESTROY:
+            self._destroy(member, machine)
+        elif effect is Effect.RENEW:
+            _thread(f"renew-{member.record.order.name}", _renew, machine)
+        elif effect is Effect.ABORT:
+            machine.unwanted.set()
+        elif effect is Effect.TELL_ADMITTED:
+            machine.signal(ADMIT)
+        elif effect is Effect.TELL_DRAIN:
+            machine.signal(DRAIN)
+
+    def _destroy(self, member: Member, machine: MemberMachine) -> None:
+        def destroy() -> Destroyed:
+            machine.destroy()
+            return Destroyed()
+
+        self._work(member, "destroy", destroy)
+
+    def _machine(self, record: Record) -> MemberMachine:
+        name, incarnation = record.order.id, record.incarnation
+
+        def tell(news: News) -> None:
+            self.hear(name, incarnation, news)
+
+        return MemberMachine(self._parts, record.order, incarnation, tell)
+
+    def _work(self, member: Member, what: str, action: _Work) -> None:
+        """Do something in a thread of its own; its result is news of the machine."""
+        record = member.record
+        name, incarnation = record.order.id, record.incarnation
+        member.facts = member.facts.but(working=True)
+
+        def work() -> None:
+            try:
+                result = action()
+            except Exception as error:  # whatever it is, the member is tried again
+                known = isinstance(error, VMJobsError | OSError)
+                log.warning("member %s: %s: %s", record.order.name, what, error, exc_info=not known)
+                self.hear(name, incarnation, Done(why_not(error)))
+                return
+            self.hear(name, incarnation, result or Done())
+
+        _thread(f"{what}-{record.order.name}", work)
+
+    # ------------------------------------------------------------------ after a restart
+
+    def _recovered(self, record: Record, now: float) -> Member:
+        member = Member(record)
+        if record.phase not in _ALIVE:
+            if record.phase is not Phase.STAGING:
+                self._parts.journal.place(record.order.id).clear()
+            return member
+        machine = member.machine = self._machine(record)
+        machine.name = record.machine
+        driver = self._parts.drivers.get(record.hypervisor) if record.hypervisor else None
+        if driver is None:
+            message = f"the hypervisor {record.hypervisor} is not set up here any more"
+            member.facts = Facts(end=End(code=MemberCode.NO_HYPERVISOR, message=message))
+            return member
+        machine.driver = driver
+        if record.phase is Phase.STOPPING:
+            return member
+        if record.phase is Phase.BOOTING:
+            member.record = record.but(deadline=now + record.order.boot_seconds)
+        machine.adopt(record, driver)
+        _thread(f"hold-{record.order.name}", machine.hold_image)
+        self._tell_again(machine, record)
+        return member
+
+    def _tell_again(self, machine: MemberMachine, record: Record) -> None:
+        """What the guest may not have heard, because the agent went away while it was told."""
+        if record.phase is not Phase.BOOTING:
+            machine.listen()
+        if record.admitted:
+            machine.signal(ADMIT)
+        if record.phase is Phase.DRAINING:
+            machine.signal(DRAIN)
+
+
+def _noted(facts: Facts, news: _Heard, now: float) -> Facts:
+    """The facts, and what was heard of a member's present machine."""
+    if isinstance(news, Staged):
+        facts = facts.but(working=False, staged=news.kind)
+    elif isinstance(news, Done):
+        facts = facts.but(working=False, end=facts.end or news.failed)
+    elif isinstance(news, Destroyed):
+        facts = facts.but(working=False, destroyed=True)
+    elif isinstance(news, Ready):
+        facts = facts.but(ready=True)
+    elif isinstance(news, ExitReported) and facts.exit is None:
+        facts = facts.but(exit=news.exit, exit_at=now)
+    elif isinstance(news, Over) and facts.end is None:
+        told = facts.exit is not None
+        message = ended(facts)
+        end = End(code=MemberCode.GUEST_ENDED, message=message) if told else news.end
+        facts = facts.but(end=end)
+    elif isinstance(news, Renewed):
+        facts = facts.but(renewed=news.due)
+    return facts
+
+
+def _renew(machine: MemberMachine) -> None:
+    try:
+        machine.renew()
+    except (VMJobsError, OSError) as error:
+        log.warning("the token of %s is not renewed yet: %s", machine.name, error)
+    else:
+        machine.signal(NEW_TOKEN)
+
+
+def _thread(name: str, action: Callable[..., object], *arguments: object) -> None:
+    threading.Thread(target=action, args=arguments, name=name, daemon=True).start()
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since 1970 as of now, and from then on as time passes, however the clock is set."""
+    epoch = time.time() - time.monotonic()
+    return lambda: epoch + time.monotonic()
+
+
+class Listener:
+    """Asks the service for the share, again and again."""
+
+    def __init__(self, keeper: Keeper, parts: MemberParts, wait: float = POLL_SECONDS) -> None:
+        self._keeper, self._source, self._wait = keeper, parts.source, wait
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Ask until :meth:`stop` is called."""
+        pause, wait, seen = 0.0, 0.0, self._keeper.seen
+        while not self._stop.is_set():
+            try:
+                share = self._source.share(seen, wait)
+            except VMJobsError as error:
+                pause = min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)
+                log.warning("the share of this node is asked for again in %.0f s: %s", pause, error)
+                self._stop.wait(pause)
+                continue
+            pause, wait, seen = 0.0, self._wait, share.revision
+            self._keeper.take(share)
+
+    def stop(self) -> None:
+        """Have :meth:`run` end, after the request that is under way."""
+        self._stop.set()
+
+
+@contextmanager
+def keeping(parts: MemberParts, reporter: Reporter) -> Iterator[Keeper]:
+    """Look after this node's members for as long as the context lasts; their machines last longer."""
+    keeper = Keeper(parts, reporter)
+    keeper.recover()
+    listener = Listener(keeper, parts)
+    loop = threading.Thread(target=keeper.run, name="members", daemon=True)
+    loop.start()
+    _thread("member-share", listener.run)
+    _thread("member-reports", reporter.run)
+    _thread("member-consoles", parts.shipper.run)
+    try:
+        yield keeper
+    finally:
+        listener.stop()
+        reporter.stop()
+        parts.shipper.stop()
+        keeper.stop()
+        loop.join(timeout=15.0)

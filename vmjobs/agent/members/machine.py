@@ -1,0 +1,385 @@
+"""One machine of a member: what it is made of, how it is started, watched, adopted and removed."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
+from vmjobs.agent.endpoint import MAX_WAIT, GuestLink, serving
+from vmjobs.agent.inbox import GuestSilent, MachineGone, Observation, Panicked, Ready
+from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk, write_job_tar
+from vmjobs.agent.members.journal import MemberJournal, MemberPlace
+from vmjobs.agent.members.record import End, Record
+from vmjobs.agent.members.telling import Console, Shipper
+from vmjobs.agent.members.tokens import PoolTokens
+from vmjobs.agent.outputs import OutputTray
+from vmjobs.agent.run import Choose
+from vmjobs.agent.verdict import judge_early_end, with_console, without_image
+from vmjobs.agent.watch import Watch, watching
+from vmjobs.cluster.member import MemberCode, Phase
+from vmjobs.cluster.spec import Lifecycle
+from vmjobs.cluster.wire import MemberOrder
+from vmjobs.errors import HypervisorError, NoHypervisor, VMJobsError
+from vmjobs.hypervisor.base import (
+    ENDPOINT_ADDRESS,
+    BootImage,
+    DataDisk,
+    Ending,
+    Hypervisor,
+    Machine,
+    Network,
+)
+from vmjobs.local import describe_inputs
+from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket, NetworkMode, ReasonCode
+from vmjobs.paths import below
+from vmjobs.ports import GuestKit, ImageSource, SeedSource, ShareSource
+
+log = logging.getLogger(__name__)
+
+#: How often a console is looked at, in seconds. A machine's end is an event and known at once.
+CONSOLE_TICK = 1.0
+SCRIPT = "script"
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """Limits (bytes) and deadlines (seconds) of members."""
+
+    max_console: int
+    max_log: int
+    silence_seconds: float = 120.0
+
+
+@dataclass(frozen=True)
+class MemberParts:
+    """What machines of clusters are made with on this node."""
+
+    images: ImageSource
+    choose: Choose
+    drivers: Mapping[HypervisorKind, Hypervisor]
+    journal: MemberJournal
+    source: ShareSource
+    shipper: Shipper
+    kit: GuestKit
+    settings: MemberSettings
+    seeds: SeedSource | None = None
+
+
+class Unwanted(VMJobsError):
+    """A machine is not wanted any more before it was made."""
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """A guest's token was replaced; the next one is due at this time."""
+
+    due: float
+
+
+@dataclass(frozen=True)
+class Over:
+    """The machine has ended, or is as good as that."""
+
+    end: End
+
+
+#: What is told of a machine while it lives.
+News = Observation | Renewed | Over
+
+
+@dataclass
+class MemberMachine:
+    """The machine of a record. What takes time is called from a thread of its own.
+
+    tell: takes news, from any thread.
+    """
+
+    parts: MemberParts
+    order: MemberOrder
+    incarnation: int
+    tell: Callable[[News], object]
+    unwanted: threading.Event = field(default_factory=threading.Event)
+    driver: Hypervisor | None = None
+    name: str = ""
+    ready: bool = False
+    _image: BootImage | None = None
+    _link: GuestLink | None = None
+    _watch: Watch | None = None
+    _tokens: PoolTokens | None = None
+    #: The image's lease lasts longer than endpoint and watch: until nothing of the machine is left.
+    _lease: ExitStack = field(default_factory=ExitStack)
+    _around: ExitStack = field(default_factory=ExitStack)
+
+    # ------------------------------------------------------------------ from nothing
+
+    def stage(self) -> HypervisorKind:
+        """Have the image on this node, and know what will run the machine."""
+        if self.order.network is NetworkMode.NONE:
+            raise HypervisorError("a machine of a cluster needs a network, and the order says none")
+        self.parts.choose(self.order.hypervisor)  # before anything is fetched in vain
+        leased = self.parts.images.lease(self.order.image, lambda _done, _all: self._check())
+        self._image = self._lease.enter_context(leased)
+        self.driver = self.parts.choose(self.order.hypervisor, self._image.kinds)
+        return self.driver.kind
+
+    def boot(self, record: Record) -> None:
+        """Make the disks, serve the endpoint and start the machine. The journal names it already."""
+        if self._image is None or self.driver is None:
+            raise HypervisorError("there is nothing to boot: the image was not fetched")
+        place = self._place
+        place.begin(self.incarnation)
+        self.name = record.machine
+        ticket = self._lay_out(place, record)
+        self._check()
+        self._serve(place, record)
+        (place.machine / "vm").mkdir(mode=0o700)
+        self.driver.start(
+            Machine(
+                name=self.name,
+                cpus=self.order.cpus,
+                memory=self.order.memory,
+                image=self._image,
+                disks=tuple(self._disks(place, ticket)),
+                console=place.console(self.incarnation),
+                workdir=place.machine / "vm",
+                network=Network(self.order.network, place.endpoint),
+            )
+        )
+        self._look(place, record)
+
+    # ------------------------------------------------------------------ from an earlier agent
+
+    def adopt(self, record: Record, driver: Hypervisor) -> None:
+        """Go on with a machine that may still run: serve its endpoint, watch it, tell of its end."""
+        self.driver, self.name = driver, record.machine
+        self.ready = record.phase in {Phase.RUNNING, Phase.DRAINING}
+        self._serve(self._place, record)
+        self._look(self._place, record)
+
+    def hold_image(self) -> None:
+        """Keep the image of an adopted machine on this node. Takes time; failing is logged."""
+        try:
+            leased = self.parts.images.lease(self.order.image, lambda _done, _all: self._check())
+            self._image = self._lease.enter_context(leased)
+        except (VMJobsError, OSError) as error:
+            log.warning("the image of %s is not held: %s", self.name, error)
+
+    # ------------------------------------------------------------------ while it lives
+
+    def listen(self) -> None:
+        """From now on a guest that is not heard of is lost."""
+        if self._link is not None and self._watch is not None:
+            self._link.heard = time.monotonic()
+            self._watch.listening = True
+
+    def signal(self, number: int) -> None:
+        """Have the guest deliver a signal to its script."""
+        if self._link is not None:
+            self._link.send_signal(number)
+
+    def renew(self) -> None:
+        """Replace the guest's token. Raises as ``ShareSource.token``."""
+        if self._tokens is not None:
+            self._tokens.renew()
+
+    # ------------------------------------------------------------------ to nothing
+
+    def destroy(self) -> None:
+        """Remove the machine and what was made for it.
+
+        Raises:
+            HypervisorError: it could not be verified gone.
+        """
+        if self.name:
+            if self.driver is None:
+                raise HypervisorError(f"{self.name} needs a hypervisor that is not set up here")
+            self.driver.destroy(self.name)
+        self.leave()
+        self._lease.close()
+        self._place.clear()
+
+    def leave(self) -> None:
+        """Stop watching and serving; the machine goes on."""
+        self._around.close()
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _place(self) -> MemberPlace:
+        return self.parts.journal.place(self.order.id)
+
+    def _check(self) -> None:
+        if self.unwanted.is_set():
+            raise Unwanted("it is not wanted any more")
+
+    def _lay_out(self, place: MemberPlace, record: Record) -> JobTicket:
+        folder, order = place.machine, self.order
+        if order.lifecycle is not Lifecycle.THROWAWAY:
+            raise HypervisorError(f"this node cannot keep the disks of {order.lifecycle} machines")
+        inputs = folder / "inputs"
+        ticket = _ticket(order, self.incarnation, self.parts.kit, inputs)
+        briefing = Briefing(
+            ticket=ticket,
+            endpoint=f"http://{ENDPOINT_ADDRESS}",
+            token=record.token,
+            sentinel=record.sentinel,
+            epoch=int(time.time()),
+        )
+        write_job_disk(folder / "job.disk", briefing, None)
+        with (folder / "job.tar").open("xb") as sink:
+            write_job_tar(sink, ticket, inputs)
+        shutil.rmtree(inputs)
+        blank_disk(folder / "scratch.disk", order.disk * MIB)
+        blank_disk(folder / "output.disk", BLOCK)
+        return ticket
+
+    def _disks(self, place: MemberPlace, ticket: JobTicket) -> list[DataDisk]:
+        folder = place.machine
+        disks = [
+            DataDisk(folder / "job.disk", read_only=True),
+            DataDisk(folder / "scratch.disk"),
+            DataDisk(folder / "output.disk"),
+        ]
+        if self._image is not None and self._image.cloud_init and self.parts.seeds is not None:
+            self.parts.seeds.write(folder / "seed.disk", ticket)
+            disks.append(DataDisk(folder / "seed.disk", read_only=True))
+        return disks
+
+    def _serve(self, place: MemberPlace, record: Record) -> None:
+        settings = self.parts.settings
+        (place.machine / "outputs").mkdir(exist_ok=True, parents=True)
+        self._tokens = PoolTokens(
+            fetch=lambda: self.parts.source.token(self.order.id, self.incarnation),
+            fetched=lambda due: self.tell(Renewed(due)),
+        )
+        self._link = GuestLink(
+            token=record.token,
+            inbox=self,
+            tray=OutputTray(place.machine / "outputs", (), MIB),
+            job_tar=place.machine / "job.tar",
+            logs={name: place.log(name) for name in ("out", "err")},
+            max_log=settings.max_log,
+            endless=True,
+            pool_token=self._tokens.get,
+            longest_wait=min(MAX_WAIT, settings.silence_seconds / 4),
+        )
+        self._around.enter_context(serving(self._link, place.endpoint))
+
+    def _look(self, place: MemberPlace, record: Record) -> None:
+        if self.driver is None or self._link is None:
+            raise HypervisorError(f"{self.name} cannot be watched")
+        console, link = place.console(self.incarnation), self._link
+        settings = self.parts.settings
+        shipped = Console(self.order.id, self.incarnation, console, settings.max_console)
+        self._watch = Watch(
+            driver=self.driver,
+            machine=self.name,
+            inbox=self,
+            reader=ConsoleReader(console, record.sentinel),
+            max_console=sys.maxsize,  # it is emptied before, time and again
+            silence=settings.silence_seconds,
+            heard=lambda: link.heard,
+            on_console=self.parts.shipper.follow(shipped),
+            tick=CONSOLE_TICK,
+        )
+        self._around.enter_context(watching(self._watch))
+
+    def put(self, seen: Observation) -> None:
+        """What endpoint and watch have seen; what ends the machine is told as that."""
+        if isinstance(seen, Ready):
+            self.ready = True
+        console = self._place.console(self.incarnation)
+        if isinstance(seen, MachineGone):
+            self.tell(Over(self._early_end(console)))
+        elif isinstance(seen, Panicked):
+            message = f"the guest's kernel panicked: {seen.cause or 'no cause given'}"
+            self.tell(Over(_end(MemberCode.KERNEL_PANIC, with_console(message, last_lines(console)))))
+        elif isinstance(seen, GuestSilent):
+            message = f"the guest was not heard of for {seen.seconds:.0f} s"
+            self.tell(Over(_end(MemberCode.GUEST_LOST, with_console(message, last_lines(console)))))
+        else:
+            self.tell(seen)
+
+    def _early_end(self, console: Path) -> End:
+        ending, panic = self._ending(), panic_text(console)
+        if ending is Ending.UNKNOWN and panic is None:
+            message = "the machine is gone, and nobody knows how it ended"
+            return _end(MemberCode.GUEST_LOST, with_console(message, last_lines(console)))
+        verdict = judge_early_end(
+            panic=panic, ready=self.ready, last_lines=last_lines(console), ending=ending
+        )
+        code = _CODES.get(verdict.reason.code, MemberCode.GUEST_ENDED)
+        return _end(code, verdict.reason.message)
+
+    def _ending(self) -> Ending:
+        try:
+            return self.driver.ending(self.name) if self.driver else Ending.UNKNOWN
+        except HypervisorError as error:
+            log.warning("how %s ended is not known: %s", self.name, error)
+            return Ending.UNKNOWN
+
+
+#: Reasons of jobs that are those of members, too.
+_CODES = {
+    ReasonCode.KERNEL_PANIC: MemberCode.KERNEL_PANIC,
+    ReasonCode.GUEST_LOST: MemberCode.GUEST_LOST,
+    ReasonCode.BOOT_FAILED: MemberCode.BOOT_FAILED,
+    ReasonCode.IMAGE_REJECTED: MemberCode.IMAGE_REJECTED,
+    ReasonCode.IMAGE_UNAVAILABLE: MemberCode.IMAGE_UNAVAILABLE,
+    ReasonCode.NODE_FAILED: MemberCode.NODE_FAILED,
+}
+
+
+def _end(code: MemberCode, message: str) -> End:
+    return End(code=code, message=message)
+
+
+def why_not(error: Exception) -> End:
+    """What an error of :meth:`MemberMachine.stage` or :meth:`MemberMachine.boot` means."""
+    if isinstance(error, Unwanted):
+        return _end(MemberCode.STOPPED, error.message)
+    if isinstance(error, NoHypervisor):
+        return _end(MemberCode.NO_HYPERVISOR, error.message)
+    if isinstance(error, HypervisorError):
+        return _end(MemberCode.BOOT_FAILED, error.message)
+    if not isinstance(error, VMJobsError | OSError):
+        return _end(MemberCode.INTERNAL, f"the agent failed: {type(error).__name__}")
+    reason = without_image(error).verdict.reason
+    return _end(_CODES.get(reason.code, MemberCode.NODE_FAILED), reason.message)
+
+
+def _ticket(order: MemberOrder, incarnation: int, kit: GuestKit, inputs: Path) -> JobTicket:
+    """What the guest runs, as a job of its; the files beside the script are put into ``inputs``."""
+    contents = dict(kit.files(order, incarnation))
+    script = contents.pop(SCRIPT)
+    files = {}
+    for name, data in contents.items():
+        files[name] = below(inputs, name)
+        files[name].parent.mkdir(parents=True, exist_ok=True)
+        files[name].write_bytes(data)
+    spec = JobSpec(
+        image=order.image,
+        script=script.decode(),
+        inputs=describe_inputs(files),
+        cpus=order.cpus,
+        memory=order.memory,
+        disk=order.disk,
+        network=order.network,
+        boot_seconds=order.boot_seconds,
+    )
+    return JobTicket(
+        job_id=order.id,
+        attempt=f"{order.id}-{incarnation}",
+        index=0,
+        count=1,
+        image_digest=order.image,
+        spec=spec,
+    )

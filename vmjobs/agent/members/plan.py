@@ -1,0 +1,264 @@
+"""What is to be done with a member now: a pure function of its order, its record and what is seen.
+
+====================  =====================================  ====================================
+phase                 goal RUN                               otherwise
+====================  =====================================  ====================================
+WAITING               staged once its pause is over          GONE at once
+STAGING, BOOTING      goes on to RUNNING, in time            destroyed: it has no job
+RUNNING               told once that it is admitted          DRAIN: told once, then DRAINING
+DRAINING              (goals only go forward)                destroyed at its deadline
+STOPPING              destroyed, then WAITING                destroyed, then GONE
+GONE                                                         until the service takes it out
+====================  =====================================  ====================================
+
+A machine that ended or is condemned, and any machine with the goal STOP, is STOPPING, whatever it was.
+A member that the service does not know any more is destroyed and forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from vmjobs.agent.members.record import End, Facts, Record
+from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.cluster.wire import MemberOrder
+
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 300.0
+#: Seconds that a guest whose script has ended has for powering off.
+POWER_OFF_SECONDS = 15.0
+#: Seconds until a token that could not be had is asked for again.
+RENEW_AGAIN_SECONDS = 30.0
+#: Seconds until a machine that could not be destroyed is tried again.
+DESTROY_AGAIN_SECONDS = 10.0
+
+ADMIT = signal.SIGUSR1
+NEW_TOKEN = signal.SIGUSR2
+DRAIN = signal.SIGTERM
+
+
+class Effect(Enum):
+    """What the keeper is to do, once the record is kept.
+
+    STAGE: fetch the image, choose a hypervisor. BOOT: make and start the machine. ABORT: give up
+    what STAGE or BOOT is at. DESTROY: the machine, verified. TELL_ADMITTED, TELL_DRAIN: the guest.
+    RENEW: get a new token, then tell the guest. FORGET: the member and all that is left of it.
+    """
+
+    STAGE = auto()
+    BOOT = auto()
+    ABORT = auto()
+    DESTROY = auto()
+    TELL_ADMITTED = auto()
+    TELL_DRAIN = auto()
+    RENEW = auto()
+    FORGET = auto()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The member's next record, what to do about it, and when to look again (seconds since 1970)."""
+
+    record: Record
+    effects: tuple[Effect, ...] = ()
+    until: float = math.inf
+
+
+def pause_after(failures: int) -> float:
+    """Seconds between the end of a machine and the next, after so many failures in a row."""
+    if failures == 0:
+        return 0.0
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 30))
+
+
+def decide(order: MemberOrder | None, record: Record, facts: Facts, now: float) -> Decision:
+    """What is to be done with a member now.
+
+    order: its order; None: the service does not want it on this node any more.
+    """
+    if order is not None and order != record.order:
+        record = record.but(order=order)
+    if facts.renewed:
+        record = record.but(renew=facts.renewed)
+    wanted = order is not None
+    if facts.destroyed:
+        return _destroyed(record, now, wanted=wanted)
+    if record.phase in {Phase.WAITING, Phase.GONE}:
+        return _without_machine(record, now, wanted=wanted)
+    if record.phase is Phase.STOPPING:
+        return _stopping(record, facts, now)
+    if record.phase is Phase.BOOTING and facts.ready:
+        record = record.enter(Phase.RUNNING, MemberCode.PROGRESS, "the guest is ready", now)
+    end = _ordered_end(record, wanted=wanted) or _seen_end(record, facts, now)
+    if end is None:
+        return _go_on(record, facts, now)
+    return Decision(record, (Effect.ABORT,)) if facts.working else _stop(record, end, now)
+
+
+# --------------------------------------------------------------------------- without a machine
+
+
+def _without_machine(record: Record, now: float, *, wanted: bool) -> Decision:
+    if not wanted:
+        return Decision(record, (Effect.FORGET,))
+    if record.phase is Phase.GONE:
+        return Decision(record)
+    if record.order.goal is not Goal.RUN:
+        return Decision(_gone(record, now))
+    # A clock that was set back is no reason to wait for longer than anybody is ever to wait.
+    if now < record.retry <= now + LONGEST_PAUSE:
+        return Decision(record, until=record.retry)
+    # An agent that lost its records goes on behind what the service has seen.
+    last = max(record.incarnation, record.order.admitted, record.order.condemned)
+    fresh = record.enter(Phase.STAGING, MemberCode.PROGRESS, "", now).but(
+        incarnation=last + 1,
+        failing=False,
+        retry=0.0,
+        deadline=0.0,
+        renew=0.0,
+        hypervisor=None,
+        admitted=False,
+        seconds={},
+    )
+    return Decision(fresh, (Effect.STAGE,))
+
+
+def _gone(record: Record, now: float) -> Record:
+    """No machine, and none to come. What ended a drained machine stays to be seen."""
+    code, message = record.code, record.message
+    if record.order.goal is Goal.STOP:
+        code, message = MemberCode.STOPPED, "stopped"
+    elif record.phase is Phase.WAITING:
+        code, message = MemberCode.DRAINED, "it had no machine"
+    return record.enter(Phase.GONE, code, message, now).but(retry=0.0, machine="")
+
+
+def _destroyed(record: Record, now: float, *, wanted: bool) -> Decision:
+    if not wanted:
+        return Decision(record, (Effect.FORGET,))
+    if record.order.goal is not Goal.RUN:
+        return Decision(_gone(record, now))
+    failures = record.failures + record.failing
+    retry = now + pause_after(failures)
+    waiting = record.enter(Phase.WAITING, record.code, record.message, now)
+    return Decision(
+        waiting.but(failures=failures, failing=False, retry=retry, machine="", token="", sentinel=""),
+        until=retry,
+    )
+
+
+# --------------------------------------------------------------------------- with a machine
+
+
+def _stop(record: Record, end: End, now: float) -> Decision:
+    condemned = record.order.condemned >= record.incarnation
+    failing = condemned or not record.admitted
+    stopping = record.enter(Phase.STOPPING, end.code, end.message, now)
+    return Decision(stopping.but(failing=failing, retry=0.0, deadline=0.0), (Effect.DESTROY,))
+
+
+def _stopping(record: Record, facts: Facts, now: float) -> Decision:
+    if facts.working:
+        return Decision(record)
+    if now < record.retry <= now + LONGEST_PAUSE:
+        return Decision(record, until=record.retry)
+    return Decision(record.but(retry=now + DESTROY_AGAIN_SECONDS), (Effect.DESTROY,))
+
+
+def _ordered_end(record: Record, *, wanted: bool) -> End | None:
+    """Why the service has the machine destroyed now, if it does."""
+    order = record.order
+    if not wanted:
+        return End(code=MemberCode.STOPPED, message="the service does not know of it any more")
+    if order.goal is Goal.STOP:
+        return End(code=MemberCode.STOPPED, message="stopped")
+    if order.goal is Goal.DRAIN and record.phase in {Phase.STAGING, Phase.BOOTING}:
+        return End(code=MemberCode.DRAINED, message="it had not begun to take jobs")
+    if order.condemned >= record.incarnation:
+        return End(code=order.why, message=order.why_message)
+    return None
+
+
+def _seen_end(record: Record, facts: Facts, now: float) -> End | None:
+    """Why the machine is to be destroyed now for what it did, or did not do in time."""
+    if facts.end is not None:
+        return _drained(record, facts) or facts.end
+    if facts.exit is not None and now >= facts.exit_at + POWER_OFF_SECONDS:
+        return _drained(record, facts) or End(code=MemberCode.GUEST_ENDED, message=ended(facts))
+    if record.deadline == 0.0 or now < record.deadline:
+        return None
+    return _overdue(record)
+
+
+def _drained(record: Record, facts: Facts) -> End | None:
+    if record.phase is Phase.DRAINING and facts.exit is not None and facts.exit.ok:
+        return End(code=MemberCode.DRAINED, message="its last job has ended")
+    return None
+
+
+def ended(facts: Facts) -> str:
+    """How the guest's script ended, as a sentence."""
+    if facts.exit is None:
+        return "the guest ended without a word"
+    if facts.exit.signal is not None:
+        return f"the guest's script was killed by signal {facts.exit.signal}"
+    return f"the guest's script ended with status {facts.exit.code}"
+
+
+def _overdue(record: Record) -> End | None:
+    if record.phase is Phase.BOOTING:
+        message = f"the guest was not ready within {record.order.boot_seconds} s"
+        return End(code=MemberCode.BOOT_TIMED_OUT, message=message)
+    if record.phase is Phase.DRAINING:
+        message = f"jobs still ran after {record.order.drain_seconds} s; they were ended"
+        return End(code=MemberCode.DRAIN_TIMED_OUT, message=message)
+    return None
+
+
+def _go_on(record: Record, facts: Facts, now: float) -> Decision:
+    if record.phase is Phase.STAGING:
+        return _staging(record, facts, now)
+    effects: list[Effect] = []
+    if record.phase is Phase.RUNNING:
+        record, effects = _running(record, now)
+    if 0.0 < record.renew <= now:
+        record = record.but(renew=now + RENEW_AGAIN_SECONDS)
+        effects.append(Effect.RENEW)
+    return Decision(record, tuple(effects), _next_look(record, facts))
+
+
+def _staging(record: Record, facts: Facts, now: float) -> Decision:
+    if facts.working:
+        return Decision(record)
+    if facts.staged is None:  # whoever was at it is no more
+        return Decision(record, (Effect.STAGE,))
+    booting = record.enter(Phase.BOOTING, MemberCode.PROGRESS, "", now)
+    deadline = now + record.order.boot_seconds
+    return Decision(
+        booting.but(hypervisor=facts.staged, deadline=deadline), (Effect.BOOT,), until=deadline
+    )
+
+
+def _running(record: Record, now: float) -> tuple[Record, list[Effect]]:
+    order = record.order
+    effects = []
+    if record.deadline:
+        record = record.but(deadline=0.0)
+    if order.admitted == record.incarnation and not record.admitted:
+        record = record.but(admitted=True, failures=0)
+        effects.append(Effect.TELL_ADMITTED)
+    if order.goal is Goal.DRAIN:
+        draining = record.enter(Phase.DRAINING, MemberCode.PROGRESS, "it takes no new job", now)
+        record = draining.but(deadline=now + order.drain_seconds)
+        effects.append(Effect.TELL_DRAIN)
+    return record, effects
+
+
+def _next_look(record: Record, facts: Facts) -> float:
+    times = [time for time in (record.deadline, record.renew) if time]
+    if facts.exit is not None:
+        times.append(facts.exit_at + POWER_OFF_SECONDS)
+    return min(times, default=math.inf)

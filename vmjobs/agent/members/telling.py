@@ -1,0 +1,233 @@
+"""What goes to the service about members: reports and consoles. Each has a thread of its own, and
+nobody ever waits for either.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vmjobs.cluster.wire import MemberReport, MemberReports
+from vmjobs.errors import Unavailable, VMJobsError
+from vmjobs.ports import ShareSource
+
+log = logging.getLogger(__name__)
+
+#: A member's id and the number of its machine.
+_Machine = tuple[str, int]
+
+HEARTBEAT_SECONDS = 15.0
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 15.0
+CHUNK = 512 * 1024
+
+
+class Reporter:
+    """Tells of each member what is true last, at once, and of all of them every few seconds."""
+
+    def __init__(self, source: ShareSource, heartbeat: float = HEARTBEAT_SECONDS) -> None:
+        self._source = source
+        self._heartbeat = heartbeat
+        self._known: dict[str, MemberReport] = {}
+        self._news: set[str] = set()
+        self._changed = threading.Condition()
+        self._stopped = False
+
+    def tell(self, report: MemberReport) -> None:
+        """This is how a member is now."""
+        with self._changed:
+            self._known[report.id] = report
+            self._news.add(report.id)
+            self._changed.notify_all()
+
+    def forget(self, member: str) -> None:
+        """A member is no more."""
+        with self._changed:
+            self._known.pop(member, None)
+            self._news.discard(member)
+
+    def stop(self) -> None:
+        """Have :meth:`run` end."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """Tell until :meth:`stop` is called. The first word is of all members."""
+        pause, whole = 0.0, True
+        while not self._stopped:
+            reports = self._take(whole=whole)
+            try:
+                self._source.report(reports)
+            except VMJobsError as error:
+                pause = min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)
+                log.warning("members are told of again in %.1f s: %s", pause, error)
+                whole = True
+                self._rest(pause)
+            else:
+                pause = 0.0
+                whole = not self._wait()
+
+    def _take(self, *, whole: bool) -> MemberReports:
+        with self._changed:
+            wanted = [r for name, r in self._known.items() if whole or name in self._news]
+            self._news.clear()
+        return MemberReports(reports=tuple(wanted), complete=whole)
+
+    def _wait(self) -> bool:
+        """Wait for news; false if there are none and it is time for all."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._news or self._stopped, self._heartbeat)
+            return bool(self._news)
+
+    def _rest(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped, seconds)
+
+
+@dataclass
+class Console:
+    """The console of one machine: a file that its hypervisor appends to.
+
+    Beyond ``limit`` bytes the file is emptied and begins anew. ``limit`` bytes of a machine's console
+    go to the service; what comes then is on the node only.
+    """
+
+    member: str
+    incarnation: int
+    path: Path
+    limit: int
+    _base: int = 0
+    _sent: int = 0
+    _refused: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        with suppress(OSError, ValueError):  # it was never emptied
+            self._base = int(self._note.read_text("ascii"))
+
+    @property
+    def _note(self) -> Path:
+        """How many bytes had been told when the file was emptied last."""
+        return self.path.with_name(f"{self.path.name}.base")
+
+    def trim(self) -> None:
+        """Empty the file if it has grown too large."""
+        with suppress(FileNotFoundError), self._lock:
+            if self.path.stat().st_size > self.limit:
+                self._base += self._sent
+                self._sent = 0
+                self._note.write_text(str(self._base), "ascii")
+                with self.path.open("r+b") as file:
+                    file.truncate()
+
+    def ship(self, source: ShareSource) -> bool:
+        """Send the next piece; false if there is none.
+
+        Raises:
+            Unavailable: it could not be sent now.
+        """
+        with self._lock:
+            offset, data = self._base + self._sent, self._next()
+        if not data:
+            return False
+        try:
+            source.append_console(self.member, self.incarnation, offset, data)
+        except Unavailable:
+            raise
+        except VMJobsError as error:
+            log.warning("the console of %s is not wanted any more: %s", self.member, error)
+            self._refused = True
+        with self._lock:
+            if offset == self._base + self._sent:  # it was not emptied meanwhile
+                self._sent += len(data)
+        return True
+
+    def _next(self) -> bytes:
+        room = self.limit - self._base - self._sent
+        if self._refused or room <= 0:
+            return b""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._sent)
+                return file.read(min(CHUNK, room))
+        except FileNotFoundError:
+            return b""
+
+
+class Shipper:
+    """Sends consoles as they grow."""
+
+    def __init__(self, source: ShareSource) -> None:
+        self._source = source
+        self._consoles: dict[_Machine, Console] = {}
+        self._changed = threading.Condition()
+        self._grown: dict[_Machine, None] = {}  # in the order in which they grew
+        self._stopped = False
+
+    def follow(self, console: Console) -> Callable[[], None]:
+        """Send this console from now on; to be called whenever it has grown.
+
+        What is left to be sent of the machine before is sent, too.
+        """
+        machine = (console.member, console.incarnation)
+
+        def grew() -> None:
+            console.trim()
+            with self._changed:
+                self._grown[machine] = None
+                self._changed.notify_all()
+
+        with self._changed:
+            for member, incarnation in list(self._consoles):
+                if member == console.member and incarnation < console.incarnation - 1:
+                    del self._consoles[member, incarnation]
+            self._consoles[machine] = console
+        grew()
+        return grew
+
+    def forget(self, member: str) -> None:
+        """A member is no more."""
+        with self._changed:
+            for machine in [machine for machine in self._consoles if machine[0] == member]:
+                del self._consoles[machine]
+
+    def stop(self) -> None:
+        """Have :meth:`run` end."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """Send until :meth:`stop` is called."""
+        pause = 0.0
+        while (machine := self._next()) is not None:
+            try:
+                self._ship(machine)
+                pause = 0.0
+            except (VMJobsError, OSError) as error:
+                pause = min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)
+                log.warning("consoles are sent again in %.1f s: %s", pause, error)
+                with self._changed:
+                    self._grown[machine] = None
+                    self._changed.wait_for(lambda: self._stopped, pause)
+
+    def _next(self) -> _Machine | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._grown or self._stopped)
+            if self._stopped:
+                return None
+            machine = next(iter(self._grown))
+            del self._grown[machine]
+            return machine
+
+    def _ship(self, machine: _Machine) -> None:
+        with self._changed:
+            console = self._consoles.get(machine)
+        if console is not None and console.ship(self._source):
+            with self._changed:  # the others come first
+                self._grown[machine] = None
