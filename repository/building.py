@@ -71,23 +71,32 @@ def build_image(parts: Building, build: str) -> None:
         if work is None:
             return  # it has ended, or somebody is at it; the sweep looks after what he leaves
         try:
-            _clean(parts.workdir, parts.store)
-            _finish(parts, work)
+            _work_on(parts, work)
         except Superseded as error:
             logger.warning("given up: %s", error.message)
-        except Unavailable as error:
-            builds.postpone(work, error.message)
-            raise
-        except VMJobsError as error:
-            logger.info("build %s of %s: %s", build, work.recipe.name, error.message)
-            builds.fail(work, error)
-        except OSError as error:
-            logger.exception("build %s of %s", build, work.recipe.name)
-            why = BuilderBroke(f"the builder cannot store what it makes: {error.strerror}")
-            builds.fail(work, why)
-        except Exception:
-            logger.exception("build %s of %s", build, work.recipe.name)
-            builds.fail(work, BuilderBroke("the builder could not cope with this recipe"))
+
+
+def _work_on(parts: Building, work: Work) -> None:
+    """Have the image published, or note why not.  Raises Superseded; Unavailable: it waits again."""
+    builds, recipe = parts.repository.builds, work.recipe.name
+    try:
+        _clean(parts.workdir, parts.store)
+        _finish(parts, work)
+    except Superseded:
+        raise
+    except Unavailable as error:
+        builds.postpone(work, error.message)
+        raise
+    except VMJobsError as error:
+        logger.info("build %s of %s: %s", work.id, recipe, error.message)
+        builds.fail(work, error)
+    except OSError as error:
+        logger.exception("build %s of %s", work.id, recipe)
+        why = BuilderBroke(f"the builder cannot store what it makes: {error.strerror}")
+        builds.fail(work, why)
+    except Exception:
+        logger.exception("build %s of %s", work.id, recipe)
+        builds.fail(work, BuilderBroke("the builder could not cope with this recipe"))
 
 
 class BuilderBroke(VMJobsError):

@@ -5,6 +5,8 @@ What installs packages is a program of the test's own, which takes for ever; all
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 import threading
 import time
@@ -45,8 +47,16 @@ class Builder:
         parts = Building(
             repository, ImageStore(folder / "images"), folder / "work", lambda _: _no_boot, seconds
         )
-        self._thread = threading.Thread(target=build_image, args=(parts, self.build.id))
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(parts,))
         self._thread.start()
+
+    def _run(self, parts: Building) -> None:
+        try:
+            build_image(parts, self.build.id)
+        except BaseException as error:
+            self.failure = error
+            raise
 
     def child(self) -> Path:
         """What mmdebstrap has started, once it has; as a directory of /proc."""
@@ -128,3 +138,16 @@ def test_a_builder_whose_build_another_has_taken_up_ends_its_programs(
     _until(lambda: _dead(child))
     assert builder.leftovers() == []
     builder.builds.wanted(work)
+
+
+def test_a_builder_whose_program_fails_once_the_build_is_canceled(
+    repository: Repository, folder: Path
+) -> None:
+    """Whatever comes first: canceled it stays, and the builder goes on to its next build."""
+    builder = Builder(repository, folder)
+    child = builder.child()
+    canceled = builder.builds.cancel(builder.build.id, ADA)
+    os.kill(int(child.name), signal.SIGKILL)
+    assert builder.end() == canceled
+    assert builder.failure is None
+    assert builder.leftovers() == []
