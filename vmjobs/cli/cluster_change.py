@@ -5,13 +5,7 @@ from __future__ import annotations
 import click
 
 from vmjobs.cli.cluster_apply import apply_spec, tell
-from vmjobs.cli.cluster_support import (
-    machines,
-    name_argument,
-    size_text,
-    wait_options,
-    wait_until_up,
-)
+from vmjobs.cli.cluster_support import machines, name_argument, wait_options, wait_until_up
 from vmjobs.cli.image_support import complete_image
 from vmjobs.cli.support import client, json_option, print_json
 from vmjobs.cluster.member import MemberState
@@ -30,7 +24,7 @@ def scale(name: str, size: int, wait: bool, timeout: float | None, as_json: bool
         before = api.clusters.get(name)
         found = api.clusters.scale(name, size)
         if not as_json:
-            click.echo(f"{name}: size {size_text(before.spec.size)} -> {size_text(found.spec.size)}")
+            click.echo(f"{name}: {before.target} -> {machines(found.target)}")
         if wait:
             (found,) = wait_until_up(api.clusters, [name], timeout)
     if as_json:

@@ -112,9 +112,9 @@ def _outlook(assessment: Assessment | None) -> str:
         return "valid (the service was not asked)"
     placed = sum(assessment.placed.values())
     where = ", ".join(f"{count} on {node}" for node, count in sorted(assessment.placed.items()))
-    text = f"valid; {machines(placed)} would run now" + (f" ({where})" if where else "")
+    text = f"valid; there is room for {machines(placed)}" + (f" ({where})" if where else "")
     if assessment.pending:
-        text += f", {assessment.pending} would be PENDING: {assessment.why}"
+        text += f"; {assessment.pending} would be PENDING: {assessment.why}"
     return text
 
 

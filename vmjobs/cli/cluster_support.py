@@ -123,7 +123,9 @@ def changes(cluster: Cluster, spec: ClusterSpec, image: str) -> list[Change]:
         old["image"] = f"{old['image']} ({short(cluster.image)})"
         new["image"] = f"{new['image']} ({short(image)})"
     fields = dict.fromkeys([*new, *old])
-    return [Change(f, old.get(f), new.get(f)) for f in fields if old.get(f) != new.get(f)]
+    found = [Change(f, old.get(f), new.get(f)) for f in fields]
+    # As JSON, since to Python 1 is true.
+    return [change for change in found if json.dumps(change.old) != json.dumps(change.new)]
 
 
 def _flat(spec: ClusterSpec) -> Iterator[tuple[str, Any]]:

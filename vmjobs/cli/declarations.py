@@ -302,19 +302,17 @@ def _place(file: str, node: yaml.Node) -> Place:
 def _located(file: str, node: yaml.Node, fault: Fault) -> Finding:
     """A fault at the key, or the item of a list, that it is about.
 
-    Parts of its path that the document does not have are of whoever checked (``size.range.min``), or
-    name what is missing.
+    Parts of its path that are neither in the document nor of a declaration are of whoever checked:
+    ``size.range.min``.
     """
     at, where = node, node
-    walked: list[str] = []
-    parts = fault.field.split(".") if fault.field else []
-    for part in parts:
+    field = ""
+    for part in fault.field.split(".") if fault.field else []:
         if (step := _step(at, part)) is not None:
             where, at = step
-            walked.append(part)
-    if parts and fault.code == "missing":
-        walked.append(parts[-1])
-    field = ".".join(walked)
+        elif field not in _FIELDS or part not in _FIELDS[field].model_fields:
+            continue
+        field = _joined(field, part)
     return Finding(_place(file, where), field, fault.code, _said(field, fault))
 
 

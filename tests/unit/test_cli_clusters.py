@@ -1,0 +1,531 @@
+"""``vmjobs cluster`` as typed, against what the service's interface says."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+import pytest
+
+from vmjobs.cli import cluster_support, cluster_watch
+from vmjobs.cli.cluster_support import changes, complete_cluster, complete_member, settled
+from vmjobs.cli.main import main
+from vmjobs.cli.support import config
+from vmjobs.cluster.member import Goal, MemberCode, MemberState
+from vmjobs.cluster.spec import ClusterSpec, Size
+from vmjobs.cluster.wire import Assessment, Cluster, ClusterEvent, Member, Outcome
+from vmjobs.wire import ImageDetail, Visibility
+
+IMAGE = f"sha256:{'1' * 64}"
+NEW_IMAGE = f"sha256:{'2' * 64}"
+NOW = datetime.now(UTC)
+DECLARED = "name: workers\nimage: worker\nsize: 2\n"
+SPEC = ClusterSpec(name="workers", image="worker", size=2)
+
+
+def member(number: int, state: MemberState = MemberState.UP, **fields: Any) -> Member:
+    made: dict[str, Any] = {
+        "id": f"{number:032x}",
+        "name": f"workers-{number}",
+        "node": "node1",
+        "goal": Goal.RUN,
+        "image": IMAGE,
+        "generation": 1,
+        "incarnation": 1,
+        "since": NOW - timedelta(minutes=5),
+    }
+    return Member(**{**made, "state": state, **fields})
+
+
+def cluster(*members: Member, spec: ClusterSpec = SPEC, **fields: Any) -> Cluster:
+    made: dict[str, Any] = {
+        "name": spec.name,
+        "owner": "root",
+        "spec": spec,
+        "image": IMAGE,
+        "generation": 1,
+        "target": spec.range.min,
+        "up": sum(m.state is MemberState.UP for m in members),
+        "members": members,
+        "created": NOW,
+        "updated": NOW,
+    }
+    return Cluster(**{**made, **fields})
+
+
+Answer = tuple[int, Any]
+
+
+@dataclass
+class Service:
+    """Answers as it is told: each request's answers in turn, the last one again and again."""
+
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    bodies: list[Any] = field(default_factory=list)
+
+    def says(self, request: str, *bodies: Any, status: int = 200) -> None:
+        self.answers[request] = [(status, body) for body in bodies]
+
+    def refuses(
+        self, request: str, status: int, code: str, text: str, *faults: tuple[str, str]
+    ) -> None:
+        errors = [{"field": name, "code": "x", "message": said} for name, said in faults]
+        problem = {"title": "no", "status": status, "code": code, "detail": text, "errors": errors}
+        self.answers[request] = [(status, problem)]
+
+    def answer(self, request: str) -> Answer:
+        self.asked.append(request)
+        given = self.answers.get(request)
+        if given is None:
+            return 404, {"title": "no", "status": 404, "code": "NOT_FOUND", "detail": "not here"}
+        return given.pop(0) if len(given) > 1 else given[0]
+
+
+def encoded(body: Any) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    return json.dumps(body, default=lambda model: model.model_dump(mode="json")).encode()
+
+
+def handler(service: Service) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def _serve(self) -> None:
+            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if data:
+                service.bodies.append(json.loads(data))
+            status, body = service.answer(f"{self.command} {self.path}")
+            first = int(self.headers.get("Range", "bytes=0-")[6:-1])
+            if first and isinstance(body, bytes):
+                status, body = (206, body[first:]) if first < len(body) else (416, b"")
+            text = encoded(body)
+            kind = "json" if status < 300 else "problem+json"
+            self.send_response(status)
+            self.send_header("Content-Type", f"application/{kind}")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_PUT = do_POST = do_DELETE = _serve
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    service = Service()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(service))
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "c.yaml").write_text(DECLARED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VMJOBS_API_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setattr(cluster_support, "FIRST_POLL", 0.01)
+    monkeypatch.setattr(cluster_support, "LAST_POLL", 0.01)
+    monkeypatch.setattr(cluster_watch, "LAST_POLL", 0.01)
+    config.cache_clear()
+    yield service
+    config.cache_clear()
+    server.shutdown()
+    server.server_close()
+
+
+@dataclass
+class Done:
+    """What a command printed, and its exit status."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def vmjobs(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> Run:
+    def run(*words: str, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as done:
+            main(["cluster", *words])
+        sys.stdout.flush()
+        out, err = capfdbinary.readouterr()
+        assert isinstance(done.value.code, int)
+        return Done(done.value.code, out.decode(), err.decode())
+
+    return run
+
+
+# --------------------------------------------------------------------------- what changes
+
+
+def test_changes_are_told_field_by_field() -> None:
+    old = SPEC.model_copy(update={"attributes": {"A": 1, "B": "x"}})
+    new = ClusterSpec(
+        name="workers", image="worker:2", size=Size(min=1, max=2), attributes={"A": True, "C": 2.5}
+    )
+    assert [str(change) for change in changes(cluster(spec=old), new, IMAGE)] == [
+        "image: worker -> worker:2",
+        'size: 2 -> {"min": 1, "max": 2}',
+        "attributes.A: 1 -> true",
+        "attributes.C: none -> 2.5",
+        "attributes.B: x -> none",
+    ]
+
+
+def test_a_name_that_means_another_image_by_now_is_a_change() -> None:
+    (change,) = changes(cluster(), SPEC, NEW_IMAGE)
+    assert str(change) == "image: worker (111111111111) -> worker (222222222222)"
+    assert changes(cluster(), SPEC, IMAGE) == []
+
+
+# --------------------------------------------------------------------------- apply
+
+
+def applied(outcome: Outcome, *members: Member, **fields: Any) -> dict[str, Any]:
+    return {"outcome": outcome, "cluster": cluster(*members, **fields).model_dump(mode="json")}
+
+
+FINE = Assessment(placed={"node1": 2}, pending=0)
+
+
+def test_apply_creates(service: Service, vmjobs: Run) -> None:
+    service.says("POST /v1/cluster-assessments", FINE)
+    service.says("PUT /v1/clusters/workers", applied(Outcome.CREATED))
+    done = vmjobs("apply", "c.yaml")
+    assert (done.code, done.out) == (0, "workers created, 2 machines of worker\n")
+    assert service.bodies[-1]["size"] == 2
+
+
+def test_apply_says_what_it_changed(service: Service, vmjobs: Run) -> None:
+    service.says("POST /v1/cluster-assessments", FINE)
+    service.says("GET /v1/clusters/workers", cluster(spec=SPEC.model_copy(update={"memory": 512})))
+    service.says("PUT /v1/clusters/workers", applied(Outcome.CHANGED))
+    assert vmjobs("apply", "c.yaml").out == "workers changed\n  memory: 512 -> 1024\n"
+    service.says("PUT /v1/clusters/workers", applied(Outcome.UNCHANGED))
+    assert vmjobs("apply", "c.yaml").out == "workers unchanged\n"
+    (found,) = json.loads(vmjobs("apply", "--json", "c.yaml").out)
+    assert (found["outcome"], found["changes"], found["cluster"]["name"]) == (
+        "unchanged",
+        [],
+        "workers",
+    )
+
+
+def test_nothing_is_applied_if_the_service_finds_a_fault(service: Service, vmjobs: Run) -> None:
+    Path("d.yaml").write_text("image: worker\nname: other\nsize: 1\n")
+    faults = (("spec.image", "there is no image 'worker'"), ("pool", "there is no pool"))
+    service.refuses("POST /v1/cluster-assessments", 422, "INVALID_SPEC", "has faults", *faults)
+    done = vmjobs("apply", "c.yaml", "d.yaml")
+    assert done.code == 64
+    assert "c.yaml:2:1: image: there is no image 'worker'" in done.err
+    assert "c.yaml:1:1: pool: there is no pool" in done.err
+    assert "d.yaml:1:1: image: there is no image 'worker'" in done.err
+    assert not any(request.startswith("PUT") for request in service.asked)
+
+
+def test_apply_waits_until_all_are_up(service: Service, vmjobs: Run) -> None:
+    service.says("POST /v1/cluster-assessments", FINE)
+    service.says("PUT /v1/clusters/workers", applied(Outcome.CREATED))
+    service.says(
+        "GET /v1/clusters/workers",
+        cluster(),
+        cluster(member(0, MemberState.BOOTING), member(1, MemberState.STAGING)),
+        cluster(member(0), member(1, MemberState.PROBING)),
+        cluster(member(0), member(1)),
+    )
+    done = vmjobs("apply", "--wait", "c.yaml")
+    assert done.code == 0
+    assert "workers-0 BOOTING on node1\nworkers-1 STAGING on node1\nworkers-0 UP on node1" in done.err
+
+
+def test_apply_says_why_not_all_are_up_in_time(service: Service, vmjobs: Run) -> None:
+    failed = {"code": MemberCode.BOOT_FAILED, "message": "no init found\nmore of it"}
+    service.says("POST /v1/cluster-assessments", FINE)
+    service.says("PUT /v1/clusters/workers", applied(Outcome.CREATED))
+    waiting = cluster(member(0), member(1, MemberState.BACKOFF, **failed))
+    service.says("GET /v1/clusters/workers", waiting)
+    done = vmjobs("apply", "--wait", "--timeout", "0.2", "c.yaml")
+    assert done.code == 124
+    assert "workers: 1 of 2 UP (1 BACKOFF)" in done.err
+    assert "  workers-1 BACKOFF on node1: BOOT_FAILED: no init found\n" in done.err
+
+
+def test_apply_does_not_wait_for_a_cluster_that_is_drained(service: Service, vmjobs: Run) -> None:
+    service.says("POST /v1/cluster-assessments", FINE)
+    service.says("PUT /v1/clusters/workers", applied(Outcome.UNCHANGED))
+    service.says("GET /v1/clusters/workers", cluster(draining=True))
+    done = vmjobs("apply", "--wait", "c.yaml")
+    assert done.code == 65
+    assert "vmjobs cluster resume workers" in done.err
+
+
+@pytest.mark.parametrize(
+    ("members", "is_settled"),
+    [
+        ((member(0), member(1)), True),
+        ((member(0),), False),
+        ((member(0), member(1, generation=2)), False),
+        ((member(0, goal=Goal.DRAIN), member(1)), False),
+        ((member(0), member(1), member(2, MemberState.LOST)), True),
+        ((member(0), member(1), member(2, MemberState.DRAINING, goal=Goal.DRAIN)), True),
+        ((member(0), member(1, MemberState.JOINING)), False),
+    ],
+)
+def test_settled_is_as_many_up_as_wanted_as_they_are_declared(
+    members: tuple[Member, ...], is_settled: bool
+) -> None:
+    assert settled(cluster(*members)) is is_settled
+
+
+# --------------------------------------------------------------------------- diff, validate
+
+
+def test_diff_exits_as_diff_does(service: Service, vmjobs: Run) -> None:
+    service.says("GET /v1/images/worker", image_detail(IMAGE))
+    done = vmjobs("diff", "c.yaml")
+    assert (done.code, done.out) == (1, "workers would be created\n")
+    service.says("GET /v1/clusters/workers", cluster())
+    done = vmjobs("diff", "c.yaml")
+    assert (done.code, done.out) == (0, "")
+    service.says("GET /v1/images/worker", image_detail(NEW_IMAGE))
+    Path("c.yaml").write_text(f"{DECLARED}site: grid\n")
+    done = vmjobs("diff", "c.yaml")
+    assert done.code == 1
+    assert done.out.splitlines() == [
+        "workers would be changed",
+        "  image: worker (111111111111) -> worker (222222222222)",
+        '  site: "" -> grid',
+    ]
+    (found,) = json.loads(vmjobs("diff", "--json", "c.yaml").out)
+    assert found["changes"][1] == {"field": "site", "old": "", "new": "grid"}
+    assert not any(not request.startswith("GET") for request in service.asked)
+
+
+def test_diff_of_an_image_that_is_not_there_is_trouble(service: Service, vmjobs: Run) -> None:
+    done = vmjobs("diff", "c.yaml")
+    assert done.code == 64
+    assert "c.yaml:2:1: image: not here" in done.err
+
+
+def image_detail(digest: str) -> ImageDetail:
+    return ImageDetail(
+        digest=digest,
+        owner="root",
+        visibility=Visibility.PUBLIC,
+        created=NOW,
+        size=1,
+        stored=1,
+        manifest={},
+    )
+
+
+def test_validate_tells_where_there_is_room(service: Service, vmjobs: Run) -> None:
+    service.says("POST /v1/cluster-assessments", FINE)
+    done = vmjobs("validate", "c.yaml")
+    assert done.out == "c.yaml: workers: valid; there is room for 2 machines (2 on node1)\n"
+    scarce = Assessment(placed={"node1": 1}, pending=1, why="no node has room")
+    service.says("POST /v1/cluster-assessments", scarce)
+    done = vmjobs("validate", "c.yaml")
+    assert done.code == 0
+    assert "room for 1 machine (1 on node1); 1 would be PENDING: no node has room" in done.out
+    done = vmjobs("validate", "--capacity", "c.yaml")
+    assert done.code == 64
+    assert "c.yaml:3:1: size: 1 machine would be PENDING: no node has room" in done.err
+
+
+def test_validate_as_json_has_the_places(service: Service, vmjobs: Run) -> None:
+    service.refuses("POST /v1/cluster-assessments", 422, "INVALID_SPEC", "no", ("image", "no such"))
+    done = vmjobs("validate", "--json", "c.yaml")
+    assert done.code == 64
+    (finding,) = json.loads(done.out)["findings"]
+    assert (finding["line"], finding["column"], finding["field"]) == (2, 1, "image")
+
+
+def test_validate_without_a_service(vmjobs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", "/nowhere")
+    config.cache_clear()
+    done = vmjobs("validate", "c.yaml")
+    assert done.code == 77
+    assert vmjobs("validate", "--offline", "c.yaml").code == 0
+    assert vmjobs("validate", "--offline", "--capacity", "c.yaml").code == 2
+    Path("c.yaml").write_text(f"{DECLARED}cpu: 2\n")
+    done = vmjobs("validate", "c.yaml")
+    assert done.code == 64
+    assert "c.yaml:4:1: cpu: there is no such field; did you mean cpus?" in done.err
+    assert "the service was not asked" in done.err
+
+
+# --------------------------------------------------------------------------- look
+
+
+def test_show_has_a_line_for_each_machine(service: Service, vmjobs: Run) -> None:
+    up = member(0, up_since=NOW - timedelta(hours=2), busy=True, jobs=7, hypervisor="uml")
+    retry = datetime.now(UTC) + timedelta(seconds=99)
+    failed = {"code": MemberCode.KERNEL_PANIC, "message": "no root", "retry": retry}
+    old = member(1, MemberState.BACKOFF, **failed)
+    service.says("GET /v1/clusters/workers", cluster(up, old, generation=2))
+    done = vmjobs("show", "workers")
+    assert done.code == 0
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert "machines 1 UP of 2 (size 2)" in lines
+    assert f"image worker = {IMAGE}" in lines
+    short = "111111111111 (generation 1)"
+    assert f"workers-0 node1 UP 5 min ago 2 h uml 7, busy {short}" in lines
+    (second,) = [line for line in lines if line.startswith("workers-1")]
+    assert second.startswith(
+        f"workers-1 node1 BACKOFF 5 min ago - - 0 {short} KERNEL_PANIC: no root (again in 9"
+    )
+    assert json.loads(vmjobs("show", "--json", "workers").out)["generation"] == 2
+
+
+def test_list_has_a_line_for_each_cluster(service: Service, vmjobs: Run) -> None:
+    other = ClusterSpec(name="other", image="hep", size=Size(min=1, max=4))
+    rows = [cluster(member(0)), cluster(spec=other, draining=True)]
+    service.says("GET /v1/clusters", {"clusters": [row.model_dump(mode="json") for row in rows]})
+    lines = [" ".join(line.split()) for line in vmjobs("list").out.splitlines()]
+    assert lines[1].startswith("workers worker 2 2 1 root")
+    assert lines[2].startswith("other hep 1 to 4 1 0 draining root")
+
+
+def test_a_cluster_that_is_not_there_exits_with_66(vmjobs: Run) -> None:
+    assert vmjobs("show", "workers").code == 66
+
+
+def event(seq: int, text: str) -> dict[str, Any]:
+    found = ClusterEvent(
+        seq=seq, time=NOW, member="workers-0", state="UP", code="PROGRESS", message=text
+    )
+    return found.model_dump(mode="json")
+
+
+def test_events_are_followed_until_the_cluster_has_gone(service: Service, vmjobs: Run) -> None:
+    service.says("GET /v1/clusters/workers/events?after=0", {"events": [event(1, "one")]})
+    assert "one" in vmjobs("events", "workers").out
+    service.says(
+        "GET /v1/clusters/workers/events?after=1", {"events": []}, {"events": [event(2, "two")]}
+    )
+    done = vmjobs("events", "-f", "--json", "workers")
+    assert done.code == 0
+    assert [json.loads(line)["message"] for line in done.out.splitlines()] == ["one", "two"]
+
+
+CONSOLE = "GET /v1/clusters/workers/members/workers-0/console?incarnation="
+
+
+def test_console_is_followed_over_a_restart(service: Service, vmjobs: Run) -> None:
+    service.says("GET /v1/clusters/workers", cluster(member(0)))
+    service.says(f"{CONSOLE}1", b"first boot\n")
+    assert vmjobs("console", "workers", "0").out == "first boot\n"
+    service.says(
+        "GET /v1/clusters/workers",
+        cluster(member(0)),
+        cluster(member(0, MemberState.BOOTING, incarnation=2)),
+        cluster(),
+    )
+    service.says(f"{CONSOLE}1", b"first\n", b"first\npanic\n")
+    service.says(f"{CONSOLE}2", b"second\n")
+    done = vmjobs("console", "-f", "workers", "workers-0")
+    assert (done.code, done.out) == (0, "first\npanic\nsecond\n")
+    assert "started anew" in done.err
+
+
+def test_console_of_a_machine_that_is_not_there(service: Service, vmjobs: Run) -> None:
+    service.says("GET /v1/clusters/workers", cluster(member(0)))
+    done = vmjobs("console", "workers", "7")
+    assert done.code == 66
+    assert "workers has no machine workers-7" in done.err
+
+
+# --------------------------------------------------------------------------- change
+
+
+def test_scale_and_drain_and_resume(service: Service, vmjobs: Run) -> None:
+    service.says("GET /v1/clusters/workers", cluster())
+    service.says("POST /v1/clusters/workers/scale", cluster(target=5))
+    assert vmjobs("scale", "workers", "5").out == "workers: 2 -> 5 machines\n"
+    assert service.bodies == [{"size": 5}]
+    service.says("POST /v1/clusters/workers/drain", cluster(member(0, busy=True), member(1)))
+    assert vmjobs("drain", "workers").out == "workers is draining: 2 machines up, 1 of them with jobs\n"
+    service.says("POST /v1/clusters/workers/resume", cluster(member(0)))
+    assert vmjobs("resume", "workers").out == "workers goes on: 2 machines wanted, 1 UP\n"
+    assert vmjobs("scale", "workers", "1001").code == 2
+
+
+def test_upgrade_declares_another_image_and_nothing_else(service: Service, vmjobs: Run) -> None:
+    spec = SPEC.model_copy(update={"attributes": {"A": True}, "memory": 512})
+    service.says("GET /v1/clusters/workers", cluster(spec=spec))
+    new = spec.model_copy(update={"image": "worker:2"})
+    service.says("PUT /v1/clusters/workers", applied(Outcome.CHANGED, spec=new, image=NEW_IMAGE))
+    done = vmjobs("upgrade", "workers", "worker:2")
+    assert done.out == ("workers changed\n  image: worker (111111111111) -> worker:2 (222222222222)\n")
+    assert service.bodies == [new.model_dump(mode="json")]
+    done = vmjobs("upgrade", "workers", "no image!")
+    assert done.code == 64
+    assert len(service.bodies) == 1
+
+
+def test_delete_asks_where_machines_are_up(service: Service, vmjobs: Run) -> None:
+    there = cluster(member(0, busy=True), member(1))
+    service.says("GET /v1/clusters/workers", there)
+    service.says("DELETE /v1/clusters/workers?mode=drain", there)
+    service.says("DELETE /v1/clusters/workers?mode=now", there)
+    done = vmjobs("delete", "workers", stdin="n\n")
+    assert done.code == 1
+    assert (
+        "workers: 2 machines up, 1 of them with jobs. Delete it once its jobs have ended?" in done.err
+    )
+    assert not any(request.startswith("DELETE") for request in service.asked)
+    assert vmjobs("delete", "workers").code == 1  # nobody answers
+    done = vmjobs("delete", "workers", stdin="y\n")
+    assert done.out.endswith("workers is deleted; 2 machines will go once their jobs have ended\n")
+    assert service.asked[-1].endswith("mode=drain")
+    assert vmjobs("delete", "--now", "workers").out.endswith("2 machines will go at once\n")
+    assert vmjobs("delete", "--yes", "workers").code == 0
+    assert service.asked[-1].endswith("mode=drain")
+
+
+def test_delete_does_not_ask_where_none_is_up(service: Service, vmjobs: Run) -> None:
+    service.says("GET /v1/clusters/workers", cluster())
+    service.says("DELETE /v1/clusters/workers?mode=drain", cluster(deleting=True))
+    assert vmjobs("delete", "workers").out == "workers is deleted\n"
+
+
+# --------------------------------------------------------------------------- the shell
+
+
+def test_names_are_completed(service: Service) -> None:
+    context = click.Context(click.Command("show"))
+    parameter = click.Argument(["name"])
+    rows = [cluster(), cluster(spec=ClusterSpec(name="other", image="hep", size=1))]
+    service.says("GET /v1/clusters", {"clusters": [row.model_dump(mode="json") for row in rows]})
+    assert complete_cluster(context, parameter, "w") == ["workers"]
+    service.says("GET /v1/clusters/workers", cluster(member(0), member(1)))
+    context.params["name"] = "workers"
+    assert complete_member(context, parameter, "") == ["workers-0", "workers-1"]
+    service.answers.clear()
+    assert complete_cluster(context, parameter, "w") == []
+    assert complete_member(context, parameter, "") == []
+
+
+def test_the_service_is_asked_where_it_is(service: Service, vmjobs: Run) -> None:
+    vmjobs("show", "a/../b")
+    assert [urlsplit(request.split()[1]).path for request in service.asked] == [
+        "/v1/clusters/a%2F..%2Fb"
+    ]
