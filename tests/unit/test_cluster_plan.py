@@ -1,0 +1,488 @@
+"""What is done about clusters in each situation: the table of ``vmjobs.cluster.plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.cluster.placement import Need, NodeNow, Placement
+from vmjobs.cluster.plan import (
+    AD_LIFETIME,
+    GIVEN_UP,
+    Action,
+    Admit,
+    ClusterNow,
+    Condemn,
+    Create,
+    Forget,
+    MemberNow,
+    Place,
+    Remove,
+    SetGoal,
+    SetPending,
+    Stall,
+    Withdraw,
+    plan,
+)
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.model import HypervisorKind
+from vmjobs.ports import ProbeState
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+KINDS = frozenset({HypervisorKind.UML, HypervisorKind.QEMU})
+SMALL = Need(1, 1024, 1000)
+PLAIN = {"image": "worker", "size": 0, "memory": 1024, "disk": 1000, "join_seconds": 100}
+
+
+def at(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+def node(name: str, machines: int = 10, silent: float = 0, **more: Any) -> NodeNow:
+    """A node with room for so many machines of one processor."""
+    values: dict[str, Any] = {
+        "site": "here",
+        "kinds": KINDS,
+        "cpus": machines,
+        "memory": 1024 * machines,
+        "disk": 1000 * machines,
+        "alive": silent <= 300,
+        "heard": at(silent),
+    }
+    return NodeNow(name=name, **{**values, **more})
+
+
+def member(number: int, on: str = "", **more: Any) -> MemberNow:
+    """Of the cluster ``vc``; its id is its name."""
+    values = {"id": f"vc-{number}", "name": f"vc-{number}", "need": SMALL, "generation": 1, "node": on}
+    return MemberNow(**{**values, **more})
+
+
+def runs(number: int, on: str = "n1", **more: Any) -> MemberNow:
+    values = {"phase": Phase.RUNNING, "incarnation": 1, "waiting": at(10)}
+    return member(number, on, **{**values, **more})
+
+
+def up(number: int, on: str = "n1", **more: Any) -> MemberNow:
+    return runs(number, on, **{"advertised": 1, "admitted": 1, "waiting": None, **more})
+
+
+def failing(number: int, on: str = "n1", **more: Any) -> MemberNow:
+    values = {"phase": Phase.WAITING, "incarnation": 3, "failures": 3}
+    return member(number, on, **{**values, "code": MemberCode.BOOT_FAILED, **more})
+
+
+def cluster(*members: MemberNow, target: int = 0, **more: Any) -> ClusterNow:
+    spec = ClusterSpec.model_validate({"name": "vc", **PLAIN, **more.pop("spec", {})})
+    values = {"kinds": KINDS, "generation": 1, "target": target, "members": members}
+    return ClusterNow(name="vc", spec=spec, **{**values, **more})
+
+
+def created(number: int, on: str) -> Create:
+    return Create("vc", f"vc-{number}", Placement(on))
+
+
+def drained(number: int) -> SetGoal:
+    return SetGoal(f"vc-{number}", Goal.DRAIN)
+
+
+def gone(number: int) -> Forget:
+    return Forget(f"vc-{number}")
+
+
+ONE, TWO = [node("n1")], [node("n1"), node("n2")]
+LOST = [node("n1", silent=400), node("n2")]
+DRAIN: dict[str, Any] = {"goal": Goal.DRAIN}
+
+#: What there is, on which nodes, and what is done about it.
+TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
+    "nothing is wanted": (cluster(), ONE, []),
+    "all is well": (cluster(up(0), up(1), target=2), ONE, []),
+    # -- how many
+    "the first machines are spread": (cluster(target=2), TWO, [created(0, "n1"), created(1, "n2")]),
+    "where fewest of the cluster are": (cluster(up(0), target=2), TWO, [created(1, "n2")]),
+    "then where most memory is left": (
+        cluster(target=1),
+        [node("n1", 3), node("n2", 4)],
+        [created(0, "n2")],
+    ),
+    "the lowest number is used again": (cluster(up(1), target=2), ONE, [created(0, "n1")]),
+    "a name is free once its machine has gone": (
+        cluster(up(0, **DRAIN), target=1),
+        ONE,
+        [created(1, "n1")],
+    ),
+    "one that came late gets a node": (cluster(member(0), target=1), ONE, [Place("vc-0", "n1")]),
+    "smaller: the highest number goes": (cluster(up(0), up(1), target=1), ONE, [drained(1)]),
+    "smaller: rather one that is not busy": (
+        cluster(up(0), up(1, busy=True), target=1),
+        ONE,
+        [drained(0)],
+    ),
+    "smaller: rather one that is not up": (cluster(runs(0), up(1), target=1), ONE, [drained(0)]),
+    "smaller: rather one that waits for its next try": (
+        cluster(failing(0), runs(1), up(2), target=2),
+        ONE,
+        [drained(0)],
+    ),
+    "smaller: before all one that has no node": (
+        cluster(member(0), failing(1), target=1),
+        ONE,
+        [gone(0)],
+    ),
+    # -- room
+    "what is ending still has its room": (
+        cluster(up(0, **DRAIN), up(1, goal=Goal.STOP, phase=Phase.STOPPING), member(2), target=1),
+        [node("n1", 2)],
+        [
+            SetPending(
+                "vc-2",
+                MemberCode.NO_ROOM,
+                "no node has room: n1 lacks 1 processors and 1024 MiB of memory and 1000 MiB of disk; "
+                "settings cluster_cpus, cluster_memory and cluster_disk of a node say what it offers",
+            )
+        ],
+    ),
+    "the same reason is told once": (
+        cluster(
+            member(
+                0,
+                code=MemberCode.NO_NODE,
+                why="no node has announced itself to the service",
+            ),
+            target=1,
+        ),
+        [],
+        [],
+    ),
+    # -- in the pool
+    "a probe job ran": (
+        cluster(runs(0, advertised=1, probe=ProbeState.RAN), target=1),
+        ONE,
+        [Admit("vc-0", 1)],
+    ),
+    "a probe job waits": (
+        cluster(runs(0, advertised=1, probe=ProbeState.WAITING), target=1),
+        ONE,
+        [],
+    ),
+    "a probe job failed": (
+        cluster(runs(0, advertised=1, probe=ProbeState.FAILED), target=1),
+        ONE,
+        [
+            Condemn(
+                "vc-0",
+                1,
+                MemberCode.PROBE_FAILED,
+                "its probe job failed: the machine is in the pool and runs no jobs",
+            )
+        ],
+    ),
+    "it did not join in time": (
+        cluster(runs(0, waiting=at(101)), target=1),
+        ONE,
+        [
+            Condemn(
+                "vc-0",
+                1,
+                MemberCode.JOIN_TIMED_OUT,
+                "its machine did not join the pool within 100 s",
+            )
+        ],
+    ),
+    "its probe did not run in time": (
+        cluster(runs(0, advertised=1, probe=ProbeState.WAITING, waiting=at(101)), target=1),
+        ONE,
+        [Condemn("vc-0", 1, MemberCode.JOIN_TIMED_OUT, "its probe job did not run within 100 s")],
+    ),
+    "a machine is condemned once": (
+        cluster(runs(0, waiting=at(101), condemned=1), target=1),
+        ONE,
+        [],
+    ),
+    "a pool that does not answer condemns nobody": (
+        cluster(runs(0, waiting=None), target=1),
+        ONE,
+        [],
+    ),
+    "the ad of another machine is not its ad": (
+        cluster(runs(0, incarnation=2, advertised=3, probe=ProbeState.RAN), target=1),
+        ONE,
+        [],
+    ),
+    "an ad that vanished has time to come back": (
+        cluster(up(0, advertised=0, waiting=at(101)), target=1),
+        ONE,
+        [],
+    ),
+    "it does not come back": (
+        cluster(up(0, advertised=0, waiting=NOW - AD_LIFETIME - timedelta(seconds=1)), target=1),
+        ONE,
+        [
+            Condemn(
+                "vc-0",
+                1,
+                MemberCode.JOIN_TIMED_OUT,
+                "its machine has not been in the pool for 900 s",
+            )
+        ],
+    ),
+    "a machine that ended is withdrawn": (
+        cluster(member(0, "n1", phase=Phase.WAITING, incarnation=1, advertised=1), target=1),
+        ONE,
+        [Withdraw("vc-0")],
+    ),
+    "so is the one before the present one": (
+        cluster(member(0, "n1", phase=Phase.BOOTING, incarnation=2, advertised=1), target=1),
+        ONE,
+        [Withdraw("vc-0")],
+    ),
+    "one may join before its agent says that it runs": (
+        cluster(member(0, "n1", phase=Phase.BOOTING, incarnation=2, advertised=2), target=1),
+        ONE,
+        [],
+    ),
+    # -- lost nodes
+    "another machine takes the place of a lost one": (
+        cluster(up(0), target=1),
+        LOST,
+        [created(1, "n2")],
+    ),
+    "if there is room": (
+        cluster(up(0), target=1),
+        [node("n1", silent=400), node("n2", 0)],
+        [],
+    ),
+    "one lost and one missing: who is missing is shown": (
+        cluster(up(0), target=2),
+        [node("n1", silent=400)],
+        [
+            Create(
+                "vc",
+                "vc-1",
+                Placement(
+                    code=MemberCode.NO_NODE,
+                    why="no node can run it: n1 has not been heard of lately",
+                ),
+            )
+        ],
+    ),
+    "a lost one is not surplus": (cluster(up(0), up(1, "n2"), target=1), LOST, []),
+    "when it is back there is a surplus": (
+        cluster(up(0), up(1, "n2"), target=1),
+        TWO,
+        [drained(1)],
+    ),
+    "the busy one stays": (
+        cluster(up(0), up(1, "n2", busy=True), target=1),
+        TWO,
+        [drained(0)],
+    ),
+    "a node that does not come back is given up": (
+        cluster(up(0), up(1, "n2"), target=1),
+        [node("n1", silent=GIVEN_UP.total_seconds()), node("n2")],
+        [drained(0)],
+    ),
+    "so is one that nobody knows": (cluster(up(0, "n9"), up(1), target=1), ONE, [drained(0)]),
+    "a lost one that was to stop is forgotten": (
+        cluster(up(0, goal=Goal.STOP)),
+        LOST,
+        [gone(0)],
+    ),
+    "a lost one that drains has its time": (cluster(up(0, **DRAIN)), LOST, []),
+    "and then is forgotten": (
+        cluster(up(0, **DRAIN), spec={"drain_seconds": 399}),
+        LOST,
+        [gone(0)],
+    ),
+    # -- ends
+    "one that is gone is forgotten and replaced": (
+        cluster(member(0, "n1", phase=Phase.GONE), target=1),
+        ONE,
+        [gone(0), created(1, "n1")],
+    ),
+    "a draining cluster": (
+        cluster(up(0), member(1), up(2, **DRAIN), target=3, draining=True),
+        ONE,
+        [drained(0), gone(1)],
+    ),
+    "a cluster that is deleted": (
+        cluster(up(0), member(1), target=3, deleting=Goal.DRAIN),
+        ONE,
+        [drained(0), gone(1)],
+    ),
+    "a cluster that is deleted now": (
+        cluster(up(0), up(1, **DRAIN), target=3, deleting=Goal.STOP),
+        ONE,
+        [SetGoal("vc-0", Goal.STOP), SetGoal("vc-1", Goal.STOP)],
+    ),
+    "a cluster goes with its last member": (
+        cluster(target=3, deleting=Goal.DRAIN),
+        ONE,
+        [Remove("vc")],
+    ),
+    "and not before": (
+        cluster(up(0, **DRAIN), target=3, deleting=Goal.DRAIN),
+        ONE,
+        [],
+    ),
+    # -- a new declaration
+    "the first one of an old generation": (
+        cluster(up(0), up(1), target=2, generation=2),
+        ONE,
+        [drained(1)],
+    ),
+    "its successor is made at once": (
+        cluster(up(0), up(1, **DRAIN), target=2, generation=2),
+        ONE,
+        [created(2, "n1")],
+    ),
+    "the next one waits until that is up": (
+        cluster(up(0), runs(2, generation=2), target=2, generation=2),
+        ONE,
+        [],
+    ),
+    "and until the one before has gone": (
+        cluster(up(0), up(2, generation=2), up(1, **DRAIN), target=2, generation=2),
+        ONE,
+        [],
+    ),
+    "then it follows": (
+        cluster(up(0), up(2, generation=2), target=2, generation=2),
+        ONE,
+        [drained(0)],
+    ),
+    "not while another one is down that was up": (
+        cluster(up(0), up(1, phase=Phase.WAITING, failures=1), target=2, generation=2),
+        ONE,
+        [Withdraw("vc-1")],
+    ),
+    "not while another one is lost": (
+        cluster(up(0), up(1, "n2"), target=1, generation=2),
+        LOST,
+        [],
+    ),
+    "those that never were up hold up nothing, and go first": (
+        cluster(up(0), failing(1), failing(2), target=3, generation=2),
+        ONE,
+        [drained(2)],
+    ),
+    "those without a node are simply made anew": (
+        cluster(up(0), member(1), target=2, generation=2),
+        ONE,
+        [gone(1), created(2, "n1")],
+    ),
+    "a failing successor ends it": (
+        cluster(up(0), failing(2, generation=2, why="no kernel"), target=2, generation=2),
+        ONE,
+        [
+            Stall(
+                "vc",
+                "machines are not replaced any further: vc-2 of generation 2 failed 3 times "
+                "(BOOT_FAILED: no kernel); 1 of earlier generations stay. Mend the declaration, or "
+                "apply the earlier one again",
+            )
+        ],
+    ),
+    "which is told once": (
+        cluster(up(0), failing(2, generation=2), target=2, generation=2, stalled=2),
+        ONE,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLE, ids=list(TABLE))
+def test_the_table(case: str) -> None:
+    there, nodes, expected = TABLE[case]
+    assert plan([there], {n.name: n for n in nodes}, NOW) == expected
+
+
+#: What a machine looks for, the nodes, and the reason that none of them gets.
+REASONS: dict[str, tuple[dict[str, Any], list[NodeNow], str]] = {
+    "no node at all": ({}, [], "no node has announced itself to the service"),
+    "another site": (
+        {"site": "there"},
+        TWO,
+        "no node is of the site 'there'; there are n1 of 'here', n2 of 'here'",
+    ),
+    "other names": (
+        {"nodes": ["big*"]},
+        ONE,
+        "no node has a name like big*; there are n1 of 'here'",
+    ),
+    "no hypervisor": (
+        {"hypervisor": "qemu"},
+        [node("n1", kinds=frozenset({HypervisorKind.UML})), node("n2", silent=400)],
+        "no node can run it: n1 has no hypervisor for it (qemu; working there: uml), "
+        "n2 has not been heard of lately",
+    ),
+    "nothing for clusters": (
+        {},
+        [node("n1", memory=0), node("n2", 0)],
+        "no node offers room for machines of clusters: the setting cluster_memory is 0 on n1, n2",
+    ),
+    "not enough": (
+        {"cpus": 4, "memory": 2048},
+        [node("n1", 1, cpus=1), node("n2", memory=100)],
+        "no node has room: n1 lacks 3 processors and 1024 MiB of memory, n2 lacks 1948 MiB of memory; "
+        "settings cluster_cpus, cluster_memory and cluster_disk of a node say what it offers",
+    ),
+    "many nodes": (
+        {},
+        [node(f"n{n}", memory=0) for n in range(7)],
+        "no node offers room for machines of clusters: the setting cluster_memory is 0 on "
+        "n0, n1, n2, n3, n4, and 2 more",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REASONS, ids=list(REASONS))
+def test_why_there_is_no_node(case: str) -> None:
+    spec, nodes, expected = REASONS[case]
+    (action,) = plan([cluster(target=1, spec=spec)], {n.name: n for n in nodes}, NOW)
+    assert isinstance(action, Create)
+    assert (action.place.node, action.place.why) == ("", expected)
+
+
+def test_patterns_and_sites_choose_nodes() -> None:
+    nodes = {n.name: n for n in (node("big1"), node("big2", site="there"), node("small1"))}
+    spec = {"nodes": ["big*", "huge?"], "site": "there"}
+    assert plan([cluster(target=2, spec=spec)], nodes, NOW) == [created(0, "big2"), created(1, "big2")]
+
+
+def test_clusters_share_what_nodes_offer() -> None:
+    other = replace(cluster(target=1), name="other")
+    actions = plan([cluster(target=2), other], {"n1": node("n1", 2)}, NOW)
+    assert [(a.name, a.place.node) for a in actions if isinstance(a, Create)] == [
+        ("other-0", "n1"),
+        ("vc-0", "n1"),
+        ("vc-1", ""),
+    ]
+
+
+def _settle(there: ClusterNow, action: Action) -> ClusterNow:
+    """The cluster after an action, and after agents and pool did their part at once."""
+    left = [m for m in there.members if m.id != getattr(action, "member", "")]
+    if isinstance(action, Create):
+        number = int(action.name.rpartition("-")[2])
+        left = [*there.members, up(number, action.place.node, generation=there.generation)]
+    return replace(there, members=tuple(left))
+
+
+def test_a_new_declaration_replaces_every_machine_and_ends() -> None:
+    """Never is more than one of them missing."""
+    there = cluster(*(up(n) for n in range(5)), target=5, generation=2)
+    for _ in range(100):
+        actions = plan([there], {"n1": node("n1")}, NOW)
+        if not actions:
+            break
+        for action in actions:
+            there = _settle(there, action)
+        assert len(there.members) >= 4
+    assert sorted(m.generation for m in there.members) == [2] * 5

@@ -1,0 +1,159 @@
+"""Which node a machine of a cluster goes to, and what is said where none has room. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple
+
+from vmjobs.cluster.member import MemberCode
+from vmjobs.model import HypervisorKind
+
+#: Nodes that a reason names.
+NAMED: Final = 5
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one machine takes of its node. memory, disk: MiB."""
+
+    cpus: int
+    memory: int
+    disk: int
+
+
+@dataclass(frozen=True)
+class NodeNow:
+    """A node as the service knows it.
+
+    heard: when it was last heard of. alive: that is not too long ago. kinds: hypervisors that work.
+    cpus, memory, disk: what it offers to machines of clusters, whether taken or not.
+    """
+
+    name: str
+    site: str
+    heard: datetime
+    alive: bool
+    kinds: frozenset[HypervisorKind]
+    cpus: int
+    memory: int
+    disk: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A machine that looks for a node. kinds: any of them can boot its image, and is asked for."""
+
+    cluster: str
+    need: Need
+    kinds: frozenset[HypervisorKind]
+    patterns: tuple[str, ...] = ()
+    site: str = ""
+
+
+class Placement(NamedTuple):
+    """A node, or why there is none."""
+
+    node: str = ""
+    code: MemberCode = MemberCode.PROGRESS
+    why: str = ""
+
+
+@dataclass
+class _Left:
+    cpus: int
+    memory: int
+    disk: int
+
+
+class Room:
+    """What is left on all nodes, while machines are being placed."""
+
+    def __init__(self, nodes: Iterable[NodeNow]) -> None:
+        self._nodes = sorted(nodes, key=lambda node: node.name)
+        self._left = {n.name: _Left(n.cpus, n.memory, n.disk) for n in self._nodes}
+        self._here: Counter[tuple[str, str]] = Counter()
+
+    def take(self, node: str, need: Need) -> None:
+        """A machine holds this on a node; the node may offer less by now, or be unknown."""
+        if left := self._left.get(node):
+            left.cpus -= need.cpus
+            left.memory -= need.memory
+            left.disk -= need.disk
+
+    def settle(self, node: str, cluster: str) -> None:
+        """A machine of the cluster is there to stay: others of it rather go elsewhere."""
+        self._here[node, cluster] += 1
+
+    def place(self, wanted: Wanted) -> Placement:
+        """Find a node, and take its room: where the cluster has fewest machines, then most memory."""
+        if not self._nodes:
+            return Placement(code=MemberCode.NO_NODE, why="no node has announced itself to the service")
+        named = [node for node in self._nodes if _matches(node, wanted)]
+        if not named:
+            return Placement(code=MemberCode.NO_NODE, why=_nobody(wanted, self._nodes))
+        able = [node for node in named if node.alive and node.kinds & wanted.kinds]
+        if not able:
+            why = _listed([f"{node.name} {_unfit(node, wanted)}" for node in named])
+            return Placement(code=MemberCode.NO_NODE, why=f"no node can run it: {why}")
+        fitting = [node for node in able if not self._lacks(node, wanted.need)]
+        if not fitting:
+            return Placement(code=MemberCode.NO_ROOM, why=self._too_full(able, wanted.need))
+        best = min(fitting, key=lambda node: self._order(node, wanted.cluster))
+        self.take(best.name, wanted.need)
+        self.settle(best.name, wanted.cluster)
+        return Placement(best.name)
+
+    def _order(self, node: NodeNow, cluster: str) -> tuple[int, int, str]:
+        return self._here[node.name, cluster], -self._left[node.name].memory, node.name
+
+    def _lacks(self, node: NodeNow, need: Need) -> list[str]:
+        left = self._left[node.name]
+        short = {
+            "processors": need.cpus - max(0, left.cpus),
+            "MiB of memory": need.memory - max(0, left.memory),
+            "MiB of disk": need.disk - max(0, left.disk),
+        }
+        return [f"{count} {what}" for what, count in short.items() if count > 0]
+
+    def _too_full(self, able: Sequence[NodeNow], need: Need) -> str:
+        if all(node.memory == 0 for node in able):
+            return (
+                f"no node offers room for machines of clusters: the setting cluster_memory is 0 on "
+                f"{_listed([node.name for node in able])}"
+            )
+        lacking = [f"{node.name} lacks {' and '.join(self._lacks(node, need))}" for node in able]
+        hint = "; settings cluster_cpus, cluster_memory and cluster_disk of a node say what it offers"
+        return f"no node has room: {_listed(lacking)}{hint}"
+
+
+def _matches(node: NodeNow, wanted: Wanted) -> bool:
+    of_site = wanted.site in {"", node.site}
+    return of_site and (
+        not wanted.patterns or any(fnmatchcase(node.name, pattern) for pattern in wanted.patterns)
+    )
+
+
+def _nobody(wanted: Wanted, nodes: Sequence[NodeNow]) -> str:
+    words = []
+    if wanted.site:
+        words.append(f"is of the site {wanted.site!r}")
+    if wanted.patterns:
+        words.append(f"has a name like {_listed(list(wanted.patterns))}")
+    there = _listed([f"{node.name} of {node.site!r}" if node.site else node.name for node in nodes])
+    return f"no node {' and '.join(words)}; there are {there}"
+
+
+def _unfit(node: NodeNow, wanted: Wanted) -> str:
+    if not node.alive:
+        return "has not been heard of lately"
+    there = ", ".join(sorted(node.kinds)) or "none"
+    return f"has no hypervisor for it ({', '.join(sorted(wanted.kinds))}; working there: {there})"
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = len(words) - NAMED
+    return ", ".join([*words[:NAMED], *([f"and {more} more"] if more > 0 else [])])

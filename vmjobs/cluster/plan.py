@@ -1,0 +1,420 @@
+"""What is to be done about virtual clusters: a pure function of what is wanted and what is there.
+
+Nothing here does I/O. ``repository/clusters/`` gathers what is there and carries the actions out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Final
+
+from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.cluster.placement import Need, NodeNow, Placement, Room, Wanted
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.model import HypervisorKind
+from vmjobs.ports import ProbeState
+
+#: A replacement whose machines ended so often before they were admitted has failed.
+FAILED: Final = 3
+#: A collector drops an ad that was not renewed for so long; a restarted one knows it again by then.
+AD_LIFETIME: Final = timedelta(minutes=15)
+#: A node that is not back after so long is taken for gone with all that it had.
+GIVEN_UP: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class MemberNow:
+    """A member: what was ordered, what its agent says, what its pool says.
+
+    node: empty: it has none yet. generation: of the declaration that it was made by.
+    admitted, condemned: the last incarnation that is. advertised: whose ad the collector had last;
+    0: it has none. probe: what the probe job of the present machine did; None: nobody looked.
+    waiting: since when it is waited for its ad or its probe job; None: the pool does not answer, and
+    no machine is at fault for not being in it.
+    code, why: why it has no node.
+    """
+
+    id: str
+    name: str
+    need: Need
+    generation: int
+    goal: Goal = Goal.RUN
+    node: str = ""
+    phase: Phase | None = None
+    incarnation: int = 0
+    admitted: int = 0
+    condemned: int = 0
+    failures: int = 0
+    advertised: int = 0
+    busy: bool = False
+    probe: ProbeState | None = None
+    waiting: datetime | None = None
+    code: MemberCode = MemberCode.PROGRESS
+    why: str = ""
+
+    @property
+    def number(self) -> int:
+        """N of its name ``CLUSTER-N``."""
+        return int(self.name.rpartition("-")[2])
+
+    @property
+    def joined(self) -> bool:
+        """Whether its present machine is in the pool."""
+        return self.incarnation > 0 and self.advertised == self.incarnation
+
+    @property
+    def proven(self) -> bool:
+        """Whether a probe job ran in its present machine."""
+        return self.incarnation > 0 and self.admitted == self.incarnation
+
+    @property
+    def up(self) -> bool:
+        """Whether its machine runs, and jobs may come; its node may be lost nevertheless."""
+        return self.phase is Phase.RUNNING and self.joined and self.proven
+
+    @property
+    def to_probe(self) -> bool:
+        """Whether its probe job is to be asked about."""
+        runs = self.goal is Goal.RUN and self.phase is Phase.RUNNING and self.joined
+        return runs and not self.proven and self.condemned < self.incarnation
+
+
+@dataclass(frozen=True)
+class ClusterNow:
+    """A cluster and its members.
+
+    kinds: what boots its image. deleting: how, if it is being deleted. stalled: the generation
+    whose replacement of machines was found to fail.
+    """
+
+    name: str
+    spec: ClusterSpec
+    kinds: frozenset[HypervisorKind]
+    generation: int
+    target: int
+    draining: bool = False
+    deleting: Goal | None = None
+    stalled: int = 0
+    members: tuple[MemberNow, ...] = ()
+
+
+@dataclass(frozen=True)
+class Create:
+    """Make a member, of the present generation, on a node or without one."""
+
+    cluster: str
+    name: str
+    place: Placement
+
+
+@dataclass(frozen=True)
+class Place:
+    """Give a member a node."""
+
+    member: str
+    node: str
+
+
+@dataclass(frozen=True)
+class SetPending:
+    """Say why a member has no node."""
+
+    member: str
+    code: MemberCode
+    why: str
+
+
+@dataclass(frozen=True)
+class SetGoal:
+    """Let a member's machine end: with its last job, or now."""
+
+    member: str
+    goal: Goal
+
+
+@dataclass(frozen=True)
+class Admit:
+    """Jobs may come to this machine."""
+
+    member: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Condemn:
+    """This machine is to end, and another one to take its place."""
+
+    member: str
+    incarnation: int
+    code: MemberCode
+    why: str
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Have the pool forget a machine that is no more: jobs would be sent to it."""
+
+    member: str
+
+
+@dataclass(frozen=True)
+class Forget:
+    """The member is no more; its pool is to forget it first."""
+
+    member: str
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Say that the replacement of machines does not go on."""
+
+    cluster: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Remove:
+    """The cluster has no members any more, and was to go."""
+
+    cluster: str
+
+
+Action = Create | Place | SetPending | SetGoal | Admit | Condemn | Withdraw | Forget | Stall | Remove
+
+
+def plan(
+    clusters: Iterable[ClusterNow],
+    nodes: Mapping[str, NodeNow],
+    present: datetime,
+) -> list[Action]:
+    """What is to be done now; doing it changes the next answer."""
+    known = sorted(clusters, key=lambda cluster: cluster.name)
+    room = room_on(nodes.values(), known)
+    actions: list[Action] = []
+    for cluster in known:
+        actions += _Planner(cluster, nodes, room, present).actions()
+    return actions
+
+
+def room_on(nodes: Iterable[NodeNow], clusters: Iterable[ClusterNow]) -> Room:
+    """What the clusters' machines leave of the nodes; those that end still hold what they have."""
+    room = Room(nodes)
+    for cluster in clusters:
+        for member in cluster.members:
+            if member.node and member.phase is not Phase.GONE:
+                room.take(member.node, member.need)
+            if member.node and member.goal is Goal.RUN:
+                room.settle(member.node, cluster.name)
+    return room
+
+
+def need_of(spec: ClusterSpec) -> Need:
+    """What one machine of a cluster takes."""
+    return Need(spec.cpus, spec.memory, spec.disk)
+
+
+def wanted_by(spec: ClusterSpec, kinds: frozenset[HypervisorKind]) -> Wanted:
+    """A machine of a cluster whose image ``kinds`` can boot."""
+    able = frozenset(kind for kind in kinds if spec.hypervisor in {None, kind})
+    return Wanted(spec.name, need_of(spec), able, spec.nodes, spec.site)
+
+
+class _Planner:
+    """One cluster's part of a plan. ``_over``: members that are dealt with for this time."""
+
+    def __init__(
+        self,
+        cluster: ClusterNow,
+        nodes: Mapping[str, NodeNow],
+        room: Room,
+        present: datetime,
+    ) -> None:
+        self._cluster = cluster
+        self._nodes = nodes
+        self._room = room
+        self._present = present
+        self._over: set[str] = set()
+
+    def actions(self) -> Iterator[Action]:
+        """All of them."""
+        cluster = self._cluster
+        if cluster.deleting and not cluster.members:
+            yield Remove(cluster.name)
+            return
+        yield from self._endings()
+        yield from self._admissions()
+        if cluster.deleting or cluster.draining:
+            yield from self._end(self._left(), cluster.deleting or Goal.DRAIN)
+        else:
+            yield from self._sizing()
+
+    def _left(self) -> list[MemberNow]:
+        return [m for m in self._cluster.members if m.id not in self._over]
+
+    def _lost_for(self, member: MemberNow) -> timedelta | None:
+        """For how long its node has not been heard of; None: it has, or there is none."""
+        if not member.node:
+            return None
+        node = self._nodes.get(member.node)
+        if node is None:
+            return GIVEN_UP
+        return None if node.alive else self._present - node.heard
+
+    # -- members that are no more
+
+    def _endings(self) -> Iterator[Action]:
+        for member in self._cluster.members:
+            if self._is_over(member):
+                self._over.add(member.id)
+                yield Forget(member.id)
+            elif _stale_ad(member):
+                yield Withdraw(member.id)
+
+    def _is_over(self, member: MemberNow) -> bool:
+        if member.phase is Phase.GONE or (not member.node and member.goal is not Goal.RUN):
+            return True
+        lost = self._lost_for(member)
+        if lost is None or member.goal is Goal.RUN:
+            return False
+        # Nobody can tell that machine to end. Its node, should it be back, is told so at once.
+        drained = lost > timedelta(seconds=self._cluster.spec.drain_seconds)
+        return member.goal is Goal.STOP or drained
+
+    def _end(self, members: Iterable[MemberNow], goal: Goal) -> Iterator[Action]:
+        """Let members end; those that nobody has heard of are simply forgotten."""
+        later = list(Goal)
+        for member in members:
+            self._over.add(member.id)
+            if not member.node:
+                yield Forget(member.id)
+            elif later.index(member.goal) < later.index(goal):
+                yield SetGoal(member.id, goal)
+
+    # -- members whose machine runs
+
+    def _admissions(self) -> Iterator[Action]:
+        for member in self._left():
+            runs = member.goal is Goal.RUN and member.phase is Phase.RUNNING
+            if not runs or member.up or member.condemned >= member.incarnation:
+                continue
+            if member.joined and member.probe is ProbeState.RAN:
+                yield Admit(member.id, member.incarnation)
+            elif member.joined and member.probe is ProbeState.FAILED:
+                why = "its probe job failed: the machine is in the pool and runs no jobs"
+                yield Condemn(member.id, member.incarnation, MemberCode.PROBE_FAILED, why)
+            elif member.waiting is not None:
+                yield from self._too_late(member, self._present - member.waiting)
+
+    def _too_late(self, member: MemberNow, waited: timedelta) -> Iterator[Action]:
+        limit = timedelta(seconds=self._cluster.spec.join_seconds)
+        if member.proven:
+            limit = max(limit, AD_LIFETIME)
+        if waited <= limit:
+            return
+        seconds = int(limit.total_seconds())
+        if member.proven:
+            why = f"its machine has not been in the pool for {seconds} s"
+        elif member.joined:
+            why = f"its probe job did not run within {seconds} s"
+        else:
+            why = f"its machine did not join the pool within {seconds} s"
+        yield Condemn(member.id, member.incarnation, MemberCode.JOIN_TIMED_OUT, why)
+
+    # -- how many, where, and of which generation
+
+    def _sizing(self) -> Iterator[Action]:
+        cluster = self._cluster
+        run = [m for m in self._left() if m.goal is Goal.RUN]
+        given_up = [m for m in run if (self._lost_for(m) or timedelta()) >= GIVEN_UP]
+        outdated = [m for m in run if not m.node and m.generation != cluster.generation]
+        yield from self._end([*given_up, *outdated], Goal.DRAIN)
+        run = [m for m in run if m.id not in self._over]
+        lost = [m for m in run if self._lost_for(m) is not None]
+        there = [m for m in run if self._lost_for(m) is None]
+        surplus = len(there) - cluster.target
+        if surplus > 0:
+            victims = sorted(there, key=self._expendable)[:surplus]
+            yield from self._end(victims, Goal.DRAIN)
+        yield from self._places(m for m in there if not m.node and m.id not in self._over)
+        if surplus < 0:
+            yield from self._creations(-surplus, len(lost))
+        elif surplus == 0:
+            yield from self._replacement(there, lost)
+
+    def _expendable(self, member: MemberNow) -> tuple[bool, bool, bool, bool, bool, int]:
+        """Sorts first what a cluster can best do without."""
+        return (
+            bool(member.node),
+            member.phase is not Phase.WAITING,
+            member.up,
+            member.busy,
+            member.generation == self._cluster.generation,
+            -member.number,
+        )
+
+    def _wanted(self) -> Wanted:
+        return wanted_by(self._cluster.spec, self._cluster.kinds)
+
+    def _places(self, members: Iterable[MemberNow]) -> Iterator[Action]:
+        for member in sorted(members, key=lambda m: m.number):
+            place = self._room.place(self._wanted())
+            if place.node:
+                yield Place(member.id, place.node)
+            elif (place.code, place.why) != (member.code, member.why):
+                yield SetPending(member.id, place.code, place.why)
+
+    def _creations(self, missing: int, lost: int) -> Iterator[Action]:
+        """Members that are missing; in place of lost ones only such as find room at once."""
+        taken = {m.name for m in self._cluster.members}
+        names = (f"{self._cluster.name}-{n}" for n in count())
+        free = (name for name in names if name not in taken)
+        for made in range(missing):
+            place = self._room.place(self._wanted())
+            if not place.node and made >= missing - lost:
+                return
+            yield Create(self._cluster.name, next(free), place)
+
+    def _replacement(self, there: Sequence[MemberNow], lost: Sequence[MemberNow]) -> Iterator[Action]:
+        """Let one member of an old generation end, if all others are well: its successor follows."""
+        cluster = self._cluster
+        old = [m for m in there if m.generation != cluster.generation]
+        new = [m for m in there if m.generation == cluster.generation]
+        if not old:
+            return
+        failing = [m for m in new if not m.up and m.failures >= FAILED]
+        if failing:
+            if cluster.stalled != cluster.generation:
+                yield Stall(cluster.name, _stalled(failing[0], cluster.generation, len(old)))
+            return
+        ending = [
+            m
+            for m in self._left()
+            if m.goal is not Goal.RUN
+            and m.generation != cluster.generation
+            and self._lost_for(m) is None
+        ]
+        once_up = [m for m in (*old, *lost) if m.admitted]
+        # Those that never were up cannot hold up what may mend them.
+        if ending or not all(m.up and m not in lost for m in (*new, *once_up)):
+            return
+        yield from self._end([min(old, key=self._expendable)], Goal.DRAIN)
+
+
+def _stale_ad(member: MemberNow) -> bool:
+    """Whether the pool knows a machine of a member that is gone. One may also join before its agent
+    has said that it runs."""
+    if not member.advertised or member.phase is None:
+        return False
+    ended = member.phase is Phase.WAITING and member.advertised == member.incarnation
+    return ended or member.advertised < member.incarnation
+
+
+def _stalled(member: MemberNow, generation: int, old: int) -> str:
+    return (
+        f"machines are not replaced any further: {member.name} of generation {generation} failed "
+        f"{member.failures} times ({member.code}{': ' if member.why else ''}{member.why}); "
+        f"{old} of earlier generations stay. Mend the declaration, or apply the earlier one again"
+    )
