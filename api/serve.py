@@ -15,6 +15,7 @@ from gunicorn.app.base import BaseApplication
 
 from api.app import create_app
 from api.tokens import Issuer
+from api.worker import Worker
 from repository.broker import Publisher
 from repository.service import open_repository
 from vmjobs.config import Config
@@ -81,7 +82,7 @@ def settings(config: Config) -> dict[str, Any]:
     return {
         "bind": config.listen,
         "workers": config.api_workers,
-        "worker_class": "gthread",
+        "worker_class": Worker,
         "threads": THREADS,
         "keepalive": KEEPALIVE_SECONDS,
         "graceful_timeout": GRACEFUL_SECONDS,

@@ -162,6 +162,25 @@ def test_peers_that_take_nothing_do_not_keep_others_waiting(settings: Config, tm
             assert time.monotonic() - start < 15
 
 
+def test_busy_connections_take_turns(settings: Config, tmp_path: Path) -> None:
+    """Twice as many connections as there are threads; none is ever out of requests."""
+    one_process = settings.model_copy(update={"api_workers": 1})
+    turns = [0] * 16
+    over = time.monotonic() + 60
+
+    def ask(number: int) -> None:
+        with closing(http.client.HTTPConnection(settings.listen, timeout=30)) as connection:
+            while min(turns) < 50 and time.monotonic() < over:
+                connection.request("GET", "/v1/service-info")
+                assert connection.getresponse().read()
+                turns[number] += 1
+
+    with running(one_process, tmp_path / "log"), ThreadPoolExecutor(len(turns)) as pool:
+        list(pool.map(ask, range(len(turns))))
+    assert min(turns) >= 50
+    assert max(turns) <= 5 * min(turns), "threads stayed with their connections, others stood in line"
+
+
 def test_ranges_of_segments_over_one_connection(settings: Config, tmp_path: Path) -> None:
     """Each is as long as it says, so that the next answer is in its place."""
     data = os.urandom(SEGMENT)
