@@ -24,6 +24,7 @@ from vmjobs.cli.support import config
 from vmjobs.cluster.member import Goal, MemberCode, MemberState
 from vmjobs.cluster.spec import ClusterSpec, Size
 from vmjobs.cluster.wire import Assessment, Cluster, ClusterEvent, Member, Outcome
+from vmjobs.model import Node
 from vmjobs.wire import ImageDetail, Visibility
 
 IMAGE = f"sha256:{'1' * 64}"
@@ -160,10 +161,10 @@ Run = Callable[..., Done]
 def vmjobs(
     service: Service, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> Run:
-    def run(*words: str, stdin: str = "") -> Done:
+    def run(*words: str, noun: str = "cluster", stdin: str = "") -> Done:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         with pytest.raises(SystemExit) as done:
-            main(["cluster", *words])
+            main([noun, *words])
         sys.stdout.flush()
         out, err = capfdbinary.readouterr()
         assert isinstance(done.value.code, int)
@@ -505,6 +506,38 @@ def test_delete_does_not_ask_where_none_is_up(service: Service, vmjobs: Run) -> 
     service.says("GET /v1/clusters/workers", cluster())
     service.says("DELETE /v1/clusters/workers?mode=drain", cluster(deleting=True))
     assert vmjobs("delete", "workers").out == "workers is deleted\n"
+
+
+# --------------------------------------------------------------------------- nodes
+
+
+def test_nodes_show_what_they_have_for_clusters(service: Service, vmjobs: Run) -> None:
+    offer = Node(
+        name="node1", cpus=8, memory=8192, disk=1, cluster_cpus=4, cluster_memory=4096, updated=NOW
+    )
+    none = Node(name="node2", cpus=8, memory=8192, disk=1, updated=NOW)
+    service.says("GET /v1/nodes", {"nodes": [n.model_dump(mode="json") for n in (offer, none)]})
+    service.says("GET /v1/nodes/node1", offer)
+    service.says("GET /v1/clusters", {"clusters": [cluster().model_dump(mode="json")]})
+    there = [member(0), member(1), member(2, MemberState.GONE), member(3, MemberState.PENDING, node="")]
+    service.says("GET /v1/clusters/workers", cluster(*there))
+    done = vmjobs("list", noun="node")
+    assert "2 of 4 cpus, 2048 of 4096 MiB" in done.out.splitlines()[1]
+    assert " ".join(done.out.splitlines()[2].split()).startswith("node2 none 8 8192 MiB 0 0 - ")
+    lines = [" ".join(line.split()) for line in vmjobs("show", "node1", noun="node").out.splitlines()]
+    assert {"machine workers-0", "machine workers-1"} <= set(lines)
+    assert "machine workers-2" not in lines
+
+
+def test_nodes_are_shown_to_those_who_may_not_see_clusters(service: Service, vmjobs: Run) -> None:
+    offer = Node(
+        name="node1", cpus=8, memory=8192, disk=1, cluster_cpus=4, cluster_memory=4096, updated=NOW
+    )
+    service.says("GET /v1/nodes", {"nodes": [offer.model_dump(mode="json")]})
+    service.refuses("GET /v1/clusters", 403, "FORBIDDEN", "not for you")
+    done = vmjobs("list", noun="node")
+    assert done.code == 0
+    assert "0       4 cpus, 4096 MiB  " in done.out
 
 
 # --------------------------------------------------------------------------- the shell

@@ -80,7 +80,7 @@ def show(name: str, as_json: bool) -> None:
             ("heard", ago(found.updated)),
             *(("image", digest) for digest in found.images),
             *(("job", job) for job in found.running),
-            *(("machine", member) for member in taken.get(found.name, _Taken()).members),
+            *(("machine", name) for name in (taken or {}).get(found.name, _Taken()).members),
         ],
     )
     rows = [
@@ -99,15 +99,15 @@ class _Taken:
     members: list[str] = field(default_factory=list)
 
 
-def _taken(api: Client, nodes: Sequence[Node]) -> dict[str, _Taken]:
-    """What clusters' machines have of nodes; empty for those who may not see clusters."""
+def _taken(api: Client, nodes: Sequence[Node]) -> dict[str, _Taken] | None:
+    """What clusters' machines have of nodes; None for those who may not see clusters."""
     found: dict[str, _Taken] = defaultdict(_Taken)
     if not any(n.cluster_memory for n in nodes):
         return found
     try:
         clusters = [api.clusters.get(cluster.name) for cluster in api.clusters.list()]
     except (Forbidden, NotFound):
-        return {}
+        return None
     for cluster in clusters:
         for member in cluster.members:
             if member.node and member.state is not MemberState.GONE:
@@ -118,9 +118,11 @@ def _taken(api: Client, nodes: Sequence[Node]) -> dict[str, _Taken]:
     return found
 
 
-def _for_clusters(of: Node, taken: dict[str, _Taken]) -> str:
+def _for_clusters(of: Node, taken: dict[str, _Taken] | None) -> str:
     if not of.cluster_memory:
         return "-"
+    if taken is None:
+        return f"{of.cluster_cpus} cpus, {of.cluster_memory} MiB"
     now = taken.get(of.name, _Taken())
     return f"{now.cpus} of {of.cluster_cpus} cpus, {now.memory} of {of.cluster_memory} MiB"
 
