@@ -1,0 +1,42 @@
+"""What operators are told about virtual clusters, against the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vmjobs.cli.cluster import VERBS
+from vmjobs.cli.declarations import read
+from vmjobs.cluster.member import MemberCode, MemberState
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.config import Config
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "clusters.md").read_text("utf-8")
+EXAMPLE = ROOT / "examples" / "worker-cluster.yaml"
+
+
+def test_the_example_is_valid_and_says_the_defaults() -> None:
+    (cluster,) = read([str(EXAMPLE)]).checked()
+    spec = cluster.spec.model_dump(exclude={"name", "image", "size", "attributes"})
+    default = ClusterSpec(name="x", image="x", size=1).model_dump(
+        exclude={"name", "image", "size", "attributes"}
+    )
+    assert spec == default
+
+
+@pytest.mark.parametrize("word", [*MemberState, *MemberCode])
+def test_every_state_and_reason_is_in_the_tables(word: str) -> None:
+    assert any(line.startswith("| `") and f"`{word}`" in line for line in GUIDE.splitlines())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_is_shown(verb: str) -> None:
+    assert f"vmjobs cluster {verb} " in GUIDE or f"vmjobs cluster {verb}\n" in GUIDE
+
+
+def test_settings_that_it_names_exist() -> None:
+    for name in ("cluster_cpus", "cluster_memory", "cluster_disk", "pools", "pool_key_dir"):
+        assert f"`{name}`" in GUIDE
+        assert name in Config.model_fields
