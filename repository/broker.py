@@ -21,6 +21,7 @@ from vmjobs.errors import Unavailable
 QUEUE: Final = "vmjobs"
 SUBMIT_ARRAY: Final = "vmjobs.submit_array"
 CANCEL_JOB: Final = "vmjobs.cancel_job"
+CLUSTERS: Final = "vmjobs.clusters"
 #: Builds of images: builders take from this queue alone, and nobody else does.
 BUILD_QUEUE: Final = "vmjobs.builds"
 BUILD_IMAGE: Final = "vmjobs.build_image"
@@ -93,7 +94,11 @@ class Publisher:
 
     def build_image(self, build: str) -> None:
         """Have a builder work on the build.  Raises Unavailable("broker")."""
-        self._send(BUILD_IMAGE, build, BUILD_QUEUE)
+        self._send(BUILD_IMAGE, build, queue=BUILD_QUEUE)
+
+    def clusters(self) -> None:
+        """Have virtual clusters looked at now.  Raises Unavailable("broker")."""
+        self._send(CLUSTERS)
 
     def ping(self) -> None:
         """Return if the broker takes messages.  Raises Unavailable("broker")."""
@@ -109,22 +114,24 @@ class Publisher:
         """Close all connections."""
         self._app.close()
 
-    def _send(self, name: str, argument: str, queue: str = QUEUE) -> None:
+    def _send(self, name: str, *arguments: str, queue: str = QUEUE) -> None:
         """Send, and once more over a fresh connection: a pooled one may have died unnoticed.
 
         A message may so arrive twice; every task can be repeated.
         """
         with _translated():
             try:
-                self._publish(name, argument, queue)
+                self._publish(name, arguments, queue)
             except _BROKEN:
                 with self._app.connection_for_write() as connection:
-                    self._publish(name, argument, queue, connection)
+                    self._publish(name, arguments, queue, connection)
 
-    def _publish(self, name: str, argument: str, queue: str, connection: Any = None) -> None:
+    def _publish(
+        self, name: str, arguments: tuple[str, ...], queue: str, connection: Any = None
+    ) -> None:
         self._app.send_task(
             name,
-            args=(argument,),
+            args=arguments,
             queue=queue,
             ignore_result=True,
             retry=False,

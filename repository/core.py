@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from repository.blobs import BlobStore
 from repository.builds import Builds
+from repository.clusters.service import Clusters
 from repository.database import Database
 from repository.images import Images
 from repository.objects import ObjectStore
@@ -28,5 +29,6 @@ class Core:
         self.streams = streams
         self.images = images
         self.builds = Builds(database)
+        self.clusters = Clusters(database, streams, images, config)
         self.config = config
         self.objects = objects

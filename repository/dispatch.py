@@ -7,7 +7,7 @@ next call, or the sweep, goes on from what is stored.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidRequest, Unavailable, VMJobsError
 from vmjobs.model import now as utc_now
-from vmjobs.ports import BatchJob, Scheduler
+from vmjobs.ports import BatchJob, Pool, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +35,14 @@ class Dispatch:
     """What the functions here work with.
 
     clean: called by the sweep, to remove leftovers of killed processes.
+    pools: that virtual clusters may join, by name.
     """
 
     repository: Repository
     scheduler: Scheduler
     mint: Mint
     clean: tuple[Callable[[], int], ...] = field(default=())
+    pools: Mapping[str, Pool] = field(default_factory=dict)
 
 
 def submit_array(parts: Dispatch, array: str) -> None:
@@ -150,6 +152,11 @@ def _clean(remove_leftovers: Callable[[], int]) -> None:
 def collect(parts: Dispatch) -> None:
     """Remove images whose time is over, uploads that were given up, and bytes that nobody needs."""
     parts.repository.images.collect()
+
+
+def clusters(parts: Dispatch) -> None:
+    """Bring virtual clusters from what is there to what is wanted."""
+    parts.repository.clusters.reconcile(parts.pools)
 
 
 def _carry_on(work: Callable[[Dispatch, str], None], parts: Dispatch, what: str) -> None:

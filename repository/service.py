@@ -37,7 +37,8 @@ __all__ = [
 class Repository(Submissions, Reading, Attempts, Batch):
     """Jobs, their files, and the nodes that run them.
 
-    ``images`` has the images they boot, ``builds`` those that are to be built.
+    ``images`` has the images they boot, ``builds`` those that are to be built, ``clusters`` the
+    virtual clusters.
 
     Safe to share between threads.
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -90,6 +91,15 @@ class StreamStore:
                 return StreamReader(path, path.stat().st_size)
             except FileNotFoundError:
                 return StreamReader(None, 0)
+
+    def drop(self, job_id: str, attempt: str = "") -> None:
+        """Remove the streams of an attempt, or of all; none there is no error.
+
+        Raises Unavailable("streams").
+        """
+        folder = self._path(job_id, attempt or "0" * 32, StreamName.CONSOLE).parent
+        with _translated(), suppress(FileNotFoundError):
+            shutil.rmtree(folder if attempt else folder.parent)
 
     def _path(self, job_id: str, attempt: str, name: StreamName) -> Path:
         if not (_ID.fullmatch(job_id) and _ID.fullmatch(attempt)):

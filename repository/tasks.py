@@ -15,6 +15,7 @@ from repository.broker import (
     BUILD_IMAGE,
     BUILD_QUEUE,
     CANCEL_JOB,
+    CLUSTERS,
     QUEUE,
     SUBMIT_ARRAY,
     Publisher,
@@ -35,6 +36,7 @@ __all__ = ["Publisher", "make_builder", "make_celery", "worker_arguments"]
 #: Task name and seconds between its runs.
 PERIODIC: Final = {
     "vmjobs.track": 2.0,
+    CLUSTERS: 2.0,
     "vmjobs.reconcile": 30.0,
     "vmjobs.sweep": 30.0,
     "vmjobs.collect": 3600.0,
@@ -157,6 +159,7 @@ def _add_tasks(app: Celery, parts: _Once[Dispatch], config: Config) -> None:
 
     for name, work in (
         ("vmjobs.track", dispatch.track),
+        (CLUSTERS, dispatch.clusters),
         ("vmjobs.reconcile", dispatch.reconcile),
         ("vmjobs.sweep", sweep),
         ("vmjobs.collect", dispatch.collect),

@@ -1,12 +1,13 @@
-"""Which jobs need an image: those that have not ended."""
+"""Who needs an image: jobs that have not ended, and virtual clusters."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import Session
 
+from repository.clusters.tables import ClusterRow, MemberRow
 from repository.images.tables import HoldingRow, ImageRow, ShareRow
 from repository.images.viewer import LIBRARY, Viewer
 from repository.models import JobRow, SubmissionRow
@@ -20,13 +21,16 @@ NAMED: Final = 5
 
 
 def needed() -> ColumnElement[bool]:
-    """Of which images: those that a job needs."""
-    return (
+    """Of which images: those that a job or a cluster needs."""
+    jobs = (
         select(JobRow.id)
         .join(SubmissionRow, SubmissionRow.id == JobRow.array_id)
         .where(SubmissionRow.image_digest == ImageRow.digest, JobRow.state.not_in(_FINAL))
-        .exists()
     )
+    clusters = select(ClusterRow.name).where(ClusterRow.image == ImageRow.digest)
+    # Of earlier declarations, until the last machine of it has gone.
+    members = select(MemberRow.id).where(MemberRow.image == ImageRow.digest)
+    return or_(jobs.exists(), clusters.exists(), members.exists())
 
 
 def unheld() -> ColumnElement[bool]:
@@ -35,14 +39,20 @@ def unheld() -> ColumnElement[bool]:
 
 
 def refuse_if_needed(session: Session, holding: HoldingRow, viewer: Viewer) -> None:
-    """Raises ImageInUse where jobs have the image through this holding.
+    """Raises ImageInUse where jobs or clusters have the image through this holding.
 
     A private one serves its owner's jobs only; another's job with the same image has a holding of
     its own, and is nobody's business.
     """
-    jobs = _jobs(holding.image)
+    jobs, clusters = _jobs(holding.image), _clusters(holding.image)
     if not _serves_others(session, holding):
         jobs = jobs.where(JobRow.owner == holding.owner)
+        clusters = clusters.where(ClusterRow.owner == holding.owner)
+    if names := session.scalars(clusters.order_by(ClusterRow.name).limit(NAMED)).all():
+        raise ImageInUse(
+            f"the image {holding.image} is needed by virtual clusters: {', '.join(names)}",
+            hint="declare them with another image, or delete them; then wait for their last machines",
+        )
     count = session.scalar(jobs.with_only_columns(func.count())) or 0
     if not count:
         return
@@ -61,6 +71,13 @@ def _jobs(digest: str) -> Select[Any]:
         select(JobRow.id)
         .join(SubmissionRow, SubmissionRow.id == JobRow.array_id)
         .where(SubmissionRow.image_digest == digest, JobRow.state.not_in(_FINAL))
+    )
+
+
+def _clusters(digest: str) -> Select[Any]:
+    of_members = select(MemberRow.cluster).where(MemberRow.image == digest)
+    return select(ClusterRow.name).where(
+        or_(ClusterRow.image == digest, ClusterRow.name.in_(of_members))
     )
 
 

@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from alembic import context
 
+from repository.clusters import tables as cluster_tables  # noqa: F401 - the models know of them then
 from repository.database import UtcDateTime
-from repository.images import tables  # noqa: F401 - the models know of them then
+from repository.images import tables  # noqa: F401
 from repository.models import Base
 
 

@@ -1,0 +1,98 @@
+"""What happens to clusters and members, one line each; and the state that goes with it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from repository.clusters.tables import ClusterEventRow, ClusterRow, MemberRow
+from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase, state_of
+
+#: Lines of a cluster's history that are kept.
+KEPT: Final = 1000
+MAX_MESSAGE: Final = 8192
+_SAID: Final = {
+    MemberState.ASSIGNED: "its node is to start it",
+    MemberState.JOINING: "its machine runs and is not in the pool",
+    MemberState.PROBING: "its machine is in the pool; a probe job is to run in it",
+    MemberState.UP: "a probe job ran in its machine: jobs may come",
+}
+
+
+class Told(NamedTuple):
+    """What a line says."""
+
+    state: str
+    code: str = MemberCode.PROGRESS.value
+    message: str = ""
+
+
+def record(
+    session: Session,
+    cluster: ClusterRow,
+    told: Told,
+    present: datetime,
+    member: MemberRow | None = None,
+) -> None:
+    """Add a line to the history of a locked cluster; the oldest ones go."""
+    cluster.events_count += 1
+    session.add(
+        ClusterEventRow(
+            cluster=cluster.name,
+            seq=cluster.events_count,
+            time=present,
+            member=member.name if member else "",
+            node=member.node if member else "",
+            state=told.state,
+            code=told.code,
+            message=told.message[:MAX_MESSAGE],
+        )
+    )
+    if cluster.events_count > KEPT:
+        old = ClusterEventRow.seq <= cluster.events_count - KEPT
+        session.execute(
+            delete(ClusterEventRow).where(ClusterEventRow.cluster == cluster.name, old),
+            execution_options={"synchronize_session": False},
+        )
+
+
+def present_state(row: MemberRow, heard: bool) -> MemberState:
+    """A member's state. heard: its node has been heard of of late."""
+    lives = row.incarnation > 0
+    return state_of(
+        Goal(row.goal),
+        Phase(row.phase) if row.phase else None,
+        placed=bool(row.node),
+        heard=heard,
+        joined=lives and row.advertised == row.incarnation,
+        admitted=lives and row.admitted == row.incarnation,
+    )
+
+
+def reason_of(row: MemberRow, state: MemberState) -> tuple[str, str]:
+    """Code and sentence for a member that is in this state."""
+    if state is MemberState.LOST:
+        return MemberCode.NODE_LOST.value, f"its node {row.node} has not been heard of lately"
+    if state in _SAID:
+        return MemberCode.PROGRESS.value, _SAID[state]
+    return row.code, row.message
+
+
+def follow(
+    session: Session, cluster: ClusterRow, row: MemberRow, heard: bool, present: datetime
+) -> None:
+    """Note the state of a member of a locked cluster, and that it changed, if it did."""
+    state = present_state(row, heard)
+    if row.state == state.value:
+        return
+    row.state, row.since = state.value, present
+    row.up_since = present if state is MemberState.UP else None
+    record(session, cluster, Told(state.value, *reason_of(row, state)), present, row)
+
+
+def tellable(text: str) -> str:
+    """Text that both databases keep: PostgreSQL takes no NUL, and a guest's words may have one."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")

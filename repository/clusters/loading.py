@@ -1,0 +1,177 @@
+"""Rows as the planner and operators see them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from repository.clusters.history import present_state, reason_of
+from repository.clusters.tables import ClusterRow, MemberRow, NodeShareRow, PoolRow
+from repository.models import NodeRow
+from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
+from vmjobs.cluster.placement import Need, NodeNow
+from vmjobs.cluster.plan import ClusterNow, MemberNow
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.wire import Cluster, Member
+from vmjobs.model import HypervisorKind, Node
+from vmjobs.ports import ProbeState
+
+#: What a probe job did, by member and incarnation.
+Probes = Mapping[tuple[str, int], ProbeState]
+
+
+@dataclass(frozen=True)
+class World:
+    """All clusters with their members, nodes and pools, as they are stored."""
+
+    clusters: dict[str, ClusterRow]
+    members: dict[str, MemberRow]
+    nodes: dict[str, NodeNow]
+    pools: dict[str, PoolRow]
+
+    def heard(self, row: MemberRow) -> bool:
+        """Whether a member's node has been heard of of late."""
+        node = self.nodes.get(row.node)
+        return node is not None and node.alive
+
+    def moved(self) -> bool:
+        """Whether a member's state is another than the history says."""
+        return any(
+            row.state != present_state(row, self.heard(row)).value for row in self.members.values()
+        )
+
+    def planned(self, probes: Probes) -> list[ClusterNow]:
+        """As the planner sees it."""
+        of: dict[str, list[MemberNow]] = defaultdict(list)
+        for row in self.members.values():
+            of[row.cluster].append(self._member(row, probes))
+        return [_cluster(row, of[name]) for name, row in self.clusters.items()]
+
+    def _member(self, row: MemberRow, probes: Probes) -> MemberNow:
+        pool = self.pools.get(row.pool)
+        answers = pool is not None and not pool.problem
+        return MemberNow(
+            id=row.id,
+            name=row.name,
+            need=Need(row.cpus, row.memory, row.disk),
+            generation=row.generation,
+            goal=Goal(row.goal),
+            node=row.node,
+            phase=Phase(row.phase) if row.phase else None,
+            incarnation=row.incarnation,
+            admitted=row.admitted,
+            condemned=row.condemned,
+            failures=row.failures,
+            advertised=row.advertised,
+            busy=row.busy,
+            probe=probes.get((row.id, row.incarnation)),
+            waiting=row.waiting if answers else None,
+            code=MemberCode(row.code),
+            why=row.message,
+        )
+
+
+def load(session: Session, lease: timedelta, present: datetime, *, lock: bool = False) -> World:
+    """All of it. lock: clusters and members are ours until the (write) transaction ends."""
+    clusters = select(ClusterRow).order_by(ClusterRow.name)
+    members = select(MemberRow).order_by(MemberRow.id)
+    if lock:
+        clusters, members = clusters.with_for_update(), members.with_for_update()
+    known = {row.name: row for row in session.scalars(clusters)}
+    return World(
+        known,
+        {row.id: row for row in session.scalars(members) if row.cluster in known},
+        nodes_now(session, lease, present),
+        {row.name: row for row in session.scalars(select(PoolRow))},
+    )
+
+
+def nodes_now(session: Session, lease: timedelta, present: datetime) -> dict[str, NodeNow]:
+    """All nodes that ever announced themselves, by name."""
+    spoke = {
+        node: heard
+        for node, heard in session.execute(select(NodeShareRow.node, NodeShareRow.heard))
+        if heard is not None
+    }
+    found = {}
+    for row in session.scalars(select(NodeRow)):
+        node = Node.model_validate(row.description)
+        heard = max(row.heard, spoke.get(row.name, row.heard))
+        found[row.name] = NodeNow(
+            name=row.name,
+            site=node.site,
+            heard=heard,
+            alive=present - heard <= lease,
+            kinds=frozenset(info.kind for info in node.hypervisors if info.works),
+            cpus=node.cluster_cpus,
+            memory=node.cluster_memory,
+            disk=node.cluster_disk,
+        )
+    return found
+
+
+def kinds_of(row: ClusterRow) -> frozenset[HypervisorKind]:
+    """What boots a cluster's image."""
+    return frozenset(HypervisorKind(kind) for kind in row.kinds)
+
+
+def _cluster(row: ClusterRow, members: Iterable[MemberNow]) -> ClusterNow:
+    return ClusterNow(
+        name=row.name,
+        spec=ClusterSpec.model_validate(row.spec),
+        kinds=kinds_of(row),
+        generation=row.generation,
+        target=row.target,
+        draining=row.draining,
+        deleting=Goal(row.deleting) if row.deleting else None,
+        stalled=row.stalled,
+        members=tuple(members),
+    )
+
+
+def cluster_view(row: ClusterRow, up: int, members: Sequence[Member] = ()) -> Cluster:
+    """A cluster as operators see it."""
+    return Cluster(
+        name=row.name,
+        owner=row.owner,
+        spec=ClusterSpec.model_validate(row.spec),
+        image=row.image,
+        generation=row.generation,
+        target=row.target,
+        draining=row.draining,
+        deleting=bool(row.deleting),
+        up=up,
+        members=tuple(members),
+        created=row.created,
+        updated=row.updated,
+    )
+
+
+def member_view(row: MemberRow, heard: bool) -> Member:
+    """A member as operators see it."""
+    state = present_state(row, heard)
+    code, message = reason_of(row, state)
+    return Member(
+        id=row.id,
+        name=row.name,
+        node=row.node,
+        state=state,
+        goal=Goal(row.goal),
+        image=row.image,
+        generation=row.generation,
+        incarnation=row.incarnation,
+        failures=row.failures,
+        hypervisor=HypervisorKind(row.hypervisor) if row.hypervisor else None,
+        busy=row.busy,
+        jobs=row.jobs,
+        code=MemberCode(code),
+        message=message,
+        since=row.since,
+        up_since=row.up_since if state is MemberState.UP else None,
+        retry=row.retry if state is MemberState.BACKOFF else None,
+    )

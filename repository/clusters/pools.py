@@ -1,0 +1,161 @@
+"""What the pools say of the members' machines: asked outside of transactions, if it matters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy.orm import Session
+
+from repository.clusters.history import Told, record
+from repository.clusters.loading import World
+from repository.clusters.tables import MemberRow, PoolRow
+from vmjobs.cluster.member import Goal, Phase
+from vmjobs.errors import Unavailable
+from vmjobs.ports import Pool, PoolMachine, ProbeState
+
+logger = logging.getLogger(__name__)
+
+#: How often a pool is asked where nobody waits for an answer.
+ASK_EVERY: Final = timedelta(seconds=15)
+
+
+@dataclass
+class Look:
+    """What came of asking one pool. problem: why it did not answer; empty: it did."""
+
+    machines: dict[str, PoolMachine] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass
+class Looks:
+    """What came of asking the pools that were asked, by name; and of probe jobs."""
+
+    pools: dict[str, Look] = field(default_factory=dict)
+    probes: dict[tuple[str, int], ProbeState] = field(default_factory=dict)
+
+
+def ask(world: World, pools: Mapping[str, Pool], present: datetime) -> Looks:
+    """Ask the pools that it is time to ask, and then about their members' probe jobs."""
+    looks = Looks()
+    for name in sorted({row.pool for row in world.members.values()}):
+        mine = [row for row in world.members.values() if row.pool == name]
+        row = world.pools.get(name)
+        if row is None or present - row.asked >= ASK_EVERY or any(_awaited(m) for m in mine):
+            looks.pools[name] = _look(name, mine, pools, looks.probes)
+    return looks
+
+
+def _look(
+    name: str,
+    members: Iterable[MemberRow],
+    pools: Mapping[str, Pool],
+    probes: dict[tuple[str, int], ProbeState],
+) -> Look:
+    pool = pools.get(name)
+    if pool is None:
+        return Look(
+            problem=f"the pool {name} is none of this service's any more: see its setting pools"
+        )
+    try:
+        look = Look(_newest(pool.machines()))
+        for row in members:
+            machine = look.machines.get(row.name)
+            if machine and _awaited(row) and machine.incarnation == row.incarnation:
+                probes[row.id, row.incarnation] = pool.probe(row.name, row.incarnation)
+    except Unavailable as error:
+        return Look(problem=error.message)
+    return look
+
+
+def _newest(machines: Iterable[PoolMachine]) -> dict[str, PoolMachine]:
+    found: dict[str, PoolMachine] = {}
+    for machine in sorted(machines, key=lambda machine: machine.incarnation):
+        found[machine.name] = machine
+    return found
+
+
+def _awaited(row: MemberRow) -> bool:
+    """Whether a machine runs that has not been admitted yet."""
+    runs = row.goal == Goal.RUN.value and row.phase == Phase.RUNNING.value
+    return runs and row.admitted < row.incarnation and row.condemned < row.incarnation
+
+
+def is_news(world: World, looks: Looks) -> bool:
+    """Whether noting what the pools say would change more than when they were asked."""
+    for name, look in looks.pools.items():
+        row = world.pools.get(name)
+        if row is None or row.problem != look.problem:
+            return True
+        for member in world.members.values():
+            if member.pool == name and not look.problem and _seen(member, look) != _kept(member):
+                return True
+    return False
+
+
+def _kept(row: MemberRow) -> tuple[int, bool, int]:
+    return row.advertised, row.busy, row.jobs
+
+
+def _seen(row: MemberRow, look: Look) -> tuple[int, bool, int]:
+    machine = look.machines.get(row.name)
+    if machine is None:
+        return 0, False, row.jobs
+    return machine.incarnation, machine.busy, machine.jobs
+
+
+def note_asked(session: Session, looks: Looks, present: datetime) -> None:
+    """Remember when the pools were asked."""
+    for name in looks.pools:
+        row = session.get(PoolRow, name)
+        if row is not None:
+            row.asked = present
+
+
+def overlay(world: World, looks: Looks, present: datetime) -> list[str]:
+    """Put what the pools say into the rows of a world; pools that begin or cease to answer."""
+    turned = []
+    for name, look in looks.pools.items():
+        row = world.pools.get(name)
+        if row is None:
+            row = world.pools[name] = PoolRow(name=name, asked=present, problem="")
+        before, row.asked, row.problem = row.problem, present, look.problem
+        if bool(before) != bool(look.problem):
+            turned.append(name)
+        if look.problem:
+            continue
+        for member in world.members.values():
+            if member.pool != name:
+                continue
+            if before and member.waiting is not None:
+                member.waiting = present  # time in which nobody could look does not count
+            _update(member, look, present)
+    return turned
+
+
+def note(session: Session, world: World, looks: Looks, present: datetime) -> None:
+    """Write down what the pools say, in the rows of a locked world."""
+    turned = overlay(world, looks, present)
+    session.add_all(world.pools.values())
+    for name in turned:
+        _tell(session, world, name, looks.pools[name], present)
+
+
+def _update(row: MemberRow, look: Look, present: datetime) -> None:
+    here = row.advertised == row.incarnation
+    row.advertised, row.busy, row.jobs = _seen(row, look)
+    if here and row.advertised != row.incarnation and row.phase == Phase.RUNNING.value:
+        row.waiting = present
+
+
+def _tell(session: Session, world: World, name: str, look: Look, present: datetime) -> None:
+    told = Told("POOL", "PROGRESS", "the pool answers again")
+    if look.problem:
+        told = Told("POOL", "POOL_UNAVAILABLE", look.problem)
+    logger.warning("the pool %s: %s", name, told.message)
+    for cluster in sorted({row.cluster for row in world.members.values() if row.pool == name}):
+        record(session, world.clusters[cluster], told, present)

@@ -1,0 +1,269 @@
+"""The step that brings clusters from what is there to what is wanted.
+
+Pools are asked before anything is locked. Then one short transaction looks again, plans, and writes.
+What a process that was killed in between has asked of a pool does no harm, and is asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from repository.clusters import pools as looking
+from repository.clusters.core import ClusterCore
+from repository.clusters.history import Told, follow, record
+from repository.clusters.loading import World, load
+from repository.clusters.pools import Looks
+from repository.clusters.sharing import bump
+from repository.clusters.tables import ClusterRow, MemberRow
+from vmjobs.cluster.member import Goal, MemberCode, MemberState
+from vmjobs.cluster.placement import Placement
+from vmjobs.cluster.plan import (
+    Action,
+    Admit,
+    Condemn,
+    Create,
+    Forget,
+    Place,
+    Remove,
+    SetGoal,
+    SetPending,
+    Stall,
+    Withdraw,
+    plan,
+)
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.wire import MemberOrder, PoolAddress
+from vmjobs.errors import NotFound, Unavailable, VMJobsError
+from vmjobs.model import now as utc_now
+from vmjobs.ports import Pool
+
+logger = logging.getLogger(__name__)
+
+
+class Reconciling(ClusterCore):
+    """The worker's part."""
+
+    def reconcile(self, pools: Mapping[str, Pool], present: datetime | None = None) -> None:
+        """Do what is to be done now. pools: by name; one that does not answer holds up nothing else.
+
+        Nobody else may do it at the same time: the caller holds a lock.
+        """
+        present = present or utc_now()
+        with self.database.read() as session:
+            world = load(session, self.lease, present)
+        if not world.clusters:
+            return
+        looks = looking.ask(world, pools, present)
+        news = looking.is_news(world, looks)
+        looking.overlay(world, looks, present)
+        actions = plan(world.planned(looks.probes), world.nodes, present)
+        withdrawn = _withdraw(actions, world, pools)
+        if actions or news or world.moved():
+            for member in self._write(looks, withdrawn, present):
+                self._drop_consoles(member)
+        elif looks.pools:
+            with self.database.write() as session:
+                looking.note_asked(session, looks, present)
+
+    def _write(self, looks: Looks, withdrawn: set[str], present: datetime) -> list[str]:
+        """One transaction: note what was seen, plan, carry it out. Members that are forgotten."""
+        with self.database.write() as session:
+            world = load(session, self.lease, present, lock=True)
+            looking.note(session, world, looks, present)
+            _follow(session, world, present)
+            actions = plan(world.planned(looks.probes), world.nodes, present)
+            doing = _Doing(self, session, world, withdrawn, present)
+            for action in actions:
+                doing.carry_out(action)
+            _follow(session, world, present)
+            session.flush()
+            return doing.forgotten
+
+    def _drop_consoles(self, member: str) -> None:
+        try:
+            self.streams.drop(member)
+        except VMJobsError as error:
+            logger.warning("the consoles of the member %s stay: %s", member, error.message)
+
+
+class _Doing:
+    """Carries out a plan within one transaction, in which clusters and members are locked.
+
+    withdrawn: members whose machines their pools have forgotten.
+    """
+
+    def __init__(
+        self,
+        core: ClusterCore,
+        session: Session,
+        world: World,
+        withdrawn: set[str],
+        present: datetime,
+    ) -> None:
+        self._core = core
+        self._session = session
+        self._world = world
+        self._withdrawn = withdrawn
+        self._present = present
+        self.forgotten: list[str] = []
+
+    def carry_out(self, action: Action) -> None:
+        """Do one thing."""
+        match action:
+            case Create():
+                self._create(action)
+            case Place(member, node):
+                row = self._world.members[member]
+                row.node, row.code, row.message = node, MemberCode.PROGRESS.value, ""
+                bump(self._session, node)
+            case SetPending(member, code, why):
+                row = self._world.members[member]
+                changed, row.code, row.message = row.code != code.value, code.value, why
+                if changed:
+                    self._tell(row, Told(row.state, code.value, why))
+            case SetGoal(member, goal):
+                row = self._world.members[member]
+                row.goal = goal.value
+                bump(self._session, row.node)
+            case Admit(member, incarnation):
+                row = self._world.members[member]
+                row.admitted, row.waiting = incarnation, None
+                bump(self._session, row.node)
+            case Condemn():
+                self._condemn(action)
+            case Withdraw(member):
+                if member in self._withdrawn:
+                    self._world.members[member].advertised = 0
+            case Forget(member):
+                self._forget(member)
+            case Stall(cluster, why):
+                found = self._world.clusters[cluster]
+                found.stalled = found.generation
+                record(self._session, found, Told("STALLED", "REPLACEMENT_FAILED", why), self._present)
+            case Remove(cluster):
+                self._session.delete(self._world.clusters.pop(cluster))
+
+    def _create(self, action: Create) -> None:
+        cluster = self._world.clusters[action.cluster]
+        try:
+            address = self._core.address(ClusterSpec.model_validate(cluster.spec).pool)
+        except NotFound as error:
+            logger.error("the cluster %s gets no machines: %s", cluster.name, error.message)
+            return
+        row = _member(cluster, address, action.name, action.place, self._present)
+        self._session.add(row)
+        self._world.members[row.id] = row
+        self._tell(row, Told(row.state, row.code, row.message))
+        if row.node:
+            bump(self._session, row.node)
+
+    def _condemn(self, action: Condemn) -> None:
+        row = self._world.members[action.member]
+        row.condemned = action.incarnation
+        row.why, row.why_message = action.code.value, action.why
+        bump(self._session, row.node)
+        self._tell(row, Told(row.state, action.code.value, action.why))
+
+    def _forget(self, member: str) -> None:
+        row = self._world.members[member]
+        if _of_pool(row) and member not in self._withdrawn:
+            return  # jobs would be sent to what is no more; its pool does not answer now
+        told = Told(MemberState.GONE.value, row.code, row.message)
+        if row.state != MemberState.GONE.value:
+            self._tell(row, told)
+        if row.node:
+            bump(self._session, row.node)
+        self._session.delete(row)
+        self.forgotten.append(member)
+        del self._world.members[member]
+
+    def _tell(self, row: MemberRow, told: Told) -> None:
+        record(self._session, self._world.clusters[row.cluster], told, self._present, row)
+
+
+def _follow(session: Session, world: World, present: datetime) -> None:
+    for row in world.members.values():
+        follow(session, world.clusters[row.cluster], row, world.heard(row), present)
+
+
+def _withdraw(actions: Iterable[Action], world: World, pools: Mapping[str, Pool]) -> set[str]:
+    """Have pools forget machines that are gone; the members whose pool has."""
+    ended = [a.member for a in actions if isinstance(a, Withdraw | Forget)]
+    rows = [world.members[member] for member in ended if _of_pool(world.members[member])]
+    done: set[str] = set()
+    for name in sorted({row.pool for row in rows}):
+        mine = [row for row in rows if row.pool == name]
+        pool = pools.get(name)
+        try:
+            if pool is not None:
+                pool.withdraw([row.name for row in mine])
+        except Unavailable as error:
+            logger.warning("machines that are gone stay in the pool %s: %s", name, error.message)
+        else:
+            done |= {row.id for row in mine}
+    return done
+
+
+def _of_pool(row: MemberRow) -> bool:
+    """Whether its pool may know of a member, or have a probe job of it."""
+    return row.incarnation > 0 or row.advertised > 0
+
+
+def _member(
+    cluster: ClusterRow, pool: PoolAddress, name: str, place: Placement, present: datetime
+) -> MemberRow:
+    spec = ClusterSpec.model_validate(cluster.spec)
+    order = MemberOrder(
+        id=uuid.uuid4().hex,
+        cluster=cluster.name,
+        name=name,
+        goal=Goal.RUN,
+        image=cluster.image,
+        cpus=spec.cpus,
+        memory=spec.memory,
+        disk=spec.disk,
+        hypervisor=spec.hypervisor,
+        network=spec.network,
+        pool=pool,
+        attributes=spec.attributes,
+        start=spec.start,
+        limits=spec.limits,
+        lifecycle=spec.lifecycle,
+        boot_seconds=spec.boot_seconds,
+        drain_seconds=spec.drain_seconds,
+    )
+    state = MemberState.ASSIGNED if place.node else MemberState.PENDING
+    return MemberRow(
+        id=order.id,
+        cluster=cluster.name,
+        name=name,
+        generation=cluster.generation,
+        image=cluster.image,
+        orders=order.model_dump(mode="json"),
+        pool=pool.name,
+        cpus=spec.cpus,
+        memory=spec.memory,
+        disk=spec.disk,
+        created=present,
+        node=place.node,
+        goal=Goal.RUN.value,
+        admitted=0,
+        condemned=0,
+        why=MemberCode.PROGRESS.value,
+        why_message="",
+        phase="",
+        incarnation=0,
+        code=place.code.value,
+        message=place.why,
+        failures=0,
+        advertised=0,
+        busy=False,
+        jobs=0,
+        state=state.value,
+        since=present,
+    )

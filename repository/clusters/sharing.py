@@ -1,0 +1,195 @@
+"""Clusters as agents see them: what their node is to have, and what they tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session, undefer
+
+from repository.clusters.core import ClusterCore
+from repository.clusters.declaring import console_of
+from repository.clusters.history import follow, tellable
+from repository.clusters.tables import ClusterRow, MemberRow, NodeShareRow
+from repository.ids import is_id
+from repository.images.sql import add_missing
+from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.cluster.wire import MemberOrder, MemberReport, MemberReports, NodeShare
+from vmjobs.errors import Forbidden
+from vmjobs.model import StreamName
+from vmjobs.model import now as utc_now
+
+#: An agent that speaks often need not be written down each time.
+HEARD_EVERY: Final = timedelta(seconds=10)
+
+
+class Sharing(ClusterCore):
+    """The agents' part. ``node``: whose agent it is, by its token."""
+
+    def share(self, node: str) -> NodeShare:
+        """All machines that a node is to have. Asking shows that its agent is there."""
+        self._touch(node)
+        query = select(MemberRow).where(MemberRow.node == node).order_by(MemberRow.id)
+        with self.database.read() as session:
+            # Before the members: a change in between then makes the next answer, not none.
+            counted = select(NodeShareRow.revision).where(NodeShareRow.node == node)
+            revision = session.scalar(counted) or 0
+            rows = session.scalars(query.options(undefer(MemberRow.orders)))
+            return NodeShare(revision=revision, members=tuple(order_of(row) for row in rows))
+
+    def revisions(self, nodes: Sequence[str]) -> dict[str, int]:
+        """How often the shares of these nodes have changed; one query."""
+        query = select(NodeShareRow.node, NodeShareRow.revision).where(NodeShareRow.node.in_(nodes))
+        with self.database.read() as session:
+            return {row.node: row.revision for row in session.execute(query)}
+
+    def take_reports(self, node: str, told: MemberReports) -> None:
+        """Note what there is on a node. Repeating it is no error; what is not the node's is passed
+        over: its agent learns from its share that there is no such member.
+        """
+        self._touch(node)
+        by_id = {report.id: report for report in told.reports}
+        with self.database.read() as session:
+            rows = session.scalars(select(MemberRow).where(MemberRow.node == node)).all()
+            news = [row for row in rows if _differs(row, _said(row, by_id, told.complete))]
+        if not news:
+            return
+        clusters = sorted({row.cluster for row in news})
+        ids = sorted(row.id for row in news)
+        present = utc_now()
+        with self.database.write() as session:
+            # In the order in which the reconciler locks them.
+            known = select(ClusterRow).where(ClusterRow.name.in_(clusters)).order_by(ClusterRow.name)
+            of = {row.name: row for row in session.scalars(known.with_for_update())}
+            mine = select(MemberRow).where(MemberRow.id.in_(ids), MemberRow.node == node)
+            for row in session.scalars(mine.order_by(MemberRow.id).with_for_update()):
+                said = _said(row, by_id, told.complete)
+                if said is not None and _differs(row, said) and row.cluster in of:
+                    _take(row, said, present)
+                    follow(session, of[row.cluster], row, True, present)
+
+    def order_for(self, node: str, member: str, incarnation: int) -> MemberOrder:
+        """The order of a member, for a machine that may have a token.
+
+        Raises Forbidden: the member is not this node's, is to stop, or is not of that incarnation.
+        """
+        row = self._mine(node, member)
+        if row.goal == Goal.STOP.value or row.phase == Phase.GONE.value:
+            raise Forbidden(f"the member {member} is to have no machine any more")
+        if not max(1, row.incarnation) <= incarnation <= row.incarnation + 1:
+            raise Forbidden(
+                f"the member {member} is at its machine {row.incarnation}, not {incarnation}"
+            )
+        if incarnation <= row.condemned:
+            raise Forbidden(f"machine {incarnation} of the member {member} is to end")
+        return order_of(row)
+
+    def append_console(
+        self, node: str, member: str, incarnation: int, offset: int, data: bytes
+    ) -> None:
+        """Add to what a machine said; of machines before the last but one nothing is kept.
+
+        Raises Forbidden, Conflict: ``offset`` is beyond the end.
+        """
+        row = self._mine(node, member)
+        if not max(1, row.incarnation - 1) <= incarnation <= row.incarnation + 1:
+            raise Forbidden(
+                f"the member {member} is at its machine {row.incarnation}, not {incarnation}"
+            )
+        if offset == 0 and incarnation > 2:
+            self.streams.drop(row.id, console_of(incarnation - 2))
+        self.streams.append(row.id, console_of(incarnation), StreamName.CONSOLE, offset, data)
+
+    def _mine(self, node: str, member: str) -> MemberRow:
+        with self.database.read() as session:
+            options = [undefer(MemberRow.orders)]
+            row = session.get(MemberRow, member, options=options) if is_id(member) else None
+        if row is None or row.node != node:
+            raise Forbidden(f"the node {node} has no member {member[:64]}")
+        return row
+
+    def _touch(self, node: str) -> None:
+        """The node's agent was heard of."""
+        present = utc_now()
+        with self.database.read() as session:
+            heard = session.scalar(select(NodeShareRow.heard).where(NodeShareRow.node == node))
+        if heard is not None and present - heard < HEARD_EVERY:
+            return
+        with self.database.write() as session:
+            add_missing(session, NodeShareRow, [{"node": node, "revision": 0, "heard": present}])
+            found = update(NodeShareRow).where(NodeShareRow.node == node)
+            session.execute(found.values(heard=present))
+
+
+def bump(session: Session, node: str) -> None:
+    """A node's share changes with this transaction."""
+    add_missing(session, NodeShareRow, [{"node": node, "revision": 0, "heard": None}])
+    found = update(NodeShareRow).where(NodeShareRow.node == node)
+    session.execute(found.values(revision=NodeShareRow.revision + 1))
+
+
+def order_of(row: MemberRow) -> MemberOrder:
+    """What a node is told of a member."""
+    changing = {
+        "goal": row.goal,
+        "admitted": row.admitted,
+        "condemned": row.condemned,
+        "why": row.why,
+        "why_message": row.why_message,
+    }
+    return MemberOrder.model_validate({**row.orders, **changing})
+
+
+def _said(row: MemberRow, reports: Mapping[str, MemberReport], complete: bool) -> MemberReport | None:
+    """What its node says of a member; None: nothing that counts."""
+    report = reports.get(row.id)
+    if row.phase == Phase.GONE.value:
+        return None
+    known = row.incarnation if row.phase else -1
+    if report is not None and report.incarnation >= known:
+        return report
+    # Not yet told of, or a report that was overtaken; or the node lost what it kept of the member.
+    if not complete or known < 0:
+        return None
+    return MemberReport(
+        id=row.id,
+        incarnation=row.incarnation,
+        phase=Phase.GONE,
+        code=MemberCode.NODE_FAILED,
+        message=f"the node {row.node} does not know of it any more",
+        since=utc_now(),
+    )
+
+
+def _differs(row: MemberRow, said: MemberReport | None) -> bool:
+    if said is None:
+        return False
+    kept = (row.phase, row.incarnation, row.code, row.message, row.failures, row.retry, row.hypervisor)
+    return kept != (
+        said.phase.value,
+        said.incarnation,
+        said.code.value,
+        tellable(said.message),
+        said.failures,
+        _retry(said),
+        said.hypervisor.value if said.hypervisor else None,
+    )
+
+
+def _take(row: MemberRow, said: MemberReport, present: datetime) -> None:
+    if (row.phase, row.incarnation) != (said.phase.value, said.incarnation):
+        row.waiting = present if said.phase is Phase.RUNNING else None
+        row.busy = row.busy and said.incarnation == row.incarnation
+    row.phase, row.incarnation = said.phase.value, said.incarnation
+    row.code, row.message = said.code.value, tellable(said.message)
+    row.failures, row.retry = said.failures, _retry(said)
+    row.hypervisor = said.hypervisor.value if said.hypervisor else None
+
+
+def _retry(said: MemberReport) -> datetime | None:
+    """When the agent tries again; a moment without a time zone is UTC."""
+    if said.retry is None or said.retry.tzinfo is not None:
+        return said.retry
+    return said.retry.replace(tzinfo=UTC)

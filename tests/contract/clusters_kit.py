@@ -1,0 +1,141 @@
+"""What tests of virtual clusters share: a pool on paper, and nodes whose agents do as they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from repository.clusters.service import Clusters
+from repository.images import Viewer
+from repository.service import Repository
+from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.wire import Applied, Member, MemberOrder, MemberReport, MemberReports
+from vmjobs.errors import Unavailable
+from vmjobs.model import HypervisorInfo, HypervisorKind, Node, now
+from vmjobs.ports import PoolMachine, ProbeState
+
+POOLS = {"site": "site.grid schedd.grid grid", "other": "other.grid other.grid grid"}
+OPERATOR = Viewer("root", admin=True)
+
+
+class Roll:
+    """A pool: machines that were said to be there, and what it was asked.
+
+    down: it does not answer. probing: what probe jobs do. calls: how often it was asked for machines.
+    """
+
+    def __init__(self) -> None:
+        self.there: dict[str, PoolMachine] = {}
+        self.down = False
+        self.probing = ProbeState.RAN
+        self.probed: list[tuple[str, int]] = []
+        self.withdrawn: list[str] = []
+        self.calls = 0
+
+    def _check(self) -> None:
+        if self.down:
+            raise Unavailable("pool", "the collector site.grid does not answer")
+
+    def machines(self) -> list[PoolMachine]:
+        self.calls += 1
+        self._check()
+        return list(self.there.values())
+
+    def probe(self, member: str, incarnation: int) -> ProbeState:
+        self._check()
+        self.probed.append((member, incarnation))
+        return self.probing
+
+    def withdraw(self, members: Sequence[str]) -> None:
+        self._check()
+        for name in members:
+            self.withdrawn.append(name)
+            self.there.pop(name, None)
+
+    def join(self, name: str, incarnation: int = 1, **more: Any) -> None:
+        """Have a machine's ad."""
+        self.there[name] = PoolMachine(name, incarnation, **more)
+
+
+def declared(name: str = "vc", size: Any = 1, **more: Any) -> ClusterSpec:
+    values = {"image": "hep", "memory": 256, "disk": 100, "join_seconds": 60}
+    return ClusterSpec.model_validate({"name": name, "size": size, **values, **more})
+
+
+def node_of(name: str, **more: Any) -> Node:
+    """A node that offers room for four small machines."""
+    values: dict[str, Any] = {
+        "cpus": 8,
+        "memory": 8192,
+        "disk": 100000,
+        "site": "here",
+        "cluster_cpus": 4,
+        "cluster_memory": 1024,
+        "cluster_disk": 1000,
+        "hypervisors": [HypervisorInfo(kind=HypervisorKind.UML, works=True)],
+        "updated": now(),
+    }
+    return Node.model_validate({"name": name, **values, **more})
+
+
+class World:
+    """A repository with nodes and a pool, and a clock that a test moves."""
+
+    def __init__(self, repository: Repository, *nodes: str) -> None:
+        self.repository = repository
+        self.clusters: Clusters = repository.clusters
+        self.pool = Roll()
+        self.later = timedelta()
+        for name in nodes:
+            repository.put_node(node_of(name))
+
+    def step(self, seconds: float = 0) -> None:
+        """What the worker does, once, after so many seconds."""
+        self.later += timedelta(seconds=seconds)
+        self.clusters.reconcile({"site": self.pool}, datetime.now(UTC) + self.later)
+
+    def apply(self, spec: ClusterSpec | None = None, **more: Any) -> Applied:
+        return self.clusters.apply(OPERATOR, spec or declared(**more))
+
+    def members(self, name: str = "vc") -> dict[str, Member]:
+        return {member.name: member for member in self.clusters.get(name).members}
+
+    def states(self, name: str = "vc") -> dict[str, MemberState]:
+        return {member.name: member.state for member in self.clusters.get(name).members}
+
+    def orders(self, node: str) -> dict[str, MemberOrder]:
+        return {order.name: order for order in self.clusters.share(node).members}
+
+    def report(self, member: Member, phase: Phase, incarnation: int = 1, **more: Any) -> None:
+        """Its agent says so."""
+        values = {"code": MemberCode.PROGRESS, "since": now(), **more}
+        told = MemberReport(id=member.id, incarnation=incarnation, phase=phase, **values)
+        self.clusters.take_reports(member.node, MemberReports(reports=(told,)))
+
+    def run(self, name: str, incarnation: int = 1, cluster: str = "vc") -> None:
+        """Its machine runs, and joins the pool."""
+        self.report(self.members(cluster)[name], Phase.RUNNING, incarnation)
+        self.pool.join(name, incarnation)
+
+    def bring_up(self, cluster: str = "vc") -> None:
+        """Have all machines run that are ordered."""
+        self.step()
+        for name, member in self.members(cluster).items():
+            if member.node and member.goal is Goal.RUN and member.state is not MemberState.UP:
+                self.run(name, member.incarnation + 1, cluster)
+        self.step()
+
+    def obey(self, *nodes: str) -> None:
+        """Have agents end what is to end, at once."""
+        for node in nodes:
+            for name, order in self.orders(node).items():
+                member = self.members(order.cluster)[name]
+                if order.goal is not Goal.RUN:
+                    self.report(member, Phase.GONE, member.incarnation, code=MemberCode.DRAINED)
+        self.step()
+
+    def codes(self, name: str = "vc") -> list[tuple[str, str, str]]:
+        """The history: member, state, code."""
+        return [(e.member, e.state, e.code) for e in self.clusters.events(name)]

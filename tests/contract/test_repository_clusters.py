@@ -1,0 +1,593 @@
+"""Virtual clusters in the repository: declared, placed, admitted, and let go; on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from clusters_kit import OPERATOR, POOLS, World, declared, node_of
+from repository_kit import push, push_library
+
+from repository.images import Viewer
+from repository.images.tables import HoldingRow
+from repository.models import NodeRow
+from repository.service import Repository, open_repository
+from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
+from vmjobs.cluster.spec import Size
+from vmjobs.cluster.wire import MemberReport, MemberReports, Outcome
+from vmjobs.config import Config
+from vmjobs.errors import Conflict, Forbidden, ImageInUse, InvalidRequest, InvalidSpec, NotFound
+from vmjobs.model import now
+from vmjobs.ports import ProbeState
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    return config.model_copy(update={"pools": POOLS, "node_lease_seconds": 300})
+
+
+@pytest.fixture
+def world(repository: Repository) -> World:
+    return World(repository, "n1", "n2")
+
+
+@pytest.fixture
+def again(config: Config) -> Iterator[Repository]:
+    """The same repository in another process."""
+    opened = open_repository(config, migrate=False)
+    yield opened
+    opened.close()
+
+
+# ------------------------------------------------------------------------- declaring
+
+
+def test_declaring_the_same_again_changes_nothing(world: World) -> None:
+    first = world.apply(size=2)
+    assert (first.outcome, first.cluster.generation, first.cluster.target) == (Outcome.CREATED, 1, 2)
+    assert first.cluster.image == world.repository.images.resolve(OPERATOR, "hep")
+    again = world.apply(size=2)
+    assert again.outcome is Outcome.UNCHANGED
+    assert again.cluster == first.cluster == world.clusters.get("vc")
+    changed = world.apply(size=2, memory=300)
+    assert (changed.outcome, changed.cluster.generation) == (Outcome.CHANGED, 2)
+    assert [c.name for c in world.clusters.list()] == ["vc"]
+    assert world.codes() == [("", "CREATED", "PROGRESS"), ("", "CHANGED", "PROGRESS")]
+
+
+def test_a_tag_that_means_another_image_is_a_change(world: World) -> None:
+    world.apply()
+    moved = push_library(world.repository.images, "hep", b"another disk")
+    applied = world.apply()
+    assert (applied.outcome, applied.cluster.image) == (Outcome.CHANGED, moved.digest)
+
+
+def test_every_fault_is_told(world: World) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        world.apply(image="nothing", pool="nowhere")
+    assert {fault.code for fault in caught.value.faults} == {"unknown_image", "unknown_pool"}
+    assert "known are site, other" in caught.value.faults[0].message
+    assert world.clusters.list() == []
+
+
+def test_without_a_pool_there_are_no_clusters(config: Config) -> None:
+    repository = open_repository(config.model_copy(update={"pools": {}}), migrate=False)
+    push_library(repository.images)
+    with pytest.raises(InvalidSpec) as caught:
+        World(repository).apply()
+    repository.close()
+    (fault,) = caught.value.faults
+    assert (fault.field, fault.code) == ("pool", "no_pool")
+
+
+def test_what_is_not_there(world: World) -> None:
+    for call in (
+        lambda: world.clusters.get("vc"),
+        lambda: world.clusters.events("vc"),
+        lambda: world.clusters.scale("vc", 1, "root"),
+        lambda: world.clusters.drain("vc", "root"),
+        lambda: world.clusters.resume("vc", "root"),
+        lambda: world.clusters.delete("vc", Goal.DRAIN, "root"),
+        lambda: world.clusters.open_console("vc", "vc-0"),
+    ):
+        with pytest.raises(NotFound):
+            call()
+
+
+def test_an_assessment_changes_nothing(world: World) -> None:
+    found = world.clusters.assess(OPERATOR, declared(size=9))
+    assert (found.placed, found.pending) == ({"n1": 4, "n2": 4}, 1)
+    assert "n1 lacks" in found.why
+    world.apply(size=3)
+    world.step()
+    other = world.clusters.assess(OPERATOR, declared("other", size=6))
+    assert (other.placed, other.pending) == ({"n1": 2, "n2": 3}, 1)
+    # In place of what there is.
+    assert world.clusters.assess(OPERATOR, declared(size=8)).pending == 0
+    assert [c.name for c in world.clusters.list()] == ["vc"]
+    with pytest.raises(InvalidSpec):
+        world.clusters.assess(OPERATOR, declared(image="nothing"))
+
+
+# ------------------------------------------------------------------------- placing, admitting
+
+
+def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
+    world.apply(size=2, attributes={"Color": "red"}, start="TARGET.x == 1")
+    world.step()
+    assert set(world.states().values()) == {MemberState.ASSIGNED}
+    order = world.orders("n1")["vc-0"]
+    assert (order.pool.collector, order.pool.trust_domain) == ("site.grid", "grid")
+    assert (order.attributes, order.start, order.admitted) == ({"Color": "red"}, "TARGET.x == 1", 0)
+    revision = world.clusters.share("n1").revision
+
+    member = world.members()["vc-0"]
+    for phase, state in (
+        (Phase.STAGING, MemberState.STAGING),
+        (Phase.BOOTING, MemberState.BOOTING),
+        (Phase.RUNNING, MemberState.JOINING),
+    ):
+        world.report(member, phase)
+        assert world.states()["vc-0"] is state
+    world.step()
+    assert world.pool.probed == []
+    world.pool.join("vc-0")
+    world.pool.probing = ProbeState.WAITING
+    world.step()
+    assert world.states()["vc-0"] is MemberState.PROBING
+    world.pool.probing = ProbeState.RAN
+    world.step()
+    found = world.members()["vc-0"]
+    assert (found.state, found.up_since is not None) == (MemberState.UP, True)
+    assert world.orders("n1")["vc-0"].admitted == 1
+    assert world.clusters.share("n1").revision > revision
+    assert world.clusters.get("vc").up == world.clusters.list()[0].up == 1
+    assert [state for name, state, _ in world.codes() if name == "vc-0"] == [
+        "ASSIGNED",
+        "STAGING",
+        "BOOTING",
+        "JOINING",
+        "PROBING",
+        "UP",
+    ]
+
+
+def test_a_step_with_nothing_to_do_writes_nothing(world: World, again: Repository) -> None:
+    world.apply(size=2)
+    world.bring_up()
+    assert set(world.states().values()) == {MemberState.UP}
+    before = (world.clusters.share("n1"), world.clusters.get("vc"), world.codes())
+    calls = world.pool.calls
+    for _ in range(5):
+        world.step()
+    assert world.pool.calls == calls  # nobody waits for it
+    again.clusters.reconcile({"site": world.pool})
+    assert before == (world.clusters.share("n1"), world.clusters.get("vc"), world.codes())
+    world.step(20)
+    assert world.pool.calls == calls + 1
+
+
+def test_why_there_is_no_room(world: World) -> None:
+    world.apply(size=9)
+    world.step()
+    pending = [m for m in world.members().values() if m.state is MemberState.PENDING]
+    (member,) = pending
+    assert (member.code, member.node) == (MemberCode.NO_ROOM, "")
+    assert "n1 lacks" in member.message
+    for name in ("n1", "n2"):
+        world.repository.put_node(node_of(name, cluster_memory=0))
+    world.step()
+    assert "cluster_memory is 0 on n1, n2" in world.members()[member.name].message
+    world.repository.put_node(node_of("n3"))
+    world.step()
+    assert world.members()[member.name].node == "n3"
+
+
+def test_one_that_does_not_join_is_condemned_and_tried_again(world: World) -> None:
+    world.apply()
+    world.step()
+    world.report(world.members()["vc-0"], Phase.RUNNING)
+    world.step(30)
+    assert world.orders("n1")["vc-0"].condemned == 0
+    world.step(31)
+    order = world.orders("n1")["vc-0"]
+    assert (order.condemned, order.why) == (1, MemberCode.JOIN_TIMED_OUT)
+    world.report(
+        world.members()["vc-0"], Phase.WAITING, failures=1, code=MemberCode.JOIN_TIMED_OUT, retry=now()
+    )
+    found = world.members()["vc-0"]
+    assert (found.state, found.failures, found.code) == (
+        MemberState.BACKOFF,
+        1,
+        MemberCode.JOIN_TIMED_OUT,
+    )
+    world.run("vc-0", 2)
+    world.step()
+    assert world.states()["vc-0"] is MemberState.UP
+    assert world.orders("n1")["vc-0"].admitted == 2
+
+
+def test_a_failed_probe_condemns(world: World) -> None:
+    world.apply()
+    world.step()
+    world.pool.probing = ProbeState.FAILED
+    world.run("vc-0")
+    world.step()
+    assert world.orders("n1")["vc-0"].why is MemberCode.PROBE_FAILED
+    assert ("vc-0", "PROBING", "PROBE_FAILED") in world.codes()
+
+
+def test_a_pool_that_does_not_answer_is_nobodys_fault(world: World) -> None:
+    world.apply()
+    world.step()
+    world.report(world.members()["vc-0"], Phase.RUNNING)
+    world.pool.down = True
+    for _ in range(5):
+        world.step(40)
+    assert world.orders("n1")["vc-0"].condemned == 0
+    assert world.codes()[-1] == ("", "POOL", "POOL_UNAVAILABLE")
+    world.pool.down = False
+    world.step()
+    assert world.orders("n1")["vc-0"].condemned == 0
+    world.pool.join("vc-0")
+    world.step()
+    assert world.states()["vc-0"] is MemberState.UP
+    assert ("", "POOL", "PROGRESS") in world.codes()
+
+
+def test_a_machine_that_ends_is_withdrawn_at_once(world: World) -> None:
+    world.apply()
+    world.bring_up()
+    calls = world.pool.calls
+    world.report(world.members()["vc-0"], Phase.WAITING, code=MemberCode.GUEST_LOST, failures=0)
+    assert world.states()["vc-0"] is MemberState.BACKOFF
+    world.pool.down = True
+    world.step()
+    assert world.pool.withdrawn == []
+    world.pool.down = False
+    world.step()
+    assert (world.pool.withdrawn, world.pool.calls) == (["vc-0"], calls)
+
+
+def test_what_the_pool_says_of_jobs(world: World) -> None:
+    world.apply()
+    world.bring_up()
+    world.pool.join("vc-0", busy=True, jobs=7)
+    world.step(20)
+    found = world.members()["vc-0"]
+    assert (found.busy, found.jobs) == (True, 7)
+
+
+# ------------------------------------------------------------------------- changing size
+
+
+def test_scaling(world: World) -> None:
+    world.apply(size=1)
+    world.bring_up()
+    assert world.clusters.scale("vc", 3, "root").target == 3
+    world.bring_up()
+    assert len(world.members()) == 3
+    cluster = world.clusters.get("vc")
+    assert (cluster.spec.size, cluster.generation) == (3, 2)
+    assert {m.generation for m in cluster.members} == {2}
+    world.clusters.scale("vc", 1, "root")
+    world.step()
+    assert world.states() == {
+        "vc-0": MemberState.UP,
+        "vc-1": MemberState.DRAINING,
+        "vc-2": MemberState.DRAINING,
+    }
+    world.obey("n1", "n2")
+    assert list(world.members()) == ["vc-0"]
+    assert sorted(world.pool.withdrawn) == ["vc-1", "vc-2"]
+    assert "vc-1" not in world.orders("n2")
+    # The file still says 1.
+    assert world.apply(size=1).outcome is Outcome.UNCHANGED
+
+
+def test_scaling_within_a_range(world: World) -> None:
+    assert world.apply(size=Size(min=1, max=3)).cluster.target == 1
+    assert world.clusters.scale("vc", 3, "root").target == 3
+    with pytest.raises(InvalidRequest) as caught:
+        world.clusters.scale("vc", 4, "root")
+    assert caught.value.faults[0].code == "out_of_range"
+    assert world.apply(size=Size(min=1, max=3)).outcome is Outcome.UNCHANGED
+    assert world.clusters.get("vc").target == 3
+    assert world.apply(size=Size(min=1, max=2)).cluster.target == 2
+
+
+def test_an_order_counts_until_it_is_gone(world: World) -> None:
+    world.apply(size=8)
+    world.bring_up()
+    world.clusters.scale("vc", 0, "root")
+    world.apply(declared("other"))
+    world.step()
+    world.step()
+    assert world.states("other") == {"other-0": MemberState.PENDING}
+    world.obey("n1", "n2")
+    world.step()
+    assert world.states("other") == {"other-0": MemberState.ASSIGNED}
+
+
+# ------------------------------------------------------------------------- a new declaration
+
+
+def test_machines_are_replaced_one_at_a_time(world: World) -> None:
+    world.apply(size=2)
+    world.bring_up()
+    world.apply(size=2, memory=300)
+    seen = []
+    for _ in range(12):
+        world.bring_up()
+        states = list(world.states().values())
+        assert states.count(MemberState.UP) >= 1
+        assert states.count(MemberState.DRAINING) <= 1
+        seen.append(tuple(world.states()))
+        world.obey("n1", "n2")
+    assert {m.generation for m in world.members().values()} == {2}
+    assert set(world.states().values()) == {MemberState.UP}
+    assert {o.memory for n in ("n1", "n2") for o in world.orders(n).values()} == {300}
+    assert len(set(seen)) > 2
+
+
+def test_a_failing_replacement_ends_it(world: World) -> None:
+    world.apply(size=2)
+    world.bring_up()
+    world.apply(size=2, memory=300)
+    world.step()
+    world.step()
+    (new,) = [m for m in world.members().values() if m.generation == 2]
+    world.obey("n1", "n2")
+    world.report(new, Phase.WAITING, 3, failures=3, code=MemberCode.BOOT_FAILED, message="no kernel")
+    for _ in range(3):
+        world.step()
+    stalls = [e for e in world.clusters.events("vc") if e.state == "STALLED"]
+    assert [e.code for e in stalls] == ["REPLACEMENT_FAILED"]
+    assert "BOOT_FAILED: no kernel" in stalls[0].message
+    assert sorted(m.generation for m in world.members().values()) == [1, 2]
+    assert MemberState.DRAINING not in world.states().values()
+    world.apply(size=2)  # the earlier declaration again, as generation 3
+    for _ in range(8):
+        world.bring_up()
+        world.obey("n1", "n2")
+    assert {m.generation for m in world.members().values()} == {3}
+    assert set(world.states().values()) == {MemberState.UP}
+
+
+# ------------------------------------------------------------------------- lost nodes
+
+
+def test_a_lost_node_and_its_return(world: World) -> None:
+    world.apply(nodes=["n1", "n2"])
+    world.bring_up()
+    (lost,) = world.members().values()
+    other = {"n1": "n2", "n2": "n1"}[lost.node]
+    world.later += world.clusters.lease * 1.1
+
+    def hear(node: str) -> None:
+        with world.repository.database.write() as session:
+            row = session.get(NodeRow, node)
+            assert row is not None
+            row.heard = now() + world.later
+
+    hear(other)
+    world.step()
+    assert (
+        world.codes()[-1][:2] == ("vc-1", "ASSIGNED") or ("vc-0", "LOST", "NODE_LOST") in world.codes()
+    )
+    assert world.members()["vc-1"].node == other
+    world.step()
+    assert ("vc-0", "LOST", "NODE_LOST") in world.codes()
+    world.run("vc-1")
+    world.step()
+    hear(lost.node)
+    world.step()
+    goals = {m.name: m.goal for m in world.members().values()}
+    assert goals == {"vc-0": Goal.RUN, "vc-1": Goal.DRAIN}
+
+
+def test_a_node_that_lost_what_it_knew_gets_other_members(world: World) -> None:
+    world.apply()
+    world.step()
+    before = world.members()["vc-0"]
+    nothing = MemberReports(reports=(), complete=True)
+    world.clusters.take_reports(before.node, nothing)  # it was not told of it yet
+    assert world.states() == {"vc-0": MemberState.ASSIGNED}
+    world.run("vc-0", 5)
+    world.step()
+    world.clusters.take_reports(before.node, nothing)
+    assert world.members()["vc-0"].code is MemberCode.NODE_FAILED
+    world.step()
+    assert list(world.members()) == ["vc-1"]
+    assert world.pool.withdrawn == ["vc-0"]
+
+
+def test_reports_that_were_overtaken_are_passed_over(world: World) -> None:
+    world.apply()
+    world.step()
+    world.run("vc-0", 3)
+    world.report(world.members()["vc-0"], Phase.BOOTING, 2)
+    assert world.members()["vc-0"].incarnation == 3
+    stranger = MemberReport(id="0" * 32, incarnation=1, phase=Phase.RUNNING, since=now())
+    world.clusters.take_reports("n1", MemberReports(reports=(stranger,)))
+    # Another node has no say.
+    mine = world.members()["vc-0"]
+    told = MemberReport(id=mine.id, incarnation=9, phase=Phase.GONE, since=now())
+    world.clusters.take_reports("n2" if mine.node == "n1" else "n1", MemberReports(reports=(told,)))
+    assert world.members()["vc-0"].incarnation == 3
+
+
+# ------------------------------------------------------------------------- ends
+
+
+def test_draining_and_resuming(world: World) -> None:
+    world.apply(size=2)
+    world.bring_up()
+    assert world.clusters.drain("vc", "root").draining
+    world.step()
+    world.obey("n1", "n2")
+    assert world.members() == {}
+    world.step()
+    assert world.members() == {}
+    assert not world.clusters.resume("vc", "root").draining
+    world.bring_up()
+    assert len(world.members()) == 2
+
+
+def test_deleting_lets_jobs_end(world: World) -> None:
+    world.apply(size=2)
+    world.bring_up()
+    assert world.clusters.delete("vc", Goal.DRAIN, "root").deleting
+    world.step()
+    assert {o.goal for o in world.orders("n1").values()} == {Goal.DRAIN}
+    for call in (
+        lambda: world.apply(size=3),
+        lambda: world.clusters.scale("vc", 3, "root"),
+        lambda: world.clusters.resume("vc", "root"),
+    ):
+        with pytest.raises(Conflict):
+            call()
+    world.clusters.delete("vc", Goal.STOP, "root")
+    world.clusters.delete("vc", Goal.DRAIN, "root")  # it stays with stopping
+    world.step()
+    assert {o.goal for o in world.orders("n1").values()} == {Goal.STOP}
+    world.obey("n1", "n2")
+    world.step()
+    with pytest.raises(NotFound):
+        world.clusters.get("vc")
+    assert world.orders("n1") == {}
+    assert world.apply(size=1).outcome is Outcome.CREATED
+
+
+def test_a_member_is_kept_until_its_pool_has_forgotten_it(world: World) -> None:
+    world.apply()
+    world.bring_up()
+    world.clusters.delete("vc", Goal.STOP, "root")
+    world.step()
+    world.pool.down = True
+    world.obey("n1", "n2")
+    world.step()
+    assert world.states() == {"vc-0": MemberState.GONE}
+    world.pool.down = False
+    world.step()
+    world.step()
+    assert world.clusters.list() == []
+
+
+# ------------------------------------------------------------------------- agents
+
+
+def test_who_may_have_a_token(world: World) -> None:
+    world.apply()
+    world.step()
+    member = world.members()["vc-0"]
+    other = "n2" if member.node == "n1" else "n1"
+    assert world.clusters.order_for(member.node, member.id, 1).name == "vc-0"
+    for node, who, incarnation in (
+        (other, member.id, 1),
+        (member.node, "0" * 32, 1),
+        (member.node, "no id", 1),
+        (member.node, member.id, 2),
+    ):
+        with pytest.raises(Forbidden):
+            world.clusters.order_for(node, who, incarnation)
+    world.report(member, Phase.RUNNING, 3)
+    for incarnation in (3, 4):
+        world.clusters.order_for(member.node, member.id, incarnation)
+    for incarnation in (2, 5):
+        with pytest.raises(Forbidden):
+            world.clusters.order_for(member.node, member.id, incarnation)
+    world.step(61)
+    with pytest.raises(Forbidden, match="is to end"):
+        world.clusters.order_for(member.node, member.id, 3)
+    world.clusters.delete("vc", Goal.STOP, "root")
+    world.step()
+    with pytest.raises(Forbidden, match="no machine any more"):
+        world.clusters.order_for(member.node, member.id, 4)
+
+
+def test_consoles_of_this_machine_and_the_one_before(world: World) -> None:
+    world.apply()
+    world.step()
+    member = world.members()["vc-0"]
+    node = member.node
+
+    def console(incarnation: int = 0) -> bytes:
+        return world.clusters.open_console("vc", "vc-0", incarnation).read_all()
+
+    assert console() == b""
+    for incarnation in (1, 2, 3):
+        text = f"machine {incarnation}".encode()
+        world.clusters.append_console(node, member.id, incarnation, 0, text[:4])
+        world.clusters.append_console(node, member.id, incarnation, 0, text)
+        world.report(member, Phase.RUNNING, incarnation)
+    assert (console(), console(2)) == (b"machine 3", b"machine 2")
+    with pytest.raises(NotFound, match="is not kept"):
+        console(1)
+    with pytest.raises(Conflict):
+        world.clusters.append_console(node, member.id, 3, 100, b"later")
+    for who, incarnation in ((member.id, 1), (member.id, 5), ("0" * 32, 3)):
+        with pytest.raises(Forbidden):
+            world.clusters.append_console(node, who, incarnation, 0, b"x")
+    with pytest.raises(Forbidden):
+        world.clusters.append_console("n9", member.id, 3, 0, b"x")
+    folder = world.repository.config.data_dir / "streams" / member.id[-2:] / member.id
+    assert sorted(int(path.name, 16) for path in folder.iterdir()) == [2, 3]
+    world.clusters.delete("vc", Goal.STOP, "root")
+    world.step()
+    world.report(member, Phase.GONE, 3)
+    world.step()
+    assert not folder.exists()
+
+
+def test_the_history_keeps_its_last_thousand_lines(world: World) -> None:
+    world.apply()
+    for number in range(1005):
+        world.clusters.scale("vc", number % 2 + 1, "root")
+    events = world.clusters.events("vc")
+    assert len(events) == 1000
+    assert [e.seq for e in events] == list(range(events[-1].seq - 999, events[-1].seq + 1))
+    assert [e.seq for e in world.clusters.events("vc", events[-3].seq)] == [
+        events[-2].seq,
+        events[-1].seq,
+    ]
+
+
+# ------------------------------------------------------------------------- images
+
+
+def test_an_image_that_a_cluster_needs_stays(world: World) -> None:
+    images = world.repository.images
+    ada = Viewer("ada", admin=True)
+    digest = push(images, ada, b"a disk of ada's", b"a kernel", name="mine").digest
+    world.clusters.apply(ada, declared(image="mine"))
+    with pytest.raises(ImageInUse, match="virtual clusters: vc"):
+        images.remove(ada, digest)
+    world.bring_up()
+    moved = world.clusters.apply(ada, declared(image="hep"))
+    assert moved.outcome is Outcome.CHANGED
+    with pytest.raises(ImageInUse):
+        images.remove(ada, digest)  # a machine of it still runs
+    # Nodes may read it for that reason, private as it is.
+    assert images.manifest(Viewer("n1", node=True), digest)
+    for _ in range(4):
+        world.bring_up()
+        world.obey("n1", "n2")
+    images.remove(ada, digest)
+
+
+def test_an_expired_image_is_not_collected_while_a_cluster_needs_it(world: World) -> None:
+    images = world.repository.images
+    ada = Viewer("ada", admin=True)
+    digest = push(images, ada, b"a disk of ada's", b"a kernel", name="mine", keep_days=1).digest
+    world.clusters.apply(ada, declared(image="mine"))
+    with images.database.write() as session:
+        for row in session.query(HoldingRow).where(HoldingRow.image == digest):
+            row.expires = now()
+    images.collect()
+    assert images.manifest(Viewer("n1", node=True), digest)
+    world.clusters.delete("vc", Goal.STOP, "root")
+    world.step()
+    images.collect()
+    with pytest.raises(NotFound):
+        images.manifest(Viewer("n1", node=True), digest)
