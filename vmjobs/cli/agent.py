@@ -15,12 +15,14 @@ import click
 from vmjobs.agent import node as this_node
 from vmjobs.agent.fleet import Fleet
 from vmjobs.agent.journal import sweep
+from vmjobs.agent.members.keeper import keeping
+from vmjobs.agent.members.telling import Reporter
 from vmjobs.agent.prefetch import Prefetcher
 from vmjobs.agent.server import Agent, listening
 from vmjobs.cli.main import configure_logging
-from vmjobs.cli.node_parts import fleet, parts
+from vmjobs.cli.node_parts import fleet, member_journal, member_parts, parts
 from vmjobs.cli.support import config, node_name, read_token
-from vmjobs.client import ImageClient, JobAgentClient, NodeClient, Retries
+from vmjobs.client import ImageClient, JobAgentClient, NodeClient, Retries, ShareClient
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, NoHypervisor
 from vmjobs.hypervisor import blockserver
@@ -45,6 +47,9 @@ def agent() -> None:
 
     Jobs come from `vmjobs exec` over a Unix socket. What an earlier agent left behind is removed
     before the socket opens.
+
+    Machines of virtual clusters do not end with the agent: the next one takes them over. To be rid of
+    them, drain or delete their clusters, or start the agent with VMJOBS_CLUSTER_MEMORY=0.
     """
     settings = config()
     configure_logging(settings.log_level)
@@ -72,7 +77,7 @@ def agent() -> None:
         signal.signal(number, lambda *_: stop.set())
     # condor_master passes on a reconfiguration as SIGHUP; there is nothing to read again.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with listening(settings.socket, service.serve):
+    with _members(settings, images, hypervisors), listening(settings.socket, service.serve):
         log.info("ready at %s", settings.socket)
         _thread("images", _watch_images, images, hypervisors, stop)
         with _announced(settings, images, lambda: describe(service.jobs())):
@@ -80,6 +85,22 @@ def agent() -> None:
         service.stop(STOP_SECONDS)
     if live is not None:
         live.close()
+
+
+@contextmanager
+def _members(settings: Config, images: ImageSource, hypervisors: Fleet) -> Iterator[None]:
+    """Keep this node's share of virtual clusters; where it is to have none, remove what it had."""
+    if settings.agent_token_file is None or settings.cluster_memory == 0:
+        journal = member_journal(settings)
+        if count := journal.clear(hypervisors.drivers):
+            log.warning("removed %d machines of clusters: this node has no memory for them", count)
+        yield
+        return
+    token = read_token(settings.agent_token_file)
+    source = ShareClient(settings.api_url, token, node_name(settings))
+    with keeping(member_parts(settings, source, images, hypervisors), Reporter(source)):
+        yield
+    source.close()
 
 
 @contextmanager

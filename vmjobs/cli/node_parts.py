@@ -8,12 +8,15 @@ from pathlib import Path
 from images.cloudinit import NoCloud
 from vmjobs.agent.fleet import Fleet
 from vmjobs.agent.journal import Journal
+from vmjobs.agent.members.journal import MemberJournal
+from vmjobs.agent.members.machine import MemberParts, MemberSettings
+from vmjobs.agent.members.telling import Shipper
 from vmjobs.agent.run import Parts, RunSettings
 from vmjobs.cli.support import node_name
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.registry import drivers
-from vmjobs.ports import ImageSource, LiveSource
+from vmjobs.ports import ImageSource, LiveSource, ShareSource
 
 log = logging.getLogger(__name__)
 
@@ -52,4 +55,30 @@ def parts(
         ),
         seeds=NoCloud(),
         live=live,
+    )
+
+
+def member_journal(settings: Config) -> MemberJournal:
+    """What is kept on this node of the machines of clusters."""
+    return MemberJournal(settings.state_dir / "members")
+
+
+def member_parts(
+    settings: Config, source: ShareSource, images: ImageSource, hypervisors: Fleet
+) -> MemberParts:
+    """What machines of clusters are made with."""
+    from condor.worker import WorkerKit  # noqa: PLC0415 - only nodes that have clusters need it
+
+    return MemberParts(
+        images=images,
+        choose=hypervisors.choose,
+        drivers=hypervisors.drivers,
+        journal=member_journal(settings),
+        source=source,
+        shipper=Shipper(source),
+        kit=WorkerKit(),
+        settings=MemberSettings(
+            max_console=settings.max_console_bytes, max_log=settings.max_stream_bytes
+        ),
+        seeds=NoCloud(),
     )

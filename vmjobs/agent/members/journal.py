@@ -125,6 +125,15 @@ class MemberJournal:
                 found.append(record)
         return found
 
+    def clear(self, drivers: Mapping[HypervisorKind, Hypervisor]) -> int:
+        """Remove all members and their machines; how many there were."""
+        self.sweep([], drivers)
+        directories = [path for path in self.root.iterdir() if path.is_dir()]
+        for directory in directories:
+            self.forget(directory.name)
+        (self.root / SHARE).unlink(missing_ok=True)
+        return len(directories)
+
     def keep_share(self, share: NodeShare) -> None:
         """Remember the share, for a time without the service."""
         write_durably(self.root / SHARE, share.model_dump_json().encode())

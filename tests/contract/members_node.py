@@ -1,0 +1,251 @@
+"""A node that keeps machines of clusters alive, and what tells it of them: a folder.
+
+As a program this is such a node, to be killed: arguments are its folder and the service's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from images.build import build
+from images.store import ImageStore
+from vmjobs.agent.members.journal import MemberJournal
+from vmjobs.agent.members.keeper import Keeper, keeping
+from vmjobs.agent.members.machine import MemberParts, MemberSettings
+from vmjobs.agent.members.telling import Reporter, Shipper
+from vmjobs.cluster.member import Goal, Phase
+from vmjobs.cluster.wire import (
+    MemberOrder,
+    MemberReport,
+    MemberReports,
+    NodeShare,
+    PoolAddress,
+    PoolToken,
+)
+from vmjobs.errors import Unavailable
+from vmjobs.hypervisor import netproc, procs
+from vmjobs.hypervisor.base import BootImage
+from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.model import MIB, HypervisorKind, now
+from vmjobs.ports import Progress
+
+ROOT = Path(__file__).parents[2]
+UML = UserModeLinux()
+
+#: Stays, says what it is told, and ends well when it is to drain.
+SCRIPT = rb"""#!/bin/sh
+trap 'echo admitted' USR1
+trap 'token=$(ask); echo "renewed $token"' USR2
+trap 'echo drained; exit 0' TERM
+. /run/vmjobs/job/job.env
+run=/run/member
+mkdir $run
+. /usr/lib/vmjobs/base.sh
+. /usr/lib/vmjobs/http.sh
+make_fifos
+ask() { http main GET /v1/token; }
+echo "I am $(cat who) with $(ask)"
+. ./more
+while :; do
+    sleep 1000 &
+    wait
+done
+"""
+
+
+def member_guest() -> BootImage:
+    """The image that comes with the product, built where it is not here yet."""
+    store = ImageStore(ROOT / "build" / "images")
+    return store.prepare(build("generic", store, ROOT / "build" / "work").digest)
+
+
+def order(number: int = 0, **fields: object) -> MemberOrder:
+    """A machine that is to run."""
+    values: dict[str, object] = {
+        "id": f"{number:032x}",
+        "cluster": "tiny",
+        "name": f"tiny-{number}",
+        "goal": Goal.RUN,
+        "image": "sha256:" + "0" * 64,
+        "cpus": 1,
+        "memory": 128,
+        "disk": 64,
+        "network": "repository",
+        "pool": PoolAddress(name="site", collector="pool", trust_domain="site"),
+        "boot_seconds": 60,
+        "drain_seconds": 60,
+    }
+    return MemberOrder.model_validate({**values, **fields})
+
+
+@dataclass
+class Images:
+    """One image. held: how many leases there are."""
+
+    image: BootImage
+    held: int = 0
+
+    def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
+        return self.image
+
+    def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
+        return self._leased()
+
+    @contextmanager
+    def _leased(self) -> Iterator[BootImage]:
+        self.held += 1
+        yield self.image
+        self.held -= 1
+
+    def cached(self) -> list[str]:
+        return []
+
+
+@dataclass
+class Kit:
+    """A script that stays; ``more``: what else it does."""
+
+    more: str = ""
+
+    def files(self, order: MemberOrder, incarnation: int) -> Mapping[str, bytes]:
+        who = f"{order.name} ({incarnation})\n"
+        return {"script": SCRIPT, "who": who.encode(), "more": self.more.encode()}
+
+
+@dataclass
+class Service:
+    """What a service would say and what it hears, in files. It is away where ``away`` is."""
+
+    folder: Path
+    token_seconds: float = 600.0
+    _changed: threading.Event = field(default_factory=threading.Event)
+
+    def wants(self, revision: int, *orders: MemberOrder) -> None:
+        """From now on the node is to have these."""
+        share = NodeShare(revision=revision, members=orders)
+        (self.folder / "new").write_text(share.model_dump_json())
+        (self.folder / "new").rename(self.folder / "share")
+
+    def go_away(self) -> None:
+        (self.folder / "away").touch()
+
+    def come_back(self) -> None:
+        (self.folder / "away").unlink()
+
+    @property
+    def reports(self) -> list[MemberReport]:
+        """All that was told, in order."""
+        told = self.folder / "reports"
+        lines = told.read_text().splitlines() if told.exists() else []
+        bodies = (MemberReports.model_validate_json(line) for line in lines)
+        return [report for body in bodies for report in body.reports]
+
+    def last(self, number: int = 0) -> MemberReport | None:
+        """What was told last of a member."""
+        return next((r for r in reversed(self.reports) if r.id == f"{number:032x}"), None)
+
+    def is_running(self, incarnation: int, number: int = 0) -> bool:
+        """Whether that machine of a member is said to run."""
+        last = self.last(number)
+        return last is not None and (last.phase, last.incarnation) == (Phase.RUNNING, incarnation)
+
+    def console(self, incarnation: int = 1, number: int = 0) -> bytes:
+        path = self.folder / f"console-{number:032x}-{incarnation}"
+        return path.read_bytes() if path.exists() else b""
+
+    # what a node asks
+
+    def share(self, seen: int, wait: float) -> NodeShare:
+        deadline = time.monotonic() + min(wait, 2.0)
+        while True:
+            self._here()
+            share = NodeShare.model_validate_json((self.folder / "share").read_bytes())
+            if share.revision != seen or time.monotonic() > deadline:
+                return share
+            self._changed.wait(0.05)
+
+    def report(self, reports: MemberReports) -> None:
+        self._here()
+        with (self.folder / "reports").open("a") as file:
+            file.write(reports.model_dump_json() + "\n")
+
+    def token(self, member: str, incarnation: int) -> PoolToken:
+        self._here()
+        with (self.folder / "tokens").open("a") as file:
+            file.write("t")
+            number = file.tell()
+        expires = now() + timedelta(seconds=self.token_seconds)
+        return PoolToken(token=f"token-{number}", identity="it", expires=expires)
+
+    def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
+        self._here()
+        path = self.folder / f"console-{member}-{incarnation}"
+        path.touch()
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(data)
+
+    def _here(self) -> None:
+        if (self.folder / "away").exists():
+            raise Unavailable("api", "the service is away")
+
+
+def member_parts(
+    folder: Path, service: Service, images: Images, silence: float = 120.0, more: str = ""
+) -> MemberParts:
+    """A node's."""
+    return MemberParts(
+        images=images,
+        choose=lambda *_: UML,
+        drivers={HypervisorKind.UML: UML},
+        journal=MemberJournal(folder),
+        source=service,
+        shipper=Shipper(service),
+        kit=Kit(more),
+        settings=MemberSettings(max_console=MIB, max_log=MIB, silence_seconds=silence),
+    )
+
+
+def kept(parts: MemberParts) -> AbstractContextManager[Keeper]:
+    """The node at work."""
+    return keeping(parts, Reporter(parts.source, heartbeat=1.0))
+
+
+def machine_pid(parts: MemberParts) -> int | None:
+    """The process that is the node's only machine."""
+    for process in procs.scan():
+        if process.leads and any(
+            word.startswith(f"umid={parts.journal.prefix}") for word in process.argv
+        ):
+            return process.pid
+    return None
+
+
+def remains(parts: MemberParts) -> list[str]:
+    """Processes and directories of members."""
+    prefix = parts.journal.prefix
+    names = [name for name in UML.list() if name.startswith(prefix)]
+    cables = [netproc.machine_of(process) for process in procs.scan()]
+    folders = [path.name for path in parts.journal.root.iterdir() if path.is_dir()]
+    return [*names, *(name for name in cables if name.startswith(prefix)), *folders]
+
+
+def main() -> None:
+    """Keep the share of a node until somebody ends it."""
+    folder, service = map(Path, sys.argv[1:])
+    parts = member_parts(folder, Service(service), Images(member_guest()))
+    with kept(parts):
+        print(json.dumps({"prefix": parts.journal.prefix}), flush=True)  # noqa: T201
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Machines of clusters on a node, for real: User Mode Linux, the guest program, a script that stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import members_node
+import pytest
+from hypervisor_host import wait_until
+from members_node import (
+    UML,
+    Images,
+    Service,
+    kept,
+    machine_pid,
+    member_guest,
+    member_parts,
+    order,
+    remains,
+)
+
+from vmjobs.agent.members import tokens
+from vmjobs.agent.members.machine import MemberParts
+from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.hypervisor.base import BootImage, MachineState
+
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def image() -> BootImage:
+    return member_guest()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    (tmp_path / "service").mkdir()
+    return Service(tmp_path / "service")
+
+
+@pytest.fixture
+def parts(tmp_path: Path, image: BootImage, service: Service) -> Iterator[MemberParts]:
+    made = member_parts(tmp_path / "members", service, Images(image))
+    yield made
+    for name in UML.list():
+        if name.startswith(made.journal.prefix):
+            UML.destroy(name)
+
+
+def out(parts: MemberParts) -> str:
+    """What the script of the only member has printed by now."""
+    path = parts.journal.place(order().id).log("out")
+    return path.read_text() if path.exists() else ""
+
+
+def wait_out(parts: MemberParts, text: str) -> None:
+    wait_until(lambda: text in out(parts), SECONDS, f"the script says {text!r}")
+
+
+def wait_phase(service: Service, phase: Phase) -> None:
+    def reached() -> bool:
+        last = service.last()
+        return last is not None and last.phase is phase
+
+    wait_until(reached, SECONDS, f"it is {phase}")
+
+
+def kill(parts: MemberParts) -> None:
+    pid = machine_pid(parts)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_life(parts: MemberParts, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started, admitted, given new tokens, killed, started again, drained, and nothing is left."""
+    monkeypatch.setattr(tokens, "SHORTEST_LIFE", 1.0)
+    service.token_seconds = 6.0
+    service.wants(1, order())
+    with kept(parts):
+        wait_until(lambda: service.is_running(1), SECONDS, "it runs")
+        wait_out(parts, "I am tiny-0 (1) with token-1")
+        service.wants(2, order(admitted=1))
+        wait_out(parts, "admitted")
+        wait_out(parts, "renewed token-2")
+        wait_until(lambda: b"Linux version" in service.console(), SECONDS, "its console is shipped")
+
+        kill(parts)
+        wait_until(lambda: service.is_running(2), SECONDS, "it runs again")
+        told = [(r.phase, r.code, r.failures) for r in service.reports if r.incarnation == 1]
+        assert (Phase.WAITING, MemberCode.GUEST_LOST, 0) in told  # it had been admitted
+        wait_out(parts, "I am tiny-0 (2)")
+        assert "admitted" not in out(parts)
+
+        service.wants(3, order(admitted=1, goal=Goal.DRAIN))
+        wait_phase(service, Phase.GONE)
+        last = service.last()
+        assert last is not None
+        assert (last.code, last.incarnation) == (MemberCode.DRAINED, 2)
+        assert machine_pid(parts) is None
+        assert isinstance(parts.images, Images)
+        assert parts.images.held == 0
+        service.wants(4)
+        wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
+    phases = [report.phase for report in service.reports if report.incarnation == 1]
+    assert [p for p, before in zip(phases, [None, *phases], strict=False) if p is not before] == [
+        Phase.STAGING,
+        Phase.BOOTING,
+        Phase.RUNNING,
+        Phase.STOPPING,
+        Phase.WAITING,
+    ]
+
+
+def test_the_agent_may_go_and_come_back_and_the_service_too(
+    parts: MemberParts, service: Service
+) -> None:
+    service.wants(1, order())
+    argv = [sys.executable, members_node.__file__, str(parts.journal.root), str(service.folder)]
+    agent = subprocess.Popen(argv, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": _path()})
+    try:
+        wait_until(lambda: service.is_running(1), SECONDS, "it runs")
+        wait_out(parts, "I am tiny-0 (1)")
+        service.wants(2, order(admitted=1))
+        wait_out(parts, "admitted")
+    finally:
+        agent.kill()
+        agent.wait()
+    pid = machine_pid(parts)
+    assert pid is not None
+    service.go_away()
+    with kept(parts):
+        # What the guest may not have heard it is told again.
+        wait_until(lambda: out(parts).count("admitted") == 2, SECONDS, "it hears the new agent")
+        assert machine_pid(parts) == pid
+        kill(parts)
+        wait_until(lambda: machine_pid(parts) not in {None, pid}, SECONDS, "it is started again")
+        service.come_back()
+        wait_until(lambda: service.is_running(2), SECONDS, "the service hears of it")
+        service.wants(3, order(goal=Goal.STOP))
+        wait_phase(service, Phase.GONE)
+        last = service.last()
+        assert last is not None
+        assert last.code is MemberCode.STOPPED
+        service.wants(4)
+        wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
+
+
+def _path() -> str:
+    return os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)])
+
+
+def test_a_frozen_machine_is_replaced(
+    tmp_path: Path, service: Service, image: BootImage, parts: MemberParts
+) -> None:
+    impatient = member_parts(tmp_path / "members", service, Images(image), silence=6.0)
+    service.wants(1, order())
+    with kept(impatient):
+        wait_until(lambda: service.is_running(1), SECONDS, "it runs")
+        pid = machine_pid(impatient)
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        name = impatient.journal.machine_name(order().id, 1)
+        wait_until(lambda: UML.state(name) is not MachineState.RUNNING, SECONDS, "it is frozen")
+        wait_until(lambda: service.is_running(2), SECONDS, "another one runs")
+        lost = [r for r in service.reports if r.phase is Phase.WAITING and r.incarnation == 1]
+        assert (lost[0].code, lost[0].failures) == (MemberCode.GUEST_LOST, 1)
+        assert lost[0].retry is not None
+        assert UML.state(name) is MachineState.GONE
+        service.wants(2)  # without a word: the service does not know it any more
+        wait_until(lambda: remains(impatient) == [], SECONDS, "nothing is left")
+
+
+def test_a_condemned_machine_is_replaced_and_a_guest_that_hangs_is_given_up(
+    tmp_path: Path, service: Service, image: BootImage, parts: MemberParts
+) -> None:
+    hanging = member_parts(tmp_path / "members", service, Images(image), more="trap '' TERM")
+    service.wants(1, order(drain_seconds=1))
+    with kept(hanging):
+        wait_until(lambda: service.is_running(1), SECONDS, "it runs")
+        why = {"why": MemberCode.JOIN_TIMED_OUT, "why_message": "it is not in the pool"}
+        service.wants(2, order(drain_seconds=1, condemned=1, **why))
+        wait_until(lambda: service.is_running(2), SECONDS, "another one runs")
+        ended = [r for r in service.reports if r.phase is Phase.WAITING and r.incarnation == 1]
+        assert (ended[0].code, ended[0].message) == (MemberCode.JOIN_TIMED_OUT, "it is not in the pool")
+        assert ended[0].failures == 1
+        wait_out(hanging, "I am tiny-0 (2)")
+        service.wants(3, order(goal=Goal.DRAIN, drain_seconds=1))
+        wait_phase(service, Phase.GONE)
+        last = service.last()
+        assert last is not None
+        assert last.code is MemberCode.DRAIN_TIMED_OUT
