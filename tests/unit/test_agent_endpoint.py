@@ -15,6 +15,7 @@ import pytest
 from vmjobs.agent.endpoint import GuestLink, serving
 from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
 from vmjobs.agent.outputs import OutputTray
+from vmjobs.errors import Forbidden, Unavailable, VMJobsError
 from vmjobs.model import ExitChannel, ExitStatus
 
 TOKEN = "secret-of-this-guest"
@@ -139,3 +140,56 @@ def test_a_waiting_guest_does_not_hold_up_the_end(tmp_path: Path) -> None:
     assert not asking.is_alive()
     assert time.monotonic() - begun < 8
     assert not (tmp_path / "s").exists()
+
+
+def test_only_a_machine_of_a_cluster_has_a_token_for_a_pool(guest: Guest) -> None:
+    assert guest.ask("GET", "/v1/token")[0] == 404
+    guest.link.pool_token = lambda: "the pool's token"
+    assert guest.ask("GET", "/v1/token") == (200, b"the pool's token")
+    assert guest.ask("GET", "/v1/token", token="of another guest")[0] == 401
+
+
+@pytest.mark.parametrize(("fault", "status"), [(Forbidden("no"), 403), (Unavailable("api", "a"), 503)])
+def test_a_guest_is_told_whether_to_ask_again_for_its_token(
+    guest: Guest, fault: VMJobsError, status: int
+) -> None:
+    def fail() -> str:
+        raise fault
+
+    guest.link.pool_token = fail
+    assert guest.ask("GET", "/v1/token")[0] == status
+
+
+def test_an_endless_log_goes_on_whatever_was_missed_and_begins_anew_when_it_is_full(
+    guest: Guest,
+) -> None:
+    link, file = guest.link, guest.link.logs["out"]
+    link.endless, link.max_log = True, 20
+
+    def post(offset: int, data: bytes) -> int:
+        return guest.ask("POST", f"/v1/log/out?offset={offset}", data)[0]
+
+    assert post(0, b"first ") == 204
+    assert post(100, b"after a while ") == 204
+    assert post(100, b"after a while ") == 204
+    assert file.read_bytes() == b"first after a while "
+    assert post(114, b"anew") == 204
+    assert post(114, b"anew, ") == 204
+    assert post(120, b"on") == 204
+    assert post(20, b"long gone") == 204
+    assert file.read_bytes() == b"anew, on"
+    assert post(-1, b"x") == 409
+
+
+def test_an_endless_log_goes_on_after_the_agent_was_started_again(guest: Guest) -> None:
+    guest.link.endless = True
+    guest.link.logs["out"].write_bytes(b"of before; ")
+    assert guest.ask("POST", "/v1/log/out?offset=5000", b"of now")[0] == 204
+    assert guest.link.logs["out"].read_bytes() == b"of before; of now"
+
+
+def test_a_request_for_orders_lasts_no_longer_than_its_link_says(guest: Guest) -> None:
+    guest.link.longest_wait = 0.1
+    began = time.monotonic()
+    assert guest.ask("GET", "/v1/control?wait=25") == (200, b"")
+    assert time.monotonic() - began < 10

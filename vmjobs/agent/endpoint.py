@@ -204,7 +204,7 @@ def _append_data(link: GuestLink, name: str, offset: int, data: bytes) -> Respon
     path = link.logs[name]
     size = path.stat().st_size if path.exists() else 0
     if link.endless and offset >= 0:
-        offset, size = _go_on(link, name, offset, size)
+        offset, size = _go_on(link, name, offset, len(data), size)
     elif offset < 0 or (offset > size and size < link.max_log):
         return _plain(f"the next offset is {size}", 409)
     if len(data) > MAX_LOG_CHUNK:
@@ -217,16 +217,15 @@ def _append_data(link: GuestLink, name: str, offset: int, data: bytes) -> Respon
     return _plain("", 204)
 
 
-def _go_on(link: GuestLink, name: str, offset: int, size: int) -> tuple[int, int]:
+def _go_on(link: GuestLink, name: str, offset: int, length: int, size: int) -> tuple[int, int]:
     """Where bytes of an endless log belong in its file, and what that has by now."""
-    if size >= link.max_log:
-        link.left_out[name] = link.left_out.get(name, 0) + size
-        link.logs[name].write_bytes(b"")
-        size = 0
     place = offset - link.left_out.get(name, 0)
     if place > size:
-        link.left_out[name] = offset - size
         place = size
+    if size >= link.max_log and place + length > size:
+        link.logs[name].write_bytes(b"")
+        place, size = place - size, 0
+    link.left_out[name] = offset - place
     return place, size
 
 

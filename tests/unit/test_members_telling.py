@@ -1,0 +1,239 @@
+"""Tokens, consoles and reports on their way between a node and the service."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from members_kit import member_order, member_record
+
+from vmjobs.agent.members import tokens
+from vmjobs.agent.members.telling import Console, Reporter, Shipper
+from vmjobs.agent.members.tokens import PoolTokens
+from vmjobs.cluster.member import Phase
+from vmjobs.cluster.wire import MemberReports, NodeShare, PoolToken
+from vmjobs.errors import Forbidden, Unavailable, VMJobsError
+from vmjobs.model import now
+
+MEMBER = member_order().id
+
+
+@dataclass
+class Service:
+    """Takes what it is told; ``fault`` is what it answers instead."""
+
+    fault: VMJobsError | None = None
+    life: float = 600.0
+    given: int = 0
+    reports: list[MemberReports] = field(default_factory=list)
+    consoles: dict[int, bytes] = field(default_factory=dict)
+    calls: int = 0
+
+    def share(self, seen: int, wait: float) -> NodeShare:
+        return NodeShare(revision=seen)
+
+    def report(self, reports: MemberReports) -> None:
+        self._answer()
+        self.reports.append(reports)
+
+    def token(self, member: str, incarnation: int) -> PoolToken:
+        self._answer()
+        self.given += 1
+        expires = now() + timedelta(seconds=self.life)
+        return PoolToken(token=f"token {self.given}", identity="it", expires=expires)
+
+    def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
+        self._answer()
+        had = self.consoles.get(incarnation, b"")
+        assert offset <= len(had), "bytes are missing"
+        self.consoles[incarnation] = had[:offset] + data
+
+    def _answer(self) -> None:
+        self.calls += 1
+        if self.fault is not None:
+            raise self.fault
+
+
+AWAY = Unavailable("api", "away")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+# --------------------------------------------------------------------------- tokens
+
+
+@pytest.fixture
+def told() -> list[float]:
+    return []
+
+
+def pool_tokens(service: Service, told: list[float]) -> PoolTokens:
+    return PoolTokens(lambda: service.token(MEMBER, 1), told.append)
+
+
+def test_a_token_is_asked_for_when_it_is_wanted_and_then_kept(told: list[float]) -> None:
+    service = Service()
+    box = pool_tokens(service, told)
+    assert service.given == 0
+    assert [box.get(), box.get()] == ["token 1", "token 1"]
+    assert told == [pytest.approx(time.time() + 300, abs=5)]
+
+
+def test_a_token_is_replaced_when_half_of_its_life_is_over(
+    told: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "SHORTEST_LIFE", 0.0)
+    service = Service(life=0.2)
+    box = pool_tokens(service, told)
+    box.get()
+    wait_for(lambda: time.time() > told[0])
+    assert box.get() == "token 2"
+
+
+def test_the_last_token_does_while_the_service_is_away_and_no_longer(
+    told: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "SHORTEST_LIFE", 0.0)
+    service = Service(life=1.0)
+    box = pool_tokens(service, told)
+    box.get()
+    service.fault = AWAY
+    wait_for(lambda: time.time() > told[0])
+    assert box.get() == "token 1"
+    with pytest.raises(Unavailable):
+        box.renew()
+    wait_for(lambda: time.time() > told[0] + 0.6)
+    with pytest.raises(Unavailable):
+        box.get()
+
+
+def test_a_token_that_was_refused_is_refused(told: list[float]) -> None:
+    with pytest.raises(Forbidden):
+        pool_tokens(Service(Forbidden("not that machine")), told).get()
+
+
+# --------------------------------------------------------------------------- consoles
+
+
+def test_a_console_arrives_whole_however_often_it_is_emptied(tmp_path: Path) -> None:
+    service, path = Service(), tmp_path / "console-1"
+    console = Console(MEMBER, 1, path, limit=100)
+    sent = b""
+    for number in range(12):
+        piece = b"%02d" % number * 4
+        with path.open("ab") as file:
+            file.write(piece)
+        sent += piece
+        while console.ship(service):
+            pass
+        console.trim()
+    assert service.consoles[1] == sent
+
+
+def test_what_is_lost_while_the_service_is_away_makes_no_hole(tmp_path: Path) -> None:
+    service, path = Service(), tmp_path / "console-1"
+    console = Console(MEMBER, 1, path, limit=100)
+    path.write_bytes(b"a" * 50)
+    assert console.ship(service)
+    service.fault = AWAY
+    with path.open("ab") as file:
+        file.write(b"b" * 60)
+    with pytest.raises(Unavailable):
+        console.ship(service)
+    console.trim()
+    service.fault = None
+    with path.open("ab") as file:
+        file.write(b"c" * 10)
+    assert console.ship(service)
+    assert service.consoles[1] == b"a" * 50 + b"c" * 10
+
+
+def test_another_agent_goes_on_where_a_console_was_emptied(tmp_path: Path) -> None:
+    service, path = Service(), tmp_path / "console-1"
+    path.write_bytes(b"a" * 60)
+    first = Console(MEMBER, 1, path, limit=59)
+    first.ship(service)
+    first.trim()
+    path.write_bytes(b"b" * 10)
+    second = Console(MEMBER, 1, path, limit=100)
+    while second.ship(service):
+        pass
+    assert service.consoles[1] == b"a" * 59 + b"b" * 10
+
+
+def test_no_more_than_the_limit_is_ever_sent(tmp_path: Path) -> None:
+    service, path = Service(), tmp_path / "console-1"
+    console = Console(MEMBER, 1, path, limit=100)
+    for _ in range(10):
+        with path.open("ab") as file:
+            file.write(b"x" * 60)
+        while console.ship(service):
+            pass
+        console.trim()
+    assert len(service.consoles[1]) == 100
+    assert path.stat().st_size <= 100
+
+
+def test_a_console_that_is_refused_is_not_offered_again(tmp_path: Path) -> None:
+    service, path = Service(Forbidden("another one's")), tmp_path / "console-1"
+    path.write_bytes(b"a" * 10)
+    console = Console(MEMBER, 1, path, limit=100)
+    while console.ship(service):
+        pass
+    assert service.calls == 1
+
+
+def test_the_last_words_of_the_machine_before_are_sent_too(tmp_path: Path) -> None:
+    service = Service()
+    shipper = Shipper(service)
+    for incarnation in (1, 2, 3):
+        path = tmp_path / f"console-{incarnation}"
+        path.write_bytes(b"words of %d" % incarnation)
+        shipper.follow(Console(MEMBER, incarnation, path, limit=100))
+    thread = threading.Thread(target=shipper.run)
+    thread.start()
+    wait_for(lambda: len(service.consoles) == 2)
+    shipper.stop()
+    thread.join(5)
+    assert service.consoles == {2: b"words of 2", 3: b"words of 3"}
+
+
+# --------------------------------------------------------------------------- reports
+
+
+def test_reports_newest_only_and_all_of_them_as_a_heartbeat() -> None:
+    service = Service(fault=AWAY)
+    reporter = Reporter(service, heartbeat=0.2)
+    thread = threading.Thread(target=reporter.run)
+    thread.start()
+    wait_for(lambda: service.calls > 0)
+    one, two = member_record(), member_record(member_order(1))
+    reporter.tell(one.report())
+    reporter.tell(two.report())
+    reporter.tell(one.but(phase=Phase.RUNNING).report())
+    service.fault = None
+    wait_for(lambda: len(service.reports) >= 2)
+    back = service.reports[0]
+    assert back.complete
+    assert {report.phase for report in back.reports} == {Phase.RUNNING, Phase.WAITING}
+    reporter.forget(two.order.id)
+    reporter.tell(one.but(phase=Phase.DRAINING).report())
+    wait_for(lambda: any(not told.complete for told in service.reports))
+    news = next(told for told in service.reports if not told.complete)
+    assert [report.phase for report in news.reports] == [Phase.DRAINING]
+    seen = len(service.reports)
+    wait_for(lambda: len(service.reports) > seen)
+    assert [report.id for report in service.reports[-1].reports] == [one.order.id]
+    reporter.stop()
+    thread.join(5)
+    assert not thread.is_alive()
