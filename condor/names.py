@@ -45,6 +45,33 @@ MEMORY: Final = "VMJobsMemory"
 DISK: Final = "VMJobsDisk"
 RUNNING: Final = "VMJobsRunning"
 
+# ------------------------------------------------- machine ads of members of virtual clusters
+
+MEMBER: Final = "VMJobsMember"
+INCARNATION: Final = "VMJobsIncarnation"
+CLUSTER: Final = "VMJobsCluster"
+ADMITTED: Final = "VMJobsAdmitted"
+#: Which machine it is, as nothing else ever was: names and incarnations come again with a new cluster.
+MACHINE: Final = "VMJobsMachine"
+#: What users select a cluster by; an operator's attribute of this name wins.
+VIRTUAL_CLUSTER: Final = "VirtualCluster"
+#: Ends every host name of a member's, so that none can be taken for a real host.
+MEMBER_DOMAIN: Final = "vc"
+
+#: HTCondor's own: divisions of a divided slot, jobs begun, the operating system in words.
+DYNAMIC_SLOTS: Final = "NumDynamicSlots"
+JOB_STARTS: Final = "JobStarts"
+SYSTEM: Final = "OpSysLongName"
+
+#: In a probe job's ad: which machine it is for, and the name of the member that this is.
+PROBE: Final = "VMJobsProbe"
+PROBE_MEMBER: Final = "VMJobsProbeMember"
+#: What a probe job runs, and the only thing that a machine runs before it is admitted.
+PROBE_PROGRAM: Final = "/usr/local/libexec/vmjobs-probe"
+
+#: User name of a member's token is this and the member's name.
+MEMBER_USER: Final = "vmjobs-"
+
 # --------------------------------------------------------------------------- files
 
 #: In an array's spool directory.
@@ -59,6 +86,10 @@ EXEC_ERR: Final = "exec.err"
 
 #: In the scratch directory of a running job.
 CHIRP_CONFIG: Final = ".chirp.config"
+
+#: In the guest's directory, beside `script`; the numbers make ours the last word of a configuration.
+STARTD_CONFIG: Final = "97-vmjobs-startd.conf"
+MEMBER_CONFIG: Final = "98-vmjobs-member.conf"
 
 #: First word of the note in each submit event; the job's id is the second.
 EVENT_NOTE: Final = "vmjobs"

@@ -1,25 +1,13 @@
-"""The schedd that jobs are submitted to, behind calls that always come back.
-
-Every call is a short-lived process (:mod:`condor.schedd_call`, about 0.1 s) with a deadline.
-"""
+"""The schedd that jobs are submitted to, behind calls that always come back."""
 
 from __future__ import annotations
 
-import json
-import logging
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
+from condor.call import Ad, CallError, call
 from condor.submit import Submission
 from vmjobs.errors import Unavailable
-
-log = logging.getLogger(__name__)
-
-PROGRAM: Final = Path(__file__).with_name("schedd_call.py")
-Ad = Mapping[str, Any]
 
 
 class Schedd:
@@ -56,31 +44,25 @@ class Schedd:
         answer = self._call("query", constraint=constraint, projection=list(projection))
         return list(answer["ads"])
 
-    def history(self, constraint: str, projection: Sequence[str], limit: int) -> list[Ad]:
-        """Ads of at most ``limit`` jobs that left the queue, the latest first."""
-        answer = self._call("history", constraint=constraint, projection=list(projection), limit=limit)
+    def history(
+        self, constraint: str, projection: Sequence[str], limit: int, until: str = ""
+    ) -> list[Ad]:
+        """Ads of at most ``limit`` jobs that left the queue, the latest first.
+
+        until: where to stop reading: at the first job that this is true for.
+        """
+        answer = self._call(
+            "history", constraint=constraint, projection=list(projection), limit=limit, until=until
+        )
         return list(answer["ads"])
 
     def _call(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        request = {"verb": verb, "schedd": self._name, "pool": self._pool, **arguments}
         try:
-            # -P: this folder's modules must not be taken for the standard library's.
-            done = subprocess.run(
-                [sys.executable, "-P", str(PROGRAM)],
-                input=json.dumps(request).encode(),
-                capture_output=True,
-                timeout=self._timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise self._unavailable(f"no answer to '{verb}' within {self._timeout:g} s") from error
-        if done.returncode != 0:
-            log.warning("%s call: %s", verb, done.stderr.decode("utf-8", "replace")[-2000:].strip())
-            raise self._unavailable(f"the '{verb}' call ended with status {done.returncode}")
-        answer: dict[str, Any] = json.loads(done.stdout)
-        if "error" in answer:
-            raise Unavailable("schedd", str(answer["error"]), hint=_HINT)
-        return answer
+            return call(verb, self._timeout, schedd=self._name, pool=self._pool, **arguments)
+        except CallError as error:
+            if error.named:
+                raise Unavailable("schedd", str(error), hint=_HINT) from error
+            raise self._unavailable(str(error)) from error
 
     def _unavailable(self, what: str) -> Unavailable:
         name = self._name or "of this host"

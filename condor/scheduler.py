@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from condor import names
+from condor.call import Ad
 from condor.eventlog import EventLogs
 from condor.jobstatus import PROJECTION, observe
-from condor.schedd import Ad, Schedd
+from condor.schedd import Schedd
 from condor.submit import Program, array_dir, checked_id, describe, job_dir
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable

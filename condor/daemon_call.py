@@ -1,6 +1,6 @@
-"""The program that talks to a schedd: one request on stdin, one answer on stdout, both JSON.
+"""The program that talks to a daemon: one request on stdin, one answer on stdout, both JSON.
 
-It runs as a process of its own (see :mod:`condor.schedd`), because calls of HTCondor's bindings
+It runs as a process of its own (see :mod:`condor.call`), because calls of HTCondor's bindings
 block without a time-out while a schedd hangs, and the history call of some versions crashes the
 interpreter when no schedd listens. It imports nothing of vmjobs.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 Request = Mapping[str, Any]
+Verb = Callable[[Any, Any, Request], dict[str, Any]]
 
 
 class CallFailedError(Exception):
@@ -24,16 +25,29 @@ def answer(request: Request) -> dict[str, Any]:
     import htcondor2  # noqa: PLC0415  a missing module is an answer, too
 
     try:
-        ad = _locate(htcondor2, str(request["schedd"]), str(request["pool"]))
-        address = str(ad["MyAddress"])
-        verb = _VERBS[str(request["verb"])]
-        try:
-            return verb(htcondor2, htcondor2.Schedd(ad), request)
-        except _failures(htcondor2) as error:
-            where = f"schedd {ad.get('Name', '')} at {address.partition('?')[0].strip('<>')}"
-            raise CallFailedError(f"{where}: {_sentence(error)}") from error
+        if verb := _COLLECTOR_VERBS.get(str(request["verb"])):
+            return _ask_collector(htcondor2, verb, request)
+        return _ask_schedd(htcondor2, _SCHEDD_VERBS[str(request["verb"])], request)
     except CallFailedError as error:
         return {"error": str(error)}
+
+
+def _ask_schedd(htcondor2: Any, verb: Verb, request: Request) -> dict[str, Any]:
+    ad = _locate(htcondor2, str(request["schedd"]), str(request["pool"]))
+    address = str(ad["MyAddress"])
+    try:
+        return verb(htcondor2, htcondor2.Schedd(ad), request)
+    except _failures(htcondor2) as error:
+        where = f"schedd {ad.get('Name', '')} at {address.partition('?')[0].strip('<>')}"
+        raise CallFailedError(f"{where}: {_sentence(error)}") from error
+
+
+def _ask_collector(htcondor2: Any, verb: Verb, request: Request) -> dict[str, Any]:
+    pool = str(request["pool"])
+    try:
+        return verb(htcondor2, htcondor2.Collector(pool), request)
+    except _failures(htcondor2) as error:
+        raise CallFailedError(f"collector {pool}: {_sentence(error)}") from error
 
 
 def _failures(htcondor2: Any) -> tuple[type[Exception], ...]:
@@ -85,7 +99,25 @@ def _query(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
 
 def _history(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
     projection = list(request["projection"])
-    return {"ads": _plain(schedd.history(request["constraint"], projection, int(request["limit"])))}
+    # Newest first, up to the first job that `until` is true for.
+    until = request["until"] or None
+    limit = int(request["limit"])
+    return {"ads": _plain(schedd.history(request["constraint"], projection, limit, until))}
+
+
+def _startds(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
+    kind = htcondor2.AdType.Startd
+    projection = list(request["projection"])
+    return {"ads": _plain(collector.query(kind, request["constraint"], projection))}
+
+
+def _withdraw(_: Any, collector: Any, request: Request) -> dict[str, Any]:
+    import classad2  # noqa: PLC0415  a missing module is an answer, too
+
+    query = classad2.ClassAd({"MyType": "Query", "TargetType": "Machine"})
+    query["Requirements"] = classad2.ExprTree(str(request["constraint"]))
+    collector.advertise([query], "INVALIDATE_STARTD_ADS", True)
+    return {}
 
 
 def _plain(ads: Any) -> list[dict[str, Any]]:
@@ -94,7 +126,8 @@ def _plain(ads: Any) -> list[dict[str, Any]]:
     return [{str(k): v for k, v in ad.items() if type(v) in kinds} for ad in ads]
 
 
-_VERBS: Final[Mapping[str, Callable[[Any, Any, Request], dict[str, Any]]]] = {
+_COLLECTOR_VERBS: Final[Mapping[str, Verb]] = {"startds": _startds, "withdraw": _withdraw}
+_SCHEDD_VERBS: Final[Mapping[str, Verb]] = {
     "submit": _submit,
     "remove": _remove,
     "query": _query,

@@ -1,0 +1,100 @@
+"""What a cluster's declaration may say about machine ads. Pure; HTCondor's parser where it is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import resources
+from typing import Final
+
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.errors import Fault
+
+#: Attributes of machine and daemon ads that HTCondor sets or lives by, in lower case: by its manual's
+#: list of machine attributes, and what the daemons of 23.9 and 25.14 were seen to send besides.
+HTCONDOR: Final = frozenset(
+    (resources.files("condor") / "machine_attributes.txt").read_text("ascii").split()
+)
+#: Families of them: what a divided slot says of its parts, and resources given to it.
+_FAMILIES: Final = re.compile(r"child|assigned|slot\d+_|condor", re.I)
+_OURS: Final = re.compile(r"vmjobs|hasvmjobs", re.I)
+_LITERAL: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
+#: What may not stand outside of literals.
+_NO_PLACE: Final = {
+    r"[\"']": "a quotation mark is not closed",
+    r"^\s*$": "it is empty",
+    r"//|/\*": "comments have no place in it",
+    r";": "';' has no place in it",
+    r"(?<![=<>!?])=(?![=?!])": "'=' assigns; '==' and '=?=' compare",
+}
+_PAIRS: Final = {")": "(", "]": "[", "}": "{"}
+
+
+def faults(spec: ClusterSpec) -> list[Fault]:
+    """Everything in a declaration that HTCondor would not take, or that would mislead it."""
+    return [*_attribute_faults(spec), *_start_faults(spec.start)]
+
+
+def _attribute_faults(spec: ClusterSpec) -> Iterator[Fault]:
+    for name, value in spec.attributes.items():
+        field = f"attributes.{name}"
+        if _OURS.match(name):
+            yield Fault(field, "reserved", f"{name} is reserved: vmjobs sets attributes of such names")
+        elif name.lower() in HTCONDOR or _FAMILIES.match(name):
+            text = f"{name} is HTCondor's own attribute of machines; choose another name"
+            yield Fault(field, "reserved", text)
+        elif name.lower() in _RESERVED_WORDS:
+            yield Fault(field, "reserved", f"{name} is a word of the ClassAd language, not a name")
+        if isinstance(value, str) and ("\\" in value or "$$" in value):
+            text = f"{name} has a backslash or '$$', which HTCondor reads differently in every place"
+            yield Fault(field, "bad_value", text)
+
+
+_RESERVED_WORDS: Final = frozenset(
+    ("true", "false", "undefined", "error", "parent", "my", "target", "is", "isnt")
+)
+
+
+def _start_faults(start: str) -> Iterator[Fault]:
+    if "$$" in start:
+        yield Fault("start", "bad_expression", "start has '$$', which HTCondor takes for a macro")
+    elif what := _wrong(start):
+        yield Fault("start", "bad_expression", f"start is not a ClassAd expression: {what}")
+
+
+def _wrong(expression: str) -> str:
+    """Why this is no expression; empty if it is one, as far as can be told here."""
+    if what := _unbalanced(expression):
+        return what  # the parser would stop at the end of what it understands
+    try:
+        import classad2  # noqa: PLC0415  there are hosts without HTCondor
+    except ImportError:
+        return ""
+    try:
+        # In a list of one: an expression that is followed by something else is none.
+        parsed = classad2.ExprTree(f"{{ ({expression}) }}")
+        if len(parsed.eval()) != 1:
+            return "it is more than one"
+    except (
+        SyntaxError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        getattr(classad2, "ClassAdException", ValueError),
+    ):
+        return "it cannot be parsed"
+    return ""
+
+
+def _unbalanced(expression: str) -> str:
+    rest = _LITERAL.sub("0", expression)
+    for pattern, what in _NO_PLACE.items():
+        if re.search(pattern, rest):
+            return what
+    stack: list[str] = []
+    for character in rest:
+        if character in _PAIRS.values():
+            stack.append(character)
+        elif character in _PAIRS and (not stack or stack.pop() != _PAIRS[character]):
+            return f"there is a {character!r} that nothing opened"
+    return f"a {stack[-1]!r} is not closed" if stack else ""

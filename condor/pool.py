@@ -1,0 +1,168 @@
+"""An HTCondor pool that machines of virtual clusters join."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from condor import names
+from condor.call import Ad, CallError, call
+from condor.chirp import literal
+from condor.schedd import Schedd
+from condor.submit import Submission
+from vmjobs.errors import Unavailable
+from vmjobs.ports import PoolMachine, ProbeState
+
+#: A probe job that has not run after so many seconds leaves the queue, and has failed.
+PROBE_SECONDS: Final = 300
+#: How far back the history is read for one, in seconds: a schedd looks after its queue every minute.
+_HISTORY_SECONDS: Final = 2 * PROBE_SECONDS
+
+_MACHINE_AD: Final = (
+    names.MEMBER,
+    names.INCARNATION,
+    names.MACHINE,
+    names.ADMITTED,
+    names.DYNAMIC_SLOTS,
+    names.JOB_STARTS,
+    names.SYSTEM,
+)
+#: Its one divided slot stands for a machine.
+_OURS: Final = f"{names.MEMBER} =!= undefined && PartitionableSlot =?= true"
+#: What HTCondor calls a job's state.
+_REMOVED, _COMPLETED, _HELD = 3, 4, 5
+_PROBE_AD: Final = (names.CLUSTER_ID, names.PROC_ID, names.JOB_STATUS, names.EXIT_CODE)
+
+
+class CondorPool:
+    """Implements :class:`vmjobs.ports.Pool`.
+
+    name: as the settings call it. collector: its address. schedd: name of the schedd that takes probe
+    jobs. timeout: seconds for each exchange with a daemon.
+
+    Identity is that of this process's user, as for submitting jobs. Withdrawing needs ADVERTISE_STARTD
+    (condor/config/site-clusters.conf).
+    """
+
+    def __init__(self, name: str, collector: str, schedd: str, *, timeout: float = 30.0) -> None:
+        self._name = name
+        self._collector = collector
+        self._schedd = Schedd(schedd, collector, timeout)
+        self._timeout = timeout
+        self._machines: dict[tuple[str, int], str] = {}
+
+    def machines(self) -> list[PoolMachine]:
+        """Machines of our clusters whose ads are in the collector now: one query."""
+        with self._translated():
+            answer = call(
+                "startds",
+                self._timeout,
+                pool=self._collector,
+                constraint=_OURS,
+                projection=list(_MACHINE_AD),
+            )
+        ads = [ad for ad in answer["ads"] if names.MEMBER in ad and names.INCARNATION in ad]
+        self._machines = {
+            (str(ad[names.MEMBER]), int(ad[names.INCARNATION])): str(ad.get(names.MACHINE, ""))
+            for ad in ads
+        }
+        return [machine(ad) for ad in ads]
+
+    def probe(self, member: str, incarnation: int) -> ProbeState:
+        """How the probe job of this machine is doing; it is submitted where there is none."""
+        if (member, incarnation) not in self._machines:
+            self.machines()
+        target = self._machines.get((member, incarnation))
+        if not target:
+            return ProbeState.WAITING  # not in the pool (any more)
+        constraint = f"{names.PROBE} == {literal(target)}"
+        with self._translated():
+            found = self._schedd.query(constraint, _PROBE_AD)
+            if not found:
+                until = f"EnteredCurrentStatus < {int(time.time()) - _HISTORY_SECONDS}"
+                found = self._schedd.history(constraint, _PROBE_AD, 1, until)
+            if not found:
+                self._schedd.submit(probe_job(member, target))
+        return probe_state(found[0]) if found else ProbeState.WAITING
+
+    def withdraw(self, members: Sequence[str]) -> None:
+        """Have the collector forget machines that are gone, and remove their probe jobs."""
+        if not members:
+            return
+        with self._translated():
+            constraint = member_constraint(names.MEMBER, members)
+            call("withdraw", self._timeout, pool=self._collector, constraint=constraint)
+            probes = self._schedd.query(member_constraint(names.PROBE_MEMBER, members), _PROBE_AD)
+            if ids := [f"{ad[names.CLUSTER_ID]}.{ad[names.PROC_ID]}" for ad in probes]:
+                self._schedd.remove(ids, "the machine that this job was to try is gone")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except CallError as error:
+            said = str(error) if error.named else f"collector {self._collector}: {error}"
+            raise Unavailable("pool", f"pool {self._name}: {said}", hint=_HINT) from error
+        except Unavailable as error:
+            raise Unavailable("pool", f"pool {self._name}: {error.message}", hint=error.hint) from error
+
+
+_HINT: Final = "condor_ping -type collector -table READ ADVERTISE_STARTD shows what it lets us do"
+
+
+def machine(ad: Ad) -> PoolMachine:
+    """A machine as its ad describes it. The probe is not among the jobs that it has run."""
+    starts = int(ad.get(names.JOB_STARTS, 0))
+    return PoolMachine(
+        name=str(ad[names.MEMBER]),
+        incarnation=int(ad[names.INCARNATION]),
+        busy=int(ad.get(names.DYNAMIC_SLOTS, 0)) > 0,
+        jobs=max(0, starts - 1) if ad.get(names.ADMITTED) is True else 0,
+        system=str(ad.get(names.SYSTEM, "")),
+    )
+
+
+def member_constraint(attribute: str, members: Sequence[str]) -> str:
+    """True for ads whose attribute is one of these names."""
+    return " || ".join(f"{attribute} =?= {literal(member)}" for member in members)
+
+
+def probe_job(member: str, target: str) -> Submission:
+    """A job that runs a program that the machine has, and nothing else.
+
+    target: the machine's ``VMJobsMachine``.
+    """
+    description: Mapping[str, str] = {
+        "universe": "vanilla",
+        "executable": names.PROBE_PROGRAM,
+        "transfer_executable": "false",
+        "should_transfer_files": "YES",
+        "when_to_transfer_output": "ON_EXIT",
+        "transfer_output_files": '""',
+        "initialdir": "/tmp",  # noqa: S108  nothing is written there
+        "requirements": f"TARGET.{names.MACHINE} =?= {literal(target)}",
+        "request_cpus": "1",
+        "request_memory": "16",
+        "request_disk": "1024",  # KiB
+        "notification": "never",
+        "batch_name": f"probe-{member}",
+        # Whoever waits for a probe gives up on it, at the latest when the job does.
+        "periodic_remove": f"JobStatus == 5 || time() - QDate > {PROBE_SECONDS}",
+        # Its end is news at once; a machine that dies under it is found out by others.
+        "job_lease_duration": "60",
+        f"+{names.PROBE}": literal(target),
+        f"+{names.PROBE_MEMBER}": literal(member),
+    }
+    return Submission(dict(description), [{"vmjobs_probe": "1"}])
+
+
+def probe_state(ad: Ad) -> ProbeState:
+    """What a probe job's ad says, in the queue or in the history."""
+    status = ad.get(names.JOB_STATUS)
+    if status == _COMPLETED:
+        return ProbeState.RAN if ad.get(names.EXIT_CODE) == 0 else ProbeState.FAILED
+    if status in {_REMOVED, _HELD}:
+        return ProbeState.FAILED
+    return ProbeState.WAITING

@@ -1,0 +1,98 @@
+"""What the machine of a virtual cluster runs: a script, and HTCondor's configuration. Pure.
+
+All but the values of :func:`member_config` is in the files of ``condor/worker/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Final
+
+from condor import names
+from condor.chirp import literal
+from vmjobs.cluster.wire import MemberOrder
+from vmjobs.ports import ClassAdValue
+
+#: Accounts for jobs that run at the same time, for each processor of the machine: jobs that ask for no
+#: processor at all share those that are left, and then `nobody`.
+ACCOUNTS_PER_CPU: Final = 2
+
+
+class WorkerKit:
+    """Implements :class:`vmjobs.ports.GuestKit`."""
+
+    def files(self, order: MemberOrder, incarnation: int) -> Mapping[str, bytes]:
+        """Contents by name; ``script`` is one of them."""
+        return {
+            "script": _shipped("run.sh"),
+            "probe": _shipped("probe.sh"),
+            "host": f"{host_name(order.name)}\n".encode(),
+            "accounts": "".join(f"{account}\n" for account in accounts(order)).encode(),
+            names.STARTD_CONFIG: _shipped("startd.conf"),
+            names.MEMBER_CONFIG: member_config(order, incarnation).encode(),
+        }
+
+
+def host_name(member: str) -> str:
+    """A member's fully qualified host name."""
+    return f"{member}.{names.MEMBER_DOMAIN}"
+
+
+def accounts(order: MemberOrder) -> list[str]:
+    """Who runs jobs in the machine: an account for each of its slot's divisions."""
+    return [f"slot1-{n}" for n in range(1, ACCOUNTS_PER_CPU * order.cpus + 1)]
+
+
+def machine_attributes(order: MemberOrder, incarnation: int) -> dict[str, ClassAdValue]:
+    """What the machine ad says besides what HTCondor itself puts there."""
+    named = {name.lower() for name in order.attributes}
+    default = {} if names.VIRTUAL_CLUSTER.lower() in named else {names.VIRTUAL_CLUSTER: order.cluster}
+    return {
+        **default,
+        **order.attributes,
+        names.MEMBER: order.name,
+        names.INCARNATION: incarnation,
+        names.CLUSTER: order.cluster,
+        names.MACHINE: f"{order.id}.{incarnation}",
+    }
+
+
+def member_config(order: MemberOrder, incarnation: int) -> str:
+    """The part of the startd's configuration that differs from machine to machine."""
+    attributes = machine_attributes(order, incarnation)
+    settings = {
+        "COLLECTOR_HOST": order.pool.collector,
+        "CONDOR_HOST": order.pool.collector.partition(":")[0],
+        "TRUST_DOMAIN": order.pool.trust_domain,
+        "NETWORK_HOSTNAME": host_name(order.name),
+        # Users of the pool are not users of the machine: none of them is in this domain.
+        "UID_DOMAIN": host_name(order.name),
+        "FILESYSTEM_DOMAIN": host_name(order.name),
+        "DEDICATED_EXECUTE_ACCOUNT_REGEXP": "slot1-[0-9]+",
+        **{f"SLOT1_{n}_USER": account for n, account in enumerate(accounts(order), 1)},
+        "VMJOBS_START": order.start,
+        "VMJOBS_PROBE": (
+            f"TARGET.{names.PROBE} =?= MY.{names.MACHINE}"
+            f" && TARGET.Cmd =?= {literal(names.PROBE_PROGRAM)} && TARGET.TransferExecutable =?= False"
+        ),
+        **{name: literal(value, limit=0) for name, value in attributes.items()},
+    }
+    lines = [f"{name} = {escaped(value)}" for name, value in settings.items()]
+    lines.append(f"STARTD_ATTRS = $(STARTD_ATTRS) {' '.join((*attributes, names.ADMITTED))}")
+    return "\n".join(lines) + "\n"
+
+
+def escaped(value: str) -> str:
+    """A value as HTCondor's configuration reads it back: one line, no macro in it.
+
+    Raises:
+        ValueError: it has a line end or another control character.
+    """
+    if not value.isprintable():
+        raise ValueError(f"{value!r} cannot stand in a configuration")
+    return value.replace("$", "$(DOLLAR)")
+
+
+def _shipped(name: str) -> bytes:
+    return (resources.files("condor") / "worker" / name).read_bytes()
