@@ -220,8 +220,7 @@ def _append_data(link: GuestLink, name: str, offset: int, data: bytes) -> Respon
 def _go_on(link: GuestLink, name: str, offset: int, length: int, size: int) -> tuple[int, int]:
     """Where bytes of an endless log belong in its file, and what that has by now."""
     place = offset - link.left_out.get(name, 0)
-    if place > size:
-        place = size
+    place = min(place, size)
     if size >= link.max_log and place + length > size:
         link.logs[name].write_bytes(b"")
         place, size = place - size, 0
