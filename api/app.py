@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from flask import Flask
 from werkzeug.wrappers import Response
@@ -11,6 +12,7 @@ from api import (
     attempts,
     blobs,
     builds,
+    clusters,
     converters,
     image_bytes,
     images,
@@ -21,9 +23,26 @@ from api import (
     uploads,
 )
 from api.services import Dispatcher, HealthCheck, Services, attach
+from api.share_watch import ShareWatch
 from api.tokens import Issuer
 from repository.service import Repository
 from vmjobs.config import Config
+from vmjobs.ports import Minter
+
+PARTS: Final = (
+    jobs,
+    attempts,
+    blobs,
+    images,
+    image_bytes,
+    uploads,
+    builds,
+    clusters,
+    nodes,
+    service,
+)
+#: Requests that may wait at once, where nobody says how many threads there are.
+WAITERS: Final = 4
 
 
 def create_app(
@@ -33,10 +52,14 @@ def create_app(
     dispatcher: Dispatcher,
     issuer: Issuer,
     checks: Mapping[str, HealthCheck] | None = None,
+    minter: Minter | None = None,
+    waiters: int = WAITERS,
 ) -> Flask:
     """The API as a WSGI application.
 
     checks: what ``/healthz`` asks besides database and storage, by name.
+    minter: makes tokens for machines of clusters; without one they get none.
+    waiters: requests that may wait for a change at once; each of them keeps a thread.
     """
     app = Flask("vmjobs", static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
@@ -45,10 +68,12 @@ def create_app(
         "storage": repository.objects.check,
         **(checks or {}),
     }
-    attach(app, Services(config, repository, repository.images, dispatcher, issuer, known))
+    shares = ShareWatch(repository.clusters.revisions, waiters)
+    images_of = repository.images
+    attach(app, Services(config, repository, images_of, dispatcher, issuer, shares, minter, known))
     converters.install(app)
     problems.install(app)
-    for part in (jobs, attempts, blobs, images, image_bytes, uploads, builds, nodes, service):
+    for part in PARTS:
         app.register_blueprint(part.blueprint)
     app.after_request(_harden)
     image_bytes.install(app)

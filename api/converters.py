@@ -9,6 +9,8 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 from werkzeug.routing import BaseConverter
 
 from api.problems import RefusedInRouting
+from vmjobs.cluster.spec import ClusterName
+from vmjobs.cluster.wire import MemberId
 from vmjobs.errors import Fault, InvalidRequest
 from vmjobs.model import (
     ContentDigest,
@@ -26,6 +28,7 @@ TaggedName = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$"),
 ]
+MemberName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}-[0-9]{1,9}$")]
 SegmentDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -147,6 +150,27 @@ class NodeConverter(_Checked):
     kind = TypeAdapter(NodeName)
 
 
+class ClusterConverter(_Checked):
+    """The name of a virtual cluster."""
+
+    what = "cluster name"
+    kind = TypeAdapter(ClusterName)
+
+
+class MemberConverter(_Checked):
+    """The name of a member of a virtual cluster: the cluster's, and a number."""
+
+    what = "member name"
+    kind = TypeAdapter(MemberName)
+
+
+class MemberIdConverter(_Checked):
+    """A member's identifier: 32 hexadecimal digits."""
+
+    what = "member id"
+    kind = TypeAdapter(MemberId)
+
+
 class IdConverter(BaseConverter):
     """An identifier that the service made."""
 
@@ -192,6 +216,9 @@ def install(app: Flask) -> None:
         content=ContentConverter,
         segment=SegmentConverter,
         node=NodeConverter,
+        cluster=ClusterConverter,
+        member=MemberConverter,
+        member_id=MemberIdConverter,
         id=IdConverter,
         attempt=AttemptConverter,
         stream=StreamConverter,

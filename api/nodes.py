@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from flask import Blueprint
+from pydantic import Field
 from werkzeug.wrappers import Response
 
+from api.attempts import MAX_APPEND_BYTES
 from api.operation import (
+    Binary,
     Reply,
+    Strict,
     anyone_with,
     backend,
     caller,
+    empty_reply,
     json_reply,
     operation,
     read_body,
+    read_limited,
+    read_query,
 )
 from api.tokens import Scope
-from vmjobs.errors import Fault, Forbidden, InvalidRequest
+from vmjobs.cluster.wire import MemberReports, NodeShare, PoolToken, TokenRequest
+from vmjobs.errors import Fault, Forbidden, InvalidRequest, Unavailable
 from vmjobs.model import Node
 from vmjobs.wire import NodeList, NodeWishes
 
+log = logging.getLogger(__name__)
 blueprint = Blueprint("nodes", __name__, url_prefix="/v1/nodes")
 
 TAG: Final = "nodes"
 READ: Final = anyone_with(Scope.COMPUTE_READ, Scope.NODE)
+AGENT: Final = anyone_with(Scope.NODE)
+#: A request waits for so many seconds at most: shorter than what a stopping server waits for it.
+MAX_WAIT: Final = 25.0
+
+
+class ShareQuery(Strict):
+    """What the agent knows already."""
+
+    seen: int = Field(-1, ge=-1, le=2**53, description="the revision of the last answer; -1: none")
+    wait: float = Field(0, ge=0, le=30, description="seconds to wait for another one, 25 at most")
+
+
+class ConsoleQuery(Strict):
+    """Of which machine, and where to append."""
+
+    incarnation: int = Field(ge=1, le=2**31 - 2, description="which machine of the member")
+    offset: int = Field(ge=0, le=2**53, description="place in the console, from 0")
 
 
 @blueprint.get("")
@@ -45,17 +72,125 @@ def show(name: str) -> Response:
 @operation(
     "putNode",
     tag=TAG,
-    access=anyone_with(Scope.NODE),
+    access=AGENT,
     body=Node,
     replies={200: Reply("noted; this is what the node may do", NodeWishes)},
 )
 def put(name: str) -> Response:
     """Announce a node. A node's token is good for the node it was made for."""
-    if caller().subject != name:
-        raise Forbidden("this token belongs to another node")
+    _require_own(name)
     node = read_body(Node)
     if node.name != name:
         fault = Fault("name", "mismatch", "differs from the name in the URL")
         raise InvalidRequest("the body is about another node than the URL", faults=[fault])
     backend().repository.put_node(node)
     return json_reply(backend().images.wishes(node))
+
+
+# --------------------------------------------------------------------------- virtual clusters
+
+
+@blueprint.get("/<node:name>/members")
+@operation(
+    "getNodeShare",
+    tag=TAG,
+    access=AGENT,
+    query=ShareQuery,
+    replies={200: Reply("all machines that the node is to have", NodeShare)},
+)
+def share(name: str) -> Response:
+    """Show what a node is to have of the virtual clusters.
+
+    With `wait` the answer comes when its revision is other than `seen`, or when the time is over. A
+    service that is busy answers at once.
+    """
+    _require_own(name)
+    query, clusters = read_query(ShareQuery), backend().repository.clusters
+    found = clusters.share(name)
+    if found.revision == query.seen and query.wait:
+        backend().shares.wait(name, query.seen, min(query.wait, MAX_WAIT))
+        found = clusters.share(name)
+    return json_reply(found)
+
+
+@blueprint.post("/<node:name>/members")
+@operation(
+    "reportMembers",
+    tag=TAG,
+    access=AGENT,
+    body=MemberReports,
+    replies={204: Reply("noted")},
+)
+def report(name: str) -> Response:
+    """Report what a node has of the virtual clusters. Repeating a report is no error."""
+    _require_own(name)
+    backend().repository.clusters.take_reports(name, read_body(MemberReports))
+    return empty_reply()
+
+
+@blueprint.post("/<node:name>/members/<member_id:member_id>/token")
+@operation(
+    "mintMemberToken",
+    tag=TAG,
+    access=AGENT,
+    body=TokenRequest,
+    replies={200: Reply("an IDTOKEN for this machine", PoolToken)},
+)
+def token(name: str, member_id: str) -> Response:
+    """Mint a token with which a member's machine joins its pool.
+
+    403 where the member is not this node's, is to stop, or is at another machine.
+    """
+    parts = backend()
+    incarnation = read_body(TokenRequest).incarnation
+    try:
+        _require_own(name)
+        order = parts.repository.clusters.order_for(name, member_id, incarnation)
+    except Forbidden as error:
+        log.warning(
+            "%s was refused a token for machine %d of the member %s of node %s: %s",
+            caller().subject,
+            incarnation,
+            member_id,
+            name,
+            error.message,
+        )
+        raise
+    if parts.minter is None:
+        raise Unavailable(
+            "pool",
+            "this service makes no tokens for machines of clusters",
+            hint="its setting pool_key_dir is to name the directory with the pools' signing keys",
+        )
+    made = parts.minter.mint(order.pool.name, order.name, parts.config.pool_token_seconds)
+    return json_reply(made, headers={"Cache-Control": "no-store"})
+
+
+@blueprint.post("/<node:name>/members/<member_id:member_id>/console")
+@operation(
+    "appendMemberConsole",
+    tag=TAG,
+    access=AGENT,
+    query=ConsoleQuery,
+    body=Binary("the bytes to append, 8 MiB at most"),
+    replies={204: Reply("appended")},
+    errors=(409, 413),
+)
+def console(name: str, member_id: str) -> Response:
+    """Append to what a member's machine said on its console.
+
+    Bytes that are there already stay as they are, so that a call may be repeated; an offset behind
+    the end is refused with 409.
+    """
+    _require_own(name)
+    query = read_query(ConsoleQuery)
+    data = read_limited(MAX_APPEND_BYTES)
+    clusters = backend().repository.clusters
+    clusters.append_console(name, member_id, query.incarnation, query.offset, data)
+    return empty_reply()
+
+
+def _require_own(name: str) -> None:
+    """Raises Forbidden: a node's token is good for the node it was made for."""
+    if caller().subject != name:
+        raise Forbidden("this token belongs to another node")

@@ -19,10 +19,13 @@ from api.worker import Worker
 from repository.broker import Publisher
 from repository.service import open_repository
 from vmjobs.config import Config
+from vmjobs.ports import Minter
 
 log = logging.getLogger(__name__)
 
-THREADS: Final = 8
+#: Half of them may wait for changes of nodes' shares of clusters: one request of each node does, and
+#: costs no more than its thread's stack. So 16 nodes hear of a change at once from each process.
+THREADS: Final = 32
 #: What was begun may be finished after SIGTERM, for so many seconds.
 GRACEFUL_SECONDS: Final = 30
 #: A peer that is silent in the middle of a request, or takes nothing of an answer, is let go.
@@ -60,7 +63,18 @@ def make_app(config: Config) -> Flask:
         dispatcher=publisher,
         issuer=make_issuer(config),
         checks={"broker": publisher.ping},
+        minter=_minter(config),
+        waiters=THREADS // 2,
     )
+
+
+def _minter(config: Config) -> Minter | None:
+    """What makes tokens for machines of clusters, if this service has the keys."""
+    if config.pool_key_dir is None:
+        return None
+    from condor.pool_tokens import CondorMinter  # noqa: PLC0415 - only where it is asked for
+
+    return CondorMinter(config.pool_key_dir, config.pools)
 
 
 def serve(config: Config) -> None:

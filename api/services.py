@@ -8,10 +8,12 @@ from typing import Final, Protocol
 
 from flask import Flask, current_app
 
+from api.share_watch import ShareWatch
 from api.tokens import Issuer
 from repository.images import Images
 from repository.service import Repository
 from vmjobs.config import Config
+from vmjobs.ports import Minter
 
 _KEY: Final = "vmjobs"
 
@@ -31,16 +33,25 @@ class Dispatcher(Protocol):
     def build_image(self, build: str) -> None:
         """Have a builder work on the build."""
 
+    def clusters(self) -> None:
+        """Have virtual clusters looked at now."""
+
 
 @dataclass(frozen=True)
 class Services:
-    """The collaborators that :func:`api.app.create_app` was given."""
+    """The collaborators that :func:`api.app.create_app` was given.
+
+    shares: where requests wait for changes of a node's share. minter: None: no tokens for pools are
+    made here.
+    """
 
     config: Config
     repository: Repository
     images: Images
     dispatcher: Dispatcher
     issuer: Issuer
+    shares: ShareWatch
+    minter: Minter | None = None
     checks: Mapping[str, HealthCheck] = field(default_factory=dict)
 
 

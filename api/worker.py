@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from gunicorn.workers.gthread import ThreadWorker
 
+from api.services import services
+
 #: How long a thread waits for its connection's next request, while nobody else waits for a thread.
 LINGER_MILLISECONDS: Final = 5
 
@@ -29,6 +31,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._line_lock = threading.Lock()
         self._in_line = 0
         self._may_linger = threading.BoundedSemaphore(max(1, self.cfg.threads // 2))
+
+    def handle_exit(self, sig: Any, frame: Any) -> None:
+        """Stop; whoever waits for a change is answered, so that stopping does not wait for him."""
+        super().handle_exit(sig, frame)
+        app = getattr(self, "wsgi", None)
+        if app is not None:
+            services(app).shares.close()
 
     def enqueue_req(self, conn: Any) -> None:
         """Have a thread handle the connection's next request."""

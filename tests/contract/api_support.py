@@ -22,6 +22,7 @@ from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import JobState, ReasonCode, Report, reason
+from vmjobs.ports import Minter
 
 ROOT_DISK = bytes(range(256)) * 8192
 ATTEMPT = "a" * 32
@@ -35,6 +36,7 @@ class Queue:
     arrays: list[str] = field(default_factory=list)
     canceled: list[str] = field(default_factory=list)
     builds: list[str] = field(default_factory=list)
+    looks: int = 0
     down: bool = False
 
     def submit_array(self, array: str) -> None:
@@ -48,6 +50,10 @@ class Queue:
     def build_image(self, build: str) -> None:
         self._check()
         self.builds.append(build)
+
+    def clusters(self) -> None:
+        self._check()
+        self.looks += 1
 
     def _check(self) -> None:
         if self.down:
@@ -77,6 +83,10 @@ class Site:
     def admin(self, name: str = "root") -> Caller:
         """Somebody who runs the service."""
         return self.caller(self.issuer.user_token(name, USER_SCOPES | {Scope.ADMIN}))
+
+    def node(self, name: str) -> Caller:
+        """The agent of an execute node."""
+        return self.caller(self.issuer.node_token(name))
 
     def agent(self, job_id: str, owner: str = "ada") -> Caller:
         """The agent that runs a job."""
@@ -122,14 +132,14 @@ def report_of(state: JobState, **more: Any) -> dict[str, Any]:
     return Report(state=state, reason=why, time=datetime.now(UTC), **more).model_dump(mode="json")
 
 
-def make_site(directory: Path, **settings: Any) -> Site:
+def make_site(directory: Path, *, minter: Minter | None = None, **settings: Any) -> Site:
     """A site whose library has one image, ``tiny:latest``."""
     config = Config(data_dir=directory, **settings)
     repository = open_repository(config)
     image = push_library(repository.images, "tiny", ROOT_DISK)
     queue = Queue()
     issuer = Issuer(directory / "keys" / "issuer.pem", config.issuer)
-    app = create_app(config, repository, dispatcher=queue, issuer=issuer)
+    app = create_app(config, repository, dispatcher=queue, issuer=issuer, minter=minter)
     disk = image.manifest["root"]["digest"]
     return Site(app, config, repository, queue, issuer, image.digest, disk)
 

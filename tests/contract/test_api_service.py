@@ -183,6 +183,8 @@ def test_guarded_routes_refuse_strangers(site: Site) -> None:
         "namespace": "ada",
         "tag": "latest",
         "build": "0" * 32,
+        "member": "vc-0",
+        "member_id": "0" * 32,
     }
     stranger = site.caller()
     for rule, method, record in declared(site.app):

@@ -17,6 +17,7 @@ from vmjobs.errors import BuildError, ConfigError, NoHypervisor, Unavailable
 if TYPE_CHECKING:
     from repository.building import Building
     from repository.dispatch import Dispatch
+    from vmjobs.ports import Pool
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +57,21 @@ def _dispatch(settings: Config, concurrency: int, *, beat: bool) -> None:
             repository=open_repository(settings, migrate=False),
             scheduler=CondorScheduler(settings),
             mint=make_issuer(settings).job_token,
+            pools=_pools(settings),
         )
 
     app = make_celery(settings, parts)
     app.worker_main(worker_arguments(settings, concurrency=concurrency, beat=beat))
+
+
+def _pools(settings: Config) -> dict[str, Pool]:
+    """What virtual clusters may join."""
+    if not settings.pools:
+        return {}
+    from condor.pool import CondorPool  # noqa: PLC0415
+
+    words = {name: value.split() for name, value in settings.pools.items()}
+    return {name: CondorPool(name, collector, schedd) for name, (collector, schedd, _) in words.items()}
 
 
 def _refuse_root() -> None:

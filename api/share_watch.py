@@ -1,0 +1,78 @@
+"""Requests that wait for a node's share of the clusters to change: one thread looks for all of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from vmjobs.errors import VMJobsError
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks, while somebody waits.
+LOOK_EVERY: Final = 0.3
+
+
+class ShareWatch:
+    """Wakes who waits for a node's revision to become another one.
+
+    revisions: those of some nodes; one small query. limit: how many may wait at once, of the threads
+    that a process has; whoever comes then is answered at once, and asks again when it suits him.
+    """
+
+    def __init__(self, revisions: Callable[[Sequence[str]], Mapping[str, int]], limit: int) -> None:
+        self._revisions = revisions
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._waiting: Counter[str] = Counter()
+        self._known: dict[str, int] = {}
+        self._looking = self._closed = False
+
+    def wait(self, node: str, seen: int, seconds: float) -> None:
+        """Return once the node's revision is other than ``seen``, after ``seconds``, or at once."""
+        with self._changed:
+            if self._closed or self._waiting.total() >= self._limit:
+                return
+            self._waiting[node] += 1
+            try:
+                if not self._looking:
+                    self._looking = True
+                    threading.Thread(target=self._look, name="shares", daemon=True).start()
+                self._changed.wait_for(
+                    lambda: self._closed or self._known.get(node, seen) != seen, seconds
+                )
+            finally:
+                self._waiting[node] -= 1
+                if not self._waiting[node]:
+                    del self._waiting[node]
+                    self._known.pop(node, None)
+
+    def close(self) -> None:
+        """Have everybody answered soon. Takes no lock: signal handlers call it."""
+        self._closed = True
+
+    def _look(self) -> None:
+        pause = threading.Event()
+        while True:
+            with self._changed:
+                nodes = sorted(self._waiting)
+                if not nodes:
+                    self._looking = False
+                    return
+            found = self._found(nodes)
+            with self._changed:
+                self._known.update((n, r) for n, r in found.items() if n in self._waiting)
+                self._changed.notify_all()
+            pause.wait(LOOK_EVERY)
+
+    def _found(self, nodes: Sequence[str]) -> Mapping[str, int]:
+        try:
+            return self._revisions(nodes)
+        except VMJobsError as error:
+            log.warning("nobody is told of changes for now: %s", error.message)
+        except Exception:
+            log.exception("cannot look for changes of the nodes' shares")
+        return {}

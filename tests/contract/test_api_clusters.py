@@ -1,0 +1,370 @@
+"""Virtual clusters over the REST interface: as operators use it, and as agents do."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_process import free_port, running
+from api_support import Site, make_site, serving
+from clusters_kit import POOLS, World
+
+from api.serve import make_issuer
+from repository.models import NodeRow
+from repository.service import open_repository
+from vmjobs.client import Client, ShareClient
+from vmjobs.cluster.member import Goal, MemberState, Phase
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.wire import MemberReport, MemberReports, Outcome, PoolToken
+from vmjobs.config import Config
+from vmjobs.errors import Conflict, Forbidden, InvalidSpec, NotFound, Unavailable
+from vmjobs.model import now
+
+
+class Mint:
+    """Makes tokens that say what was asked for."""
+
+    def mint(self, pool: str, member: str, seconds: int) -> PoolToken:
+        expires = now() + timedelta(seconds=seconds)
+        return PoolToken(token=f"{pool} {member} {seconds}", identity=member, expires=expires)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path, pools=POOLS, minter=Mint(), pool_token_seconds=700)
+
+
+@pytest.fixture
+def world(site: Site) -> World:
+    return World(site.repository, "n1", "n2")
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"name": "vc", "image": "tiny", "size": 1, "memory": 256, "disk": 100, **more}
+
+
+def spec(**more: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate(body(**more))
+
+
+# ------------------------------------------------------------------------- operators
+
+
+def test_declaring_looking_and_deleting(site: Site, world: World) -> None:
+    root = site.admin()
+    answer = root("PUT", "/v1/clusters/vc", json=body())
+    assert (answer.status_code, answer.headers["Location"]) == (201, "/v1/clusters/vc")
+    made = answer.get_json()
+    assert (made["outcome"], made["cluster"]["image"]) == ("created", site.image)
+    again = root("PUT", "/v1/clusters/vc", json=body())
+    assert (again.status_code, again.get_json()["outcome"]) == (200, "unchanged")
+    assert again.get_json()["cluster"] == made["cluster"]
+    assert site.queue.looks == 1
+    changed = root("PUT", "/v1/clusters/vc", json=body(memory=300))
+    assert (changed.status_code, changed.get_json()["outcome"]) == (200, "changed")
+    ada = site.user()
+    (listed,) = ada("GET", "/v1/clusters").get_json()["clusters"]
+    assert (listed["name"], listed["generation"]) == ("vc", 2)
+    assert ada("GET", "/v1/clusters/vc").get_json() == listed
+    scaled = root("POST", "/v1/clusters/vc/scale", json={"size": 2}).get_json()
+    assert (scaled["target"], scaled["generation"]) == (2, 3)
+    assert root("POST", "/v1/clusters/vc/drain").get_json()["draining"]
+    assert not root("POST", "/v1/clusters/vc/resume").get_json()["draining"]
+    history = ada("GET", "/v1/clusters/vc/events?after=1").get_json()["events"]
+    assert [e["state"] for e in history] == ["CHANGED", "SCALED", "DRAINING", "RESUMED"]
+    assert root("DELETE", "/v1/clusters/vc?mode=now").status_code == 202
+    assert root.problem(409, "POST", "/v1/clusters/vc/resume")["code"] == "CONFLICT"
+    world.step()
+    root.problem(404, "DELETE", "/v1/clusters/vc")
+    root.problem(404, "GET", "/v1/clusters/vc")
+
+
+def test_who_may(site: Site) -> None:
+    ada, node, job = site.user(), site.node("n1"), site.agent("0" * 32)
+    changes = (
+        ("PUT", "/v1/clusters/vc", body()),
+        ("POST", "/v1/clusters/vc/scale", {"size": 2}),
+        ("POST", "/v1/clusters/vc/drain", None),
+        ("POST", "/v1/clusters/vc/resume", None),
+        ("DELETE", "/v1/clusters/vc", None),
+    )
+    for method, path, data in changes:
+        for who in (ada, node, job):
+            who.problem(403, method, path, json=data)
+    for path in ("/v1/clusters", "/v1/clusters/vc", "/v1/clusters/vc/events"):
+        for who in (node, job):
+            who.problem(403, "GET", path)
+        site.caller().problem(401, "GET", path)
+
+
+def test_what_is_refused(site: Site) -> None:
+    root = site.admin()
+    bad = body(image="none", pool="nowhere", attributes={"Memory": 1}, start="x = 1; y")
+    problem = root.problem(422, "PUT", "/v1/clusters/vc", json=bad)
+    assert problem["code"] == "INVALID_SPEC"
+    fields = {error["field"] for error in problem["errors"]}
+    assert {"image", "pool", "attributes.Memory", "start"} <= fields
+    assert root.problem(422, "POST", "/v1/cluster-assessments", json=bad)["errors"] == problem["errors"]
+    faults = root.problem(422, "PUT", "/v1/clusters/other", json=body())["errors"]
+    assert [(fault["field"], fault["code"]) for fault in faults] == [("name", "mismatch")]
+    faults = root.problem(422, "PUT", "/v1/clusters/vc", json=body(size=-1, cpus="x", odd=1))["errors"]
+    assert len({fault["field"] for fault in faults}) == 3
+    for name in ("VC", "-a", "a" * 40, "a.b"):
+        root.problem(422, "GET", f"/v1/clusters/{name}")
+    root.problem(400, "PUT", "/v1/clusters/vc", data=b"{", content_type="application/json")
+    root("PUT", "/v1/clusters/vc", json=body())
+    for query in ("mode=soon", "when=now"):
+        root.problem(422, "DELETE", f"/v1/clusters/vc?{query}")
+    root.problem(422, "POST", "/v1/clusters/vc/scale", json={"size": 1001})
+    root.problem(404, "POST", "/v1/clusters/none/scale", json={"size": 1})
+
+
+def test_a_change_needs_no_broker(site: Site) -> None:
+    site.queue.down = True
+    assert site.admin()("PUT", "/v1/clusters/vc", json=body()).status_code == 201
+
+
+def test_a_service_without_pools(tmp_path: Path) -> None:
+    (fault,) = make_site(tmp_path).admin().problem(422, "PUT", "/v1/clusters/vc", json=body())["errors"]
+    assert fault["code"] == "no_pool"
+
+
+# ------------------------------------------------------------------------- agents
+
+
+def test_another_nodes_token_is_refused(
+    site: Site, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.admin()("PUT", "/v1/clusters/vc", json=body(nodes=["n1"]))
+    world.step()
+    member = world.members()["vc-0"].id
+    paths = (
+        ("GET", "/v1/nodes/n1/members", None),
+        ("POST", "/v1/nodes/n1/members", {"reports": []}),
+        ("POST", f"/v1/nodes/n1/members/{member}/token", {"incarnation": 1}),
+    )
+    console = f"/v1/nodes/n1/members/{member}/console?incarnation=1&offset=0"
+    for who in (site.node("n2"), site.user("n1"), site.admin("n1"), site.agent(member, "n1")):
+        for method, path, data in paths:
+            who.problem(403, method, path, json=data)
+        who.problem(403, "POST", console, data=b"x")
+    with caplog.at_level(logging.WARNING, "api.nodes"):
+        caplog.clear()
+        # A node that asks under its own name for what is another's.
+        problem = site.node("n2").problem(
+            403, "POST", f"/v1/nodes/n2/members/{member}/token", json={"incarnation": 1}
+        )
+    assert problem["code"] == "FORBIDDEN"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "n2" in line
+    assert member in line
+    site.node("n2").problem(403, "POST", console.replace("/n1/", "/n2/"), data=b"x")
+    made = site.node("n1")("POST", paths[2][1], json={"incarnation": 1})
+    assert made.get_json()["token"] == "site vc-0 700"
+    assert made.headers["Cache-Control"] == "no-store"
+    for incarnation in (2, 0, -1, "x", 2**70):
+        answer = site.node("n1")("POST", paths[2][1], json={"incarnation": incarnation})
+        assert answer.status_code in {403, 422}, answer.text
+
+
+def test_a_service_that_makes_no_tokens(tmp_path: Path) -> None:
+    site = make_site(tmp_path, pools=POOLS)
+    world = World(site.repository, "n1")
+    site.admin()("PUT", "/v1/clusters/vc", json=body())
+    world.step()
+    path = f"/v1/nodes/n1/members/{world.members()['vc-0'].id}/token"
+    problem = site.node("n1").problem(503, "POST", path, json={"incarnation": 1})
+    assert "pool_key_dir" in problem["hint"]
+
+
+def test_the_share_and_reports(site: Site, world: World) -> None:
+    agent = site.node("n1")
+    nothing = agent("GET", "/v1/nodes/n1/members").get_json()
+    assert nothing == {"revision": 0, "members": []}
+    site.admin()("PUT", "/v1/clusters/vc", json=body(nodes=["n1"]))
+    world.step()
+    found = agent("GET", "/v1/nodes/n1/members").get_json()
+    (order,) = found["members"]
+    assert (found["revision"], order["name"], order["image"]) == (1, "vc-0", site.image)
+    report = {"id": order["id"], "incarnation": 1, "phase": "running", "since": "2026-01-01T00:00:00Z"}
+    told = {**report, "message": "a\0b", "retry": "2026-01-01T00:00:00"}
+    assert agent("POST", "/v1/nodes/n1/members", json={"reports": [told]}).status_code == 204
+    (member,) = site.user()("GET", "/v1/clusters/vc").get_json()["members"]
+    assert (member["state"], member["incarnation"]) == ("JOINING", 1)
+    agent.problem(422, "POST", "/v1/nodes/n1/members", json={"reports": [{**report, "phase": "x"}]})
+    # The node's image, private as it may be.
+    assert agent("GET", f"/v1/images/{order['image']}/manifest").status_code == 200
+
+
+def test_consoles_have_ranges(site: Site, world: World) -> None:
+    site.admin()("PUT", "/v1/clusters/vc", json=body(nodes=["n1"]))
+    world.step()
+    path = f"/v1/nodes/n1/members/{world.members()['vc-0'].id}/console"
+    agent, ada = site.node("n1"), site.user()
+    for _ in range(2):
+        assert agent("POST", f"{path}?incarnation=1&offset=0", data=b"hello").status_code == 204
+    agent.problem(409, "POST", f"{path}?incarnation=1&offset=9", data=b"x")
+    agent.problem(422, "POST", f"{path}?incarnation=0&offset=0", data=b"x")
+    shown = "/v1/clusters/vc/members/vc-0/console"
+    assert ada("GET", shown).data == b"hello"
+    part = ada("GET", shown, headers={"Range": "bytes=2-"})
+    assert (part.status_code, part.data) == (206, b"llo")
+    ada.problem(416, "GET", shown, headers={"Range": "bytes=5-"})
+    ada.problem(404, "GET", "/v1/clusters/vc/members/vc-9/console")
+    ada.problem(404, "GET", f"{shown}?incarnation=3")
+    ada.problem(422, "GET", "/v1/clusters/vc/members/x/console")
+    agent.problem(403, "GET", shown)
+
+
+# ------------------------------------------------------------------------- the client library
+
+
+@pytest.fixture
+def url(site: Site) -> Iterator[str]:
+    with serving(site.app) as found:
+        yield found
+
+
+def test_the_operators_client(site: Site, world: World, url: str) -> None:
+    with Client(url, site.admin().token) as api:
+        clusters = api.clusters
+        assert clusters.assess(spec(size=9)).placed == {"n1": 4, "n2": 4}
+        made = clusters.put(spec(size=2))
+        assert made.outcome is Outcome.CREATED
+        assert clusters.put(spec(size=2)).outcome is Outcome.UNCHANGED
+        world.bring_up()
+        found = clusters.get("vc")
+        assert [m.state for m in found.members] == [MemberState.UP] * 2
+        assert [(c.name, c.up) for c in clusters.list()] == [("vc", 2)]
+        assert clusters.scale("vc", 1).target == 1
+        assert clusters.drain("vc").draining
+        assert not clusters.resume("vc").draining
+        events = clusters.events("vc")
+        assert clusters.events("vc", events[-2].seq) == events[-1:]
+        member = found.members[0]
+        world.clusters.append_console(member.node, member.id, 1, 0, b"hello")
+        assert b"".join(clusters.console("vc", member.name, 2)) == b"llo"
+        assert b"".join(clusters.console("vc", member.name, 5)) == b""
+        assert clusters.delete("vc").deleting
+        with pytest.raises(Conflict):
+            clusters.put(spec(size=3))
+        with pytest.raises(NotFound):
+            clusters.get("..")
+        with pytest.raises(InvalidSpec):
+            clusters.put(spec(name="other", image="none"))
+
+
+def test_the_agents_client(site: Site, world: World, url: str) -> None:
+    agent = ShareClient(url, site.node("n1").token, "n1")
+    assert agent.share(-1, 20).revision == 0
+    world.apply(spec(nodes=["n1"]))
+    world.step()
+    (order,) = agent.share(0, 20).members
+    assert agent.token(order.id, 1).identity == "vc-0"
+    with pytest.raises(Forbidden):
+        agent.token(order.id, 2)
+    agent.append_console(order.id, 1, 0, b"x" * 900)
+    told = MemberReport(id=order.id, incarnation=1, phase=Phase.RUNNING, since=now())
+    agent.report(MemberReports(reports=(told,), complete=True))
+    assert world.states() == {"vc-0": MemberState.JOINING}
+    agent.close()
+    with pytest.raises(Unavailable):
+        agent.share(0, 0)
+
+
+# ------------------------------------------------------------------------- waiting
+
+
+def test_a_change_ends_the_wait(site: Site, world: World, url: str) -> None:
+    agent = ShareClient(url, site.node("n1").token, "n1")
+    seen = agent.share(-1, 0).revision
+    with ThreadPoolExecutor(1) as pool:
+        begun = time.monotonic()
+        waiting = pool.submit(agent.share, seen, 20)
+        world.apply(spec(nodes=["n1"]))
+        world.step()
+        assert len(waiting.result(10).members) == 1
+        # Each change of an order ends it again: here, that its cluster goes.
+        waiting = pool.submit(agent.share, seen + 1, 20)
+        world.clusters.delete("vc", Goal.STOP, "root")
+        world.step()
+        assert waiting.result(10).members[0].goal is Goal.STOP
+        assert time.monotonic() - begun < 15
+    assert agent.share(seen + 2, 0.2).revision == seen + 2
+    agent.close()
+
+
+def test_waiting_costs_one_query_for_all(site: Site, world: World, url: str) -> None:
+    asked: list[list[str]] = []
+    real = world.clusters.revisions
+    site.app.extensions["vmjobs"].shares._revisions = lambda nodes: (
+        asked.append(list(nodes)) or real(nodes)
+    )
+    names = [f"n{number}" for number in range(4)]
+    agents = [ShareClient(url, site.node(name).token, name) for name in names]
+    with ThreadPoolExecutor(len(agents)) as pool:
+        list(pool.map(lambda agent: agent.share(0, 2), agents))
+    assert names in asked
+    assert len(asked) <= 12
+    before = len(asked)
+    time.sleep(1)
+    assert len(asked) <= before + 1  # nobody waits: nobody looks
+    for agent in agents:
+        agent.close()
+
+
+def test_who_comes_when_too_many_wait_is_answered_at_once(site: Site, url: str) -> None:
+    shares = site.app.extensions["vmjobs"].shares
+    waiting = [threading.Thread(target=shares.wait, args=(f"n{n}", 0, 20)) for n in range(4)]
+    for thread in waiting:
+        thread.start()
+    end = time.monotonic() + 10
+    while shares._waiting.total() < 4 and time.monotonic() < end:
+        time.sleep(0.01)
+    agent = ShareClient(url, site.node("n9").token, "n9")
+    begun = time.monotonic()
+    assert agent.share(0, 20).revision == 0
+    assert time.monotonic() - begun < 5
+    agent.close()
+    shares.close()  # as a server that stops does
+    for thread in waiting:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_who_waits_does_not_hold_up_the_end_of_the_service(tmp_path: Path) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    settings = Config(data_dir=tmp_path / "data", listen=listen, api_workers=1)
+    open_repository(settings).close()
+    agent = ShareClient(f"http://{listen}", make_issuer(settings).node_token("n1"), "n1")
+    with ThreadPoolExecutor(1) as pool:
+        with running(settings, tmp_path / "log") as process:
+            begun = time.monotonic()
+            waiting = pool.submit(agent.share, 0, 25)
+            time.sleep(1)
+            assert not waiting.done()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        assert waiting.result(5).revision == 0
+    assert time.monotonic() - begun < 15
+    agent.close()
+
+
+def test_asking_for_its_share_shows_that_a_node_is_there(site: Site, world: World) -> None:
+    world.apply(spec(nodes=["n1"]))
+    world.step()
+    long_ago = now() - 2 * world.clusters.lease
+    with site.repository.database.write() as session:
+        for row in session.query(NodeRow):
+            row.heard = long_ago
+    assert world.states() == {"vc-0": MemberState.LOST}
+    site.node("n1")("GET", "/v1/nodes/n1/members")
+    assert world.states() == {"vc-0": MemberState.ASSIGNED}
