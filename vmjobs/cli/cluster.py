@@ -43,5 +43,6 @@ class _Verbs(click.Group):
 def cluster() -> None:
     """Operate virtual clusters: machines that stay, and are workers of an HTCondor pool.
 
-    FILE has declarations in YAML or JSON; - is standard input. It takes a token with vmjobs.admin.
+    FILE has declarations in YAML or JSON; - is standard input. To change clusters takes a token of
+    `vmjobs token user NAME --admin`.
     """

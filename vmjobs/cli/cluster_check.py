@@ -54,7 +54,8 @@ def assess(api: Clusters, declared: Sequence[Declaration]) -> Assessed:
             found.assessments[declaration.spec.name] = api.assess(declaration.spec)
         except InvalidRequest as error:
             faults = error.faults or (Fault("", error.code, error.message),)
-            found.findings += [declaration.finding(fault) for fault in faults]
+            told = [declaration.finding(fault) for fault in faults]
+            found.findings += sorted(told, key=lambda f: (f.place.line, f.place.column))
         except NotFound as error:
             found.findings.append(declaration.finding(Fault("image", error.code, error.message)))
         except Conflict as error:
