@@ -1,0 +1,164 @@
+"""``vmjobs cluster`` as typed, with the real interface behind it, and agents that do as told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from api_support import Site, make_site, serving
+from clusters_kit import POOLS, World, node_of
+
+from vmjobs.cli.main import main
+from vmjobs.cli.support import config
+from vmjobs.cluster.member import Goal, MemberState
+
+DECLARED = """\
+name: vc
+image: tiny
+size: 2
+memory: 256
+disk: 100
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path / "data", pools=POOLS)
+
+
+@pytest.fixture
+def world(site: Site) -> World:
+    return World(site.repository, "n1", "n2")
+
+
+class Shell:
+    """The command line of somebody with a token."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: str, status: int = 0) -> str:
+        with pytest.raises(SystemExit) as done:
+            main(list(words))
+        said = self._capsys.readouterr()
+        assert done.value.code == status, said.out + said.err
+        return said.out + said.err
+
+
+@pytest.fixture
+def shell(
+    site: Site,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Shell]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "token").write_text(site.admin().token)
+    (tmp_path / "vc.yaml").write_text(DECLARED)
+    with serving(site.app) as url:
+        monkeypatch.setenv("VMJOBS_API_URL", url)
+        monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
+        config.cache_clear()
+        yield Shell(capsys)
+    config.cache_clear()
+
+
+@contextmanager
+def at_work(world: World) -> Iterator[None]:
+    """The worker and the nodes' agents, while a command waits for them."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(0.05):
+            world.bring_up()
+            world.obey("n1", "n2")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_cluster_from_its_declaration_to_its_end(world: World, shell: Shell) -> None:
+    assert "room for 2 machines (1 on n1, 1 on n2)" in shell("cluster", "validate", "vc.yaml")
+    assert "vc would be created" in shell("cluster", "diff", "vc.yaml", status=1)
+    with at_work(world):
+        said = shell("cluster", "apply", "--wait", "--timeout", "60", "vc.yaml")
+    assert "vc created, 2 machines of tiny" in said
+    assert set(world.states().values()) == {MemberState.UP}
+    assert shell("cluster", "apply", "vc.yaml") == "vc unchanged\n"
+    assert shell("cluster", "diff", "vc.yaml") == ""
+    assert "2 UP of 2 (size 2)" in shell("cluster", "show", "vc")
+    assert "1 of 4 cpus, 256 of 1024 MiB" in shell("node", "list")
+    Path("vc.yaml").write_text(f"{DECLARED}cpus: 2\n")
+    with at_work(world):
+        said = shell("cluster", "apply", "--wait", "--timeout", "60", "vc.yaml")
+        assert "vc changed\n  cpus: 1 -> 2\n" in said
+        assert {member.generation for member in world.members().values()} == {2}
+        assert "vc: 2 -> 3 machines" in shell(
+            "cluster", "scale", "vc", "3", "--wait", "--timeout", "60"
+        )
+    assert "size: 3 -> 2" in shell("cluster", "diff", "vc.yaml", status=1)
+    assert "3 machines up, 0 of them with jobs" in shell("cluster", "drain", "vc")
+    assert "vc is drained" in shell("cluster", "apply", "--wait", "vc.yaml", status=65)
+    assert "vc goes on" in shell("cluster", "resume", "vc")
+    assert "vc is deleted" in shell("cluster", "delete", "--now", "vc")
+    assert "is being deleted" in shell("cluster", "apply", "vc.yaml", status=65)
+    world.step()
+    assert {order.goal for node in ("n1", "n2") for order in world.orders(node).values()} == {Goal.STOP}
+    world.obey("n1", "n2")
+    world.step()
+    shell("cluster", "show", "vc", status=66)
+    assert world.clusters.list() == []
+
+
+def test_faults_that_the_service_finds_have_lines(world: World, shell: Shell) -> None:
+    Path("vc.yaml").write_text(
+        DECLARED.replace("tiny", "nosuch")
+        + "pool: elsewhere\nattributes:\n  Tier: 2\n  Machine: mine\nstart: TARGET.x = 3\n"
+    )
+    said = shell("cluster", "validate", "vc.yaml", status=64)
+    faults = [line.strip() for line in said.splitlines()[1:]]
+    expected = (
+        "vc.yaml:2:1: image: there is no image nosuch",
+        "vc.yaml:6:1: pool: there is no pool 'elsewhere'",
+        "vc.yaml:9:3: attributes.Machine: Machine is HTCondor's own",
+        "vc.yaml:10:1: start: start is not a ClassAd expression: '=' assigns",
+    )
+    for fault, begin in zip(faults, expected, strict=True):
+        assert fault.startswith(begin)
+    assert shell("cluster", "apply", "vc.yaml", status=64).count("vc.yaml:") == 4
+    assert world.clusters.list() == []
+
+
+def test_machines_without_room_are_said_to_be(world: World, shell: Shell) -> None:
+    Path("vc.yaml").write_text(DECLARED.replace("256", "700"))
+    assert "room for 2 machines" in shell("cluster", "validate", "--capacity", "vc.yaml")
+    Path("vc.yaml").write_text(DECLARED.replace("256", "700").replace("size: 2", "size: 3"))
+    said = shell("cluster", "validate", "--capacity", "vc.yaml", status=64)
+    assert "vc.yaml:3:1: size: 1 machine would be PENDING: no node has room" in said
+    with at_work(world):
+        said = shell("cluster", "apply", "--wait", "--timeout", "1", "vc.yaml", status=124)
+    assert "vc: 2 of 3 UP (1 PENDING)" in said
+    assert "vc-2 PENDING: NO_ROOM: no node has room" in said
+    world.repository.put_node(node_of("n3"))
+    with at_work(world):
+        shell("cluster", "apply", "--wait", "--timeout", "60", "vc.yaml")
+
+
+def test_whoever_is_no_administrator_may_look_and_not_touch(
+    site: Site, world: World, shell: Shell
+) -> None:
+    world.apply(image="tiny")
+    Path("token").write_text(site.user().token)
+    assert "vc" in shell("cluster", "list")
+    shell("cluster", "scale", "vc", "3", status=77)
+    shell("cluster", "apply", "vc.yaml", status=77)
+    shell("cluster", "delete", "--now", "vc", status=77)
+    assert len(world.clusters.list()) == 1
