@@ -23,7 +23,7 @@ setup:
 
 images: setup
 	@mkdir -p build/images
-	@$(BIN)/vmjobs image build generic hep
+	@$(BIN)/vmjobs image build generic hep worker
 	@find build/images ! -perm -o+r -exec chmod a+rX {} +
 
 grid: setup
@@ -52,7 +52,7 @@ lint: setup
 	@$(BIN)/mypy
 	@shellcheck deploy/*.sh deploy/*/entry deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
 	    deploy/grid/standby deploy/libexec/agent-start \
-	    deploy/libexec/mmdebstrap-as-root condor/config/vm-universe-xml
+	    deploy/libexec/mmdebstrap-as-root condor/config/vm-universe-xml condor/worker/*.sh
 	@shellcheck -x tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 
 test: lint images foreign

@@ -88,6 +88,7 @@ make_places() {
 watch_log() {
     tail -n +1 -F /job/condor/log/StartLog 2>/dev/null |
         grep --line-buffered -E 'ERROR|Error|[Ff]ailed|DENIED|FATAL|PANIC' |
+        grep --line-buffered -v 'ToE tag' | # said at the end of every job
         awk -v most="$log_lines_an_hour" '
             { hour = int(systime() / 3600) }
             hour != last { last = hour; lines = 0 }
@@ -109,13 +110,11 @@ renew() {
     if with_retries fetch_token; then say 'has a new token'; else say "error: no new token (status $http_status)"; fi
 }
 
-# The startd lets running jobs end (they are given ten years to retire) and takes no others, then tells the
-# collector that it goes.
+# The startd takes no new job. When the last one has ended it tells the collector that it goes, and ends.
 drain() {
     say 'drains: no new job'
     draining=1
     switch VMJOBS_DRAINING True
-    kill -TERM "$startd" 2>/dev/null
 }
 
 make_fifos || give_up "cannot make pipes in $run"

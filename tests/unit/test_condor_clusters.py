@@ -1,0 +1,349 @@
+"""Virtual clusters' side of HTCondor, as far as it needs no daemon."""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import classad2
+import htcondor2
+import pytest
+
+from condor import names
+from condor.cluster_ads import faults
+from condor.pool import CondorPool, machine, member_constraint, probe_job, probe_state
+from condor.pool_tokens import CondorMinter, expiry
+from condor.worker import WorkerKit, machine_attributes, member_config
+from vmjobs.cluster.member import Goal
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.wire import MemberOrder, PoolAddress
+from vmjobs.errors import Unavailable
+from vmjobs.ports import PoolMachine, ProbeState
+
+
+def order(**fields: Any) -> MemberOrder:
+    values: dict[str, Any] = {
+        "id": "5" * 32,
+        "cluster": "sl3",
+        "name": "sl3-0",
+        "goal": Goal.RUN,
+        "image": "sha256:" + "0" * 64,
+        "cpus": 2,
+        "memory": 768,
+        "disk": 1024,
+        "pool": PoolAddress(name="site", collector="site.grid:9618", trust_domain="grid"),
+        "boot_seconds": 100,
+        "drain_seconds": 100,
+    }
+    return MemberOrder(**{**values, **fields})
+
+
+class Configuration:
+    """The files of a machine, as HTCondor reads them."""
+
+    def __init__(self, folder: Path, made: MemberOrder, monkeypatch: pytest.MonkeyPatch) -> None:
+        files = WorkerKit().files(made, 3)
+        text = files[names.STARTD_CONFIG] + files[names.MEMBER_CONFIG]
+        self.file = folder / "condor_config"
+        self.file.write_bytes(text)
+        self.environment = monkeypatch
+
+    def switch(self, line: str) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{line}\n")
+
+    def __getitem__(self, name: str) -> str:
+        self.environment.setenv("CONDOR_CONFIG", str(self.file))
+        htcondor2.reload_config()
+        return str(htcondor2.param[name])
+
+    def start(self, job: dict[str, Any]) -> Any:
+        """What START says of a job."""
+        ad = classad2.ClassAd()
+        for name in self["STARTD_ATTRS"].split():
+            ad[name] = classad2.ExprTree(self[name])
+        ad["Start"] = classad2.ExprTree(self["START"])
+        other = classad2.ClassAd({**job, "Requirements": True})
+        # TARGET is bound in a match only.
+        ad["Requirements"] = classad2.ExprTree("Start")
+        return ad.symmetricMatch(other)
+
+
+@pytest.fixture
+def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    made: list[Configuration] = []
+
+    def make(made_order: MemberOrder) -> Configuration:
+        made.append(Configuration(tmp_path, made_order, monkeypatch))
+        return made[-1]
+
+    yield make
+    monkeypatch.undo()
+    htcondor2.reload_config()
+
+
+PROBE = {names.PROBE: "5" * 32 + ".3", "Cmd": names.PROBE_PROGRAM, "TransferExecutable": False}
+
+
+def test_before_it_is_admitted_only_its_own_probe_comes(configuration: Any) -> None:
+    found = configuration(order(start='TARGET.Owner == "alice"'))
+    assert found.start(PROBE)
+    assert not found.start({"Owner": "alice"})
+    assert not found.start({**PROBE, names.PROBE: "5" * 32 + ".2"})
+    assert not found.start({**PROBE, "Cmd": "/bin/sh"})
+    assert not found.start({**PROBE, "TransferExecutable": True})
+
+
+def test_then_the_operators_expression_counts(configuration: Any) -> None:
+    found = configuration(order(start='TARGET.Owner == "alice" || TARGET.Flag'))
+    found.switch("VMJOBS_ADMITTED = True")
+    assert found.start({"Owner": "alice"})
+    assert not found.start({"Owner": "bob"})
+    assert not found.start(PROBE)
+
+
+def test_while_it_drains_nothing_comes(configuration: Any) -> None:
+    found = configuration(order())
+    found.switch("VMJOBS_ADMITTED = True")
+    found.switch("VMJOBS_DRAINING = True")
+    assert not found.start({"Owner": "alice"})
+    assert classad2.ExprTree(found["CLAIM_WORKLIFE"]).eval() == 0
+
+
+def test_values_stay_what_they_are(configuration: Any) -> None:
+    attributes = {"Flavour": 'a "b" $(HOME) $ENV(PATH) #c', "Level": 3, "Ratio": 1.5, "Fine": True}
+    found = configuration(order(attributes=attributes, start='TARGET.Home == "$(HOME)"'))
+    for name, value in attributes.items():
+        assert classad2.ExprTree(found[name]).eval() == value
+        assert name in found["STARTD_ATTRS"].split()
+    found.switch("VMJOBS_ADMITTED = True")
+    assert found.start({"Home": "$(HOME)"})
+
+
+def test_what_a_machine_says_of_itself(configuration: Any) -> None:
+    found = configuration(order())
+    assert found[names.MEMBER] == '"sl3-0"'
+    assert found[names.INCARNATION] == "3"
+    assert found[names.CLUSTER] == found[names.VIRTUAL_CLUSTER] == '"sl3"'
+    assert found["NETWORK_HOSTNAME"] == "sl3-0.vc"
+    assert found["COLLECTOR_HOST"] == "site.grid:9618"
+    assert found["STARTER_ALLOW_RUNAS_OWNER"].lower() == "false"
+    assert found["UID_DOMAIN"] == "sl3-0.vc"
+    assert found["SLOT1_4_USER"] == "slot1-4"
+
+
+def test_an_operators_attribute_wins_over_the_default_of_that_name_only() -> None:
+    said = machine_attributes(order(attributes={"virtualCLUSTER": "other", "vmjobsmember": "x"}), 1)
+    assert said["virtualCLUSTER"] == "other"
+    assert names.VIRTUAL_CLUSTER not in said
+    assert said[names.MEMBER] == "sl3-0"
+    assert list(said).index(names.MEMBER) > list(said).index("vmjobsmember")
+
+
+def test_a_line_end_never_gets_into_a_configuration() -> None:
+    with pytest.raises(ValueError, match="cannot stand"):
+        member_config(order(start="True\nSTARTER_ALLOW_RUNAS_OWNER = True"), 1)
+    text = member_config(order(attributes={"A": "x\nB = 1"}), 1)
+    assert "\nB = 1" not in text
+
+
+def test_the_files_are_all_that_the_script_needs() -> None:
+    files = WorkerKit().files(order(), 1)
+    assert files["script"].startswith(b"#!/bin/sh\n")
+    assert files["host"] == b"sl3-0.vc\n"
+    assert files["accounts"].split() == [b"slot1-1", b"slot1-2", b"slot1-3", b"slot1-4"]
+    for name in set(files) - {"script", "host", "accounts", "probe"}:
+        assert name.encode() in files["script"]
+
+
+# --------------------------------------------------------------------------- declarations
+
+
+def found(**fields: Any) -> dict[str, str]:
+    spec = ClusterSpec(name="a", image="x", size=1, **fields)
+    return {fault.field: fault.code for fault in faults(spec)}
+
+
+@pytest.mark.parametrize(
+    "name", ["cpus", "Machine", "START", "VMJobsX", "hasvmjobs", "ChildCpus", "true", "Name", "OpSys"]
+)
+def test_attributes_of_htcondor_and_ours_are_reserved(name: str) -> None:
+    assert found(attributes={name: 1}) == {f"attributes.{name}": "reserved"}
+
+
+@pytest.mark.parametrize(
+    "name", ["VirtualCluster", "Flavour", "IsGood", "Totally", "MyAttr", "Recently"]
+)
+def test_other_attributes_are_the_operators(name: str) -> None:
+    assert found(attributes={name: 'any "text"'}) == {}
+
+
+def test_text_that_htcondor_changes_is_refused() -> None:
+    fields = found(attributes={"A": "a\\b", "B": "$$(X)", "C": "$(X)"})
+    assert fields == {"attributes.A": "bad_value", "attributes.B": "bad_value"}
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "True",
+        'TARGET.Owner == "a)b" && regexp("^(x", TARGET.Y)',
+        "a =?= b || c =!= undefined ? d <= 2 : e >= 1",
+        'stringListMember("a;b", "x//y")',
+    ],
+)
+def test_expressions_are_taken(start: str) -> None:
+    assert found(start=start) == {}
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "",
+        " ",
+        "1 +",
+        "a b",
+        ") || (True",
+        "True) || (True",
+        "x = 1",
+        '"',
+        "foo(",
+        "[a",
+        "1, 2",
+        "{1}, 2",
+    ]
+    + ["/* x */ 1", "1 // x", "a; b", "$$(x)", "'"],
+)
+def test_what_is_no_expression_is_refused(start: str) -> None:
+    assert found(start=start) == {"start": "bad_expression"}
+
+
+# --------------------------------------------------------------------------- pool
+
+
+def test_a_machines_ad() -> None:
+    ad = {names.MEMBER: "a-0", names.INCARNATION: 2, names.SYSTEM: "Debian GNU/Linux 13"}
+    assert machine(ad) == PoolMachine("a-0", 2, system="Debian GNU/Linux 13")
+    ad |= {names.DYNAMIC_SLOTS: 1, names.JOB_STARTS: 1}
+    assert machine(ad).busy
+    assert machine(ad).jobs == 0  # it was the probe
+    assert machine({**ad, names.ADMITTED: True, names.JOB_STARTS: 4}).jobs == 3
+
+
+@pytest.mark.parametrize(
+    ("ad", "state"),
+    [
+        ({names.JOB_STATUS: 1}, ProbeState.WAITING),
+        ({names.JOB_STATUS: 2}, ProbeState.WAITING),
+        ({names.JOB_STATUS: 3}, ProbeState.FAILED),
+        ({names.JOB_STATUS: 4, names.EXIT_CODE: 0}, ProbeState.RAN),
+        ({names.JOB_STATUS: 4, names.EXIT_CODE: 1}, ProbeState.FAILED),
+        ({names.JOB_STATUS: 4}, ProbeState.FAILED),
+        ({names.JOB_STATUS: 5}, ProbeState.FAILED),
+    ],
+)
+def test_what_a_probe_says(ad: dict[str, Any], state: ProbeState) -> None:
+    assert probe_state(ad) is state
+
+
+def test_a_probe_is_for_one_machine_and_moves_no_file() -> None:
+    description = probe_job("a-0", "id.1").description
+    assert description["requirements"] == 'TARGET.VMJobsMachine =?= "id.1"'
+    assert description["transfer_executable"] == "false"
+    assert description["executable"] == names.PROBE_PROGRAM
+
+
+def test_names_in_a_constraint_are_literals() -> None:
+    text = member_constraint("A", ["x", 'y" || true || "'])
+    ad = classad2.ClassAd({"A": "z"})
+    assert classad2.ExprTree(text).eval(ad) is False
+
+
+def test_a_pool_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
+    pool = CondorPool("site", "127.0.0.1:9", "s.grid", timeout=20.0)
+    for attempt in (pool.machines, lambda: pool.probe("a-0", 1), lambda: pool.withdraw(["a-0"])):
+        with pytest.raises(Unavailable, match=r"pool site: .*127\.0\.0\.1:9") as caught:
+            attempt()
+        assert caught.value.service == "pool"
+    pool.withdraw([])
+
+
+# --------------------------------------------------------------------------- tokens
+
+
+def token(**claims: Any) -> str:
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"e30.{payload}.c2lnbmF0dXJl"
+
+
+def test_a_tokens_end_is_its_own_word() -> None:
+    made = token(sub="vmjobs-a-0@grid", exp=1_800_000_000)
+    assert expiry(made, "vmjobs-a-0@grid") == datetime.fromtimestamp(1_800_000_000, UTC)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "",
+        "a.b",
+        "a.b.c",
+        "a.!!.c",
+        token(exp=1),
+        token(sub="x"),
+        token(sub="x", exp="soon"),
+        token(sub="x", exp=10**30),
+        "e30.W10.x",
+        token(sub="condor@grid", exp=1),
+    ],
+)
+def test_what_is_no_token_is_refused_and_not_repeated(made: str) -> None:
+    with pytest.raises(ValueError, match="condor_token_create made") as caught:
+        expiry(made, "x@grid" if "sub" not in made else "x")
+    assert not made or made not in str(caught.value)
+
+
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Another condor_token_create: this host may have none."""
+    program = folder / "bin" / "condor_token_create"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+
+POOLS = {"site": "site.grid site.grid grid"}
+
+
+def test_what_a_token_is_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = token(sub="vmjobs-a-0@grid", exp=1_800_000_000)
+    programs(tmp_path, monkeypatch, f'echo "$*" >{tmp_path}/said; env >{tmp_path}/env; echo {made}')
+    (tmp_path / "site").write_text("secret key")
+    minted = CondorMinter(tmp_path, POOLS).mint("site", "a-0", 600)
+    assert minted.token == made
+    assert minted.identity == "vmjobs-a-0@grid"
+    said = (tmp_path / "said").read_text().split()
+    assert " ".join(said) == "-key site -identity vmjobs-a-0@grid -authz ADVERTISE_STARTD -lifetime 600"
+    environment = (tmp_path / "env").read_text()
+    assert "_CONDOR_TRUST_DOMAIN=grid" in environment
+    assert "secret key" not in environment
+
+
+def test_no_key_no_pool_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minter = CondorMinter(tmp_path, POOLS)
+    with pytest.raises(Unavailable, match="no signing key") as caught:
+        minter.mint("site", "a-0", 600)
+    assert caught.value.service == "pool"
+    with pytest.raises(Unavailable, match="known are: site"):
+        minter.mint("other", "a-0", 600)
+    (tmp_path / "site").write_text("secret key")
+    programs(tmp_path, monkeypatch, "echo cannot >&2; exit 1")
+    with pytest.raises(Unavailable, match="cannot"):
+        minter.mint("site", "a-0", 600)
+    for name in ("../x", "a b", "-a", "A", ""):
+        with pytest.raises(ValueError, match="not the name"):
+            minter.mint("site", name, 600)
