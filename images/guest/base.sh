@@ -40,9 +40,10 @@ fail() {
     power_off
 }
 
-# power_off: at once. Root and scratch disk are thrown away, so nothing is flushed here; what was
-# written to the output disk has been by then.
+# power_off: at once. Root and scratch disk are thrown away, so nothing is flushed here unless they are to
+# be kept; what was written to the output disk has been by then.
 power_off() {
+    [ -z "${VMJOBS_KEEP:-}" ] || sync
     bb poweroff -n -f
     bb reboot -n -f
     echo o >/proc/sysrq-trigger

@@ -68,16 +68,33 @@ set_clock() {
     fi
 }
 
-make_scratch() {
-    [ -b "$scratch_disk" ] || fail 'there is no scratch disk'
-    mkdir -p "$job"
-    # The disk lives as long as the job: no journal, and inode tables are cleared later on.
-    if ! mke2fs -q -F -t ext4 -m 0 -O ^has_journal -E lazy_itable_init=1,nodiscard \
+# keep_scratch: what an earlier machine left there stays, but for what is of its script. False: there was
+# none.
+keep_scratch() {
+    bb mount -t ext4 -o noatime "$scratch_disk" "$job" 2>/dev/null || return
+    rm -rf "$job/script" "$job/inputs" "$work" "$job/home" "$job/tmp"
+}
+
+make_file_system() {
+    # The disk lives as long as the job, if it is not to be kept: no journal. Inode tables are cleared
+    # later on.
+    journal='-O ^has_journal'
+    [ -z "${VMJOBS_KEEP:-}" ] || journal=
+    # shellcheck disable=SC2086 # two words, or none
+    if ! mke2fs -q -F -t ext4 -m 0 $journal -E lazy_itable_init=1,nodiscard \
         "$scratch_disk" >"$run/mke2fs.log" 2>&1; then
         bb mke2fs -F -m 0 "$scratch_disk" >"$run/mke2fs.log" 2>&1 ||
             fail "cannot make a file system on the scratch disk: $(cat "$run/mke2fs.log")"
     fi
-    bb mount -t ext4 -o noatime "$scratch_disk" "$job" || fail 'cannot mount the scratch disk'
+}
+
+make_scratch() {
+    [ -b "$scratch_disk" ] || fail 'there is no scratch disk'
+    mkdir -p "$job"
+    if [ -z "${VMJOBS_KEEP:-}" ] || ! keep_scratch; then
+        make_file_system
+        bb mount -t ext4 -o noatime "$scratch_disk" "$job" || fail 'cannot mount the scratch disk'
+    fi
     mkdir -m 1777 "$job/tmp"
     [ -z "$container" ] || spread_scratch
 }

@@ -88,19 +88,23 @@ def order(number: int = 0, **fields: object) -> MemberOrder:
 
 @dataclass
 class Images:
-    """One image. held: how many leases there are."""
+    """One image. held: how many leases there are. stuck: a digest whose bytes do not come."""
 
     image: BootImage
     held: int = 0
+    stuck: str = ""
 
     def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
         return self.image
 
     def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
-        return self._leased()
+        return self._leased(digest, progress)
 
     @contextmanager
-    def _leased(self) -> Iterator[BootImage]:
+    def _leased(self, digest: str, progress: Progress | None) -> Iterator[BootImage]:
+        while digest == self.stuck and progress is not None:
+            progress(0, 1)
+            threading.Event().wait(0.05)
         self.held += 1
         yield self.image
         self.held -= 1

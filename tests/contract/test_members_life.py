@@ -154,6 +154,43 @@ def _path() -> str:
     return os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)])
 
 
+def test_disks_of_a_persistent_machine_outlive_it(
+    tmp_path: Path, service: Service, image: BootImage, parts: MemberParts
+) -> None:
+    looks = "echo root:$(cat /etc/mark) scratch:$(cat /job/mark) mine:$(cat mark)."
+    marks = "for place in /etc /job .; do echo here >$place/mark; done; sync; echo marked"
+    lasting = member_parts(tmp_path / "members", service, Images(image), more=f"{looks}; {marks}")
+    service.wants(1, order(lifecycle="persistent"))
+    with kept(lasting):
+        wait_out(lasting, "marked")
+        assert "root: scratch: mine:." in out(lasting)
+        kill(lasting)
+        wait_until(lambda: service.is_running(2), SECONDS, "it runs again")
+        wait_out(lasting, "marked")
+        assert "root:here scratch:here mine:." in out(lasting)
+        service.wants(2)
+        wait_until(lambda: remains(lasting) == [], SECONDS, "nothing is left")
+
+
+def test_a_machine_that_cannot_be_had_holds_up_no_other(
+    tmp_path: Path, service: Service, image: BootImage, parts: MemberParts
+) -> None:
+    slow = Images(image, stuck="sha256:" + "f" * 64)
+    waiting = member_parts(tmp_path / "members", service, slow)
+    service.wants(1, order(0, image=slow.stuck), order(1))
+    with kept(waiting):
+        wait_until(lambda: service.is_running(1, number=1), SECONDS, "the other one runs")
+        wait_phase(service, Phase.STAGING)
+        service.wants(2, order(1, goal=Goal.STOP))
+        wait_until(
+            lambda: (last := service.last(1)) is not None and last.phase is Phase.GONE,
+            SECONDS,
+            "it ends",
+        )
+        service.wants(3)
+        wait_until(lambda: remains(waiting) == [], SECONDS, "nothing is left of either")
+
+
 def test_a_frozen_machine_is_replaced(
     tmp_path: Path, service: Service, image: BootImage, parts: MemberParts
 ) -> None:

@@ -170,3 +170,10 @@ def test_a_guest_cannot_make_a_report_that_is_too_long() -> None:
     record = member_record(phase=P.RUNNING, incarnation=1)
     told = End(code=C.GUEST_ENDED, message="x" * 100_000)
     assert len(decide(record.order, record, Facts(end=told), NOW).record.report().message) == 8192
+
+
+def test_how_long_each_phase_took_is_told() -> None:
+    record = member_record(phase=P.STAGING, incarnation=1)
+    booting = decide(record.order, record, Facts(staged=HypervisorKind.UML), NOW).record
+    running = decide(record.order, booting, Facts(ready=True), NOW + 2.5).record
+    assert running.report().seconds == {"staging": 100.0, "booting": 2.5}

@@ -24,13 +24,17 @@ BLOCK = 1024 * 1024
 
 @dataclass(frozen=True)
 class Briefing:
-    """What the guest is told. ``endpoint`` is ``""`` where the guest has no network."""
+    """What the guest is told. ``endpoint`` is ``""`` where the guest has no network.
+
+    keep: what the scratch disk holds is to outlive the machine.
+    """
 
     ticket: JobTicket
     endpoint: str
     token: str
     sentinel: str
     epoch: int
+    keep: bool = False
 
 
 def write_job_disk(path: Path, briefing: Briefing, inputs: Path | None) -> None:
@@ -72,6 +76,7 @@ def _description(briefing: Briefing) -> Iterable[tuple[str, str]]:
         "VMJOBS_SENTINEL": briefing.sentinel,
         "VMJOBS_ARGUMENTS": shlex.join(spec.arguments),
         "VMJOBS_EPOCH": str(briefing.epoch),
+        **({"VMJOBS_KEEP": "1"} if briefing.keep else {}),
     }
     described = {
         "contract": CONTRACT_VERSION,
@@ -88,6 +93,7 @@ def _description(briefing: Briefing) -> Iterable[tuple[str, str]]:
         "inputs": [f.name for f in spec.inputs],
         "outputs": spec.outputs,
         "disk": spec.disk,
+        "keep": briefing.keep,
     }
     yield "job.json", json.dumps(described, indent=1, sort_keys=True) + "\n"
     yield "job.env", "".join(f"{name}={_quote(text)}\n" for name, text in variables.items())

@@ -44,12 +44,17 @@ class Watch:
     listening: bool = False
     spoken: bool = False
     tick: float = TICK
+    _awake: float = 0.0
 
     def run(self, stop: threading.Event) -> None:
         """Look until the machine is gone or ``stop`` is set."""
         warned = False
+        self._awake = looked = time.monotonic()
         while not stop.is_set():
             gone = self._wait()
+            looked, before = time.monotonic(), looked
+            if looked - before > self.silence / 4:
+                self._awake = looked  # this process slept, and could not have heard anybody
             self._read_console(to_the_end=gone)
             if gone:
                 self.inbox.put(MachineGone())
@@ -85,7 +90,7 @@ class Watch:
         if self.reader.size() > self.max_console:
             self.inbox.put(ConsoleFlooded())
             return True
-        quiet = time.monotonic() - self.heard()
+        quiet = time.monotonic() - max(self.heard(), self._awake)
         if self.listening and quiet > self.silence:
             self.inbox.put(GuestSilent(quiet))
             return True

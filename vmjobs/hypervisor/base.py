@@ -89,6 +89,8 @@ class Machine:
     workdir: an empty directory that the driver may fill (overlay, sockets); the caller removes it
         after :meth:`Hypervisor.destroy`.
     console: file to which the serial console is appended, every byte of it.
+    overlay: the root disk's copy-on-write overlay, where it is to outlive the machine; made unless it
+        is there. The next machine needs the same image and the same workdir. None: it is thrown away.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Machine:
     workdir: Path
     network: Network | None = None
     cmdline: tuple[str, ...] = ()
+    overlay: Path | None = None
 
 
 class MachineState(StrEnum):

@@ -125,11 +125,13 @@ def _os(machine: Machine, on: Board, uefi: Firmware | None) -> ET.Element:
 
 def _devices(machine: Machine, overlay: Path, nbd: Path | None) -> ET.Element:
     devices = ET.Element("devices")
-    root = _disk(overlay, "qcow2", "vda", read_only=False)
+    cache = "unsafe" if machine.overlay is None else "writeback"
+    root = _disk(overlay, "qcow2", "vda", cache, read_only=False)
     root.append(_backing(machine, nbd))
     devices.append(root)
     for letter, disk in zip("bcdefghijklmnop", machine.disks, strict=False):
-        devices.append(_disk(disk.path.absolute(), "raw", f"vd{letter}", read_only=disk.read_only))
+        path, target = disk.path.absolute(), f"vd{letter}"
+        devices.append(_disk(path, "raw", target, cache, read_only=disk.read_only))
     ET.SubElement(devices, "controller", {"type": "usb", "model": "none"})
     ET.SubElement(devices, "memballoon", {"model": "none"})
     if machine.image.boot is not BootMethod.KERNEL:
@@ -153,11 +155,11 @@ def _backing(machine: Machine, nbd: Path | None) -> ET.Element:
     return backing
 
 
-def _disk(path: Path, kind: str, target: str, *, read_only: bool) -> ET.Element:
+def _disk(path: Path, kind: str, target: str, cache: str, *, read_only: bool) -> ET.Element:
     disk = ET.Element("disk", {"type": "file", "device": "disk"})
-    # A machine's disks are thrown away with it: nothing needs to reach the platter. Errors go to
-    # the guest; pausing it instead would leave it hanging.
-    driver = {"name": "qemu", "type": kind, "cache": "unsafe", "discard": "unmap"}
+    # Of disks that are thrown away with their machine nothing needs to reach the platter. Errors go
+    # to the guest; pausing it instead would leave it hanging.
+    driver = {"name": "qemu", "type": kind, "cache": cache, "discard": "unmap"}
     ET.SubElement(disk, "driver", {**driver, "error_policy": "report"})
     ET.SubElement(disk, "source", {"file": str(path)})
     ET.SubElement(disk, "target", {"dev": target, "bus": "virtio"})

@@ -242,13 +242,13 @@ class Libvirt:
         on = board()
         if self.state(machine.name) is not MachineState.GONE:
             raise HypervisorError(f"{machine.name} runs already")
-        overlay = machine.workdir.absolute() / "overlay.qcow2"
+        overlay = (machine.overlay or machine.workdir / "overlay.qcow2").absolute()
         with ExitStack() as undo:
             undo.callback(self.destroy, machine.name)
             boots_by_uefi = machine.image.boot is BootMethod.UEFI
             uefi = firmware.lay_out(machine.workdir, firmware.find()) if boots_by_uefi else None
             nbd = self._serve_root(machine)
-            run(_overlay(machine, overlay), timeout=60, error=HypervisorError)
+            _make_overlay(machine, overlay)
             cable = self._lay_cable(machine)
             text = domain_xml(machine, self._type, overlay, cable, on, uefi, nbd)
             self._connection.endings.expect(machine.name)
@@ -385,6 +385,14 @@ class Libvirt:
             return f"QEMU {_dotted(kind)}, libvirt {_dotted(library)}, {uefi}"
 
         return self._connection.call("ask libvirt's version", ask)
+
+
+def _make_overlay(machine: Machine, overlay: Path) -> None:
+    """Make the overlay, whole or not at all, unless an earlier machine has left it."""
+    if machine.overlay is None or not overlay.exists():
+        fresh = overlay.with_name(f"{overlay.name}.new")
+        run(_overlay(machine, fresh), timeout=60, error=HypervisorError)
+        fresh.rename(overlay)
 
 
 def _overlay(machine: Machine, overlay: Path) -> _Argv:

@@ -326,6 +326,8 @@ def _lay_out(machine: Machine) -> list[str]:
     """
     try:
         (machine.workdir / "base").symlink_to(machine.image.root.absolute())
+        if machine.overlay is not None:
+            (machine.workdir / "overlay").symlink_to(machine.overlay.absolute())
         # c: no locks. A lock on the base would keep QEMU from using the same image.
         devices = ["ubd0c=overlay,base"]
         for number, disk in enumerate(machine.disks, start=1):

@@ -40,6 +40,7 @@ RECORD = "record.json"
 SHARE = "share.json"
 MACHINE = "machine"
 ENDPOINT = "endpoint.sock"
+KEPT = "disks"
 
 
 class MemberPlace:
@@ -52,6 +53,8 @@ class MemberPlace:
         #: The present machine's disks, and what else goes with it.
         self.machine = directory / MACHINE
         self.record = directory / RECORD
+        #: Disks that outlive machines, where the member's do.
+        self.kept = directory / KEPT
 
     def console(self, incarnation: int) -> Path:
         """The serial console of one of its machines."""
@@ -66,6 +69,13 @@ class MemberPlace:
         self.endpoint.unlink(missing_ok=True)
         if self.machine.exists():
             shutil.rmtree(self.machine)
+
+    def keep_disks(self, *, fresh: bool) -> Path:
+        """The directory of disks that outlive machines; empty where they are to be made anew."""
+        if fresh and self.kept.exists():
+            shutil.rmtree(self.kept)
+        self.kept.mkdir(mode=0o700, exist_ok=True)
+        return self.kept
 
     def begin(self, incarnation: int) -> None:
         """Make room for a new machine; of the consoles the last one before stays."""

@@ -153,8 +153,11 @@ class Keeper:
         for name in list(self._members):
             try:
                 until = min(until, self._decide(name, orders.get(name), now))
-            except OSError as error:  # a full disk: what one member cannot keep is no other's trouble
-                log.error("member %s is looked at again in %g s: %s", name, TROUBLE_SECONDS, error)
+            except Exception as error:  # what goes wrong with one member is no other's trouble
+                full = isinstance(error, OSError)
+                log.error(
+                    "member %s: again in %g s: %s", name, TROUBLE_SECONDS, error, exc_info=not full
+                )
                 until = min(until, now + TROUBLE_SECONDS)
         return until
 
@@ -313,7 +316,12 @@ class Keeper:
             return member
         if record.phase is Phase.BOOTING:
             member.record = record.but(deadline=now + record.order.boot_seconds)
-        machine.adopt(record, driver)
+        try:
+            machine.adopt(record, driver)
+        except (VMJobsError, OSError) as error:
+            log.error("member %s cannot be taken over: %s", record.order.name, error)
+            member.facts = Facts(end=why_not(error))
+            return member
         _thread(f"hold-{record.order.name}", machine.hold_image)
         self._tell_again(machine, record)
         return member

@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 #: How often a console is looked at, in seconds. A machine's end is an event and known at once.
 CONSOLE_TICK = 1.0
 SCRIPT = "script"
+#: After so many failures in a row a persistent machine begins with new disks.
+HOPELESS_FAILURES = 3
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class MemberMachine:
                 console=place.console(self.incarnation),
                 workdir=place.machine / "vm",
                 network=Network(self.order.network, place.endpoint),
+                overlay=place.kept / "root.overlay" if self._persistent else None,
             )
         )
         self._look(place, record)
@@ -171,6 +174,8 @@ class MemberMachine:
             self._image = self._lease.enter_context(leased)
         except (VMJobsError, OSError) as error:
             log.warning("the image of %s is not held: %s", self.name, error)
+        if self.unwanted.is_set():
+            self._lease.close()
 
     # ------------------------------------------------------------------ while it lives
 
@@ -198,6 +203,7 @@ class MemberMachine:
         Raises:
             HypervisorError: it could not be verified gone.
         """
+        self.unwanted.set()
         if self.name:
             if self.driver is None:
                 raise HypervisorError(f"{self.name} needs a hypervisor that is not set up here")
@@ -216,14 +222,19 @@ class MemberMachine:
     def _place(self) -> MemberPlace:
         return self.parts.journal.place(self.order.id)
 
+    @property
+    def _persistent(self) -> bool:
+        return self.order.lifecycle is Lifecycle.PERSISTENT
+
+    def _scratch(self, place: MemberPlace) -> Path:
+        return (place.kept if self._persistent else place.machine) / "scratch.disk"
+
     def _check(self) -> None:
         if self.unwanted.is_set():
             raise Unwanted("it is not wanted any more")
 
     def _lay_out(self, place: MemberPlace, record: Record) -> JobTicket:
         folder, order = place.machine, self.order
-        if order.lifecycle is not Lifecycle.THROWAWAY:
-            raise HypervisorError(f"this node cannot keep the disks of {order.lifecycle} machines")
         inputs = folder / "inputs"
         ticket = _ticket(order, self.incarnation, self.parts.kit, inputs)
         briefing = Briefing(
@@ -232,12 +243,17 @@ class MemberMachine:
             token=record.token,
             sentinel=record.sentinel,
             epoch=int(time.time()),
+            keep=self._persistent,
         )
         write_job_disk(folder / "job.disk", briefing, None)
         with (folder / "job.tar").open("xb") as sink:
             write_job_tar(sink, ticket, inputs)
         shutil.rmtree(inputs)
-        blank_disk(folder / "scratch.disk", order.disk * MIB)
+        if self._persistent:
+            # Disks that no machine could be started from are of no use to anybody.
+            place.keep_disks(fresh=record.failures >= HOPELESS_FAILURES)
+        if not self._scratch(place).exists():
+            blank_disk(self._scratch(place), order.disk * MIB)
         blank_disk(folder / "output.disk", BLOCK)
         return ticket
 
@@ -245,7 +261,7 @@ class MemberMachine:
         folder = place.machine
         disks = [
             DataDisk(folder / "job.disk", read_only=True),
-            DataDisk(folder / "scratch.disk"),
+            DataDisk(self._scratch(place)),
             DataDisk(folder / "output.disk"),
         ]
         if self._image is not None and self._image.cloud_init and self.parts.seeds is not None:

@@ -91,7 +91,9 @@ def decide(order: MemberOrder | None, record: Record, facts: Facts, now: float) 
     if record.phase is Phase.STOPPING:
         return _stopping(record, facts, now)
     if record.phase is Phase.BOOTING and facts.ready:
-        record = record.enter(Phase.RUNNING, MemberCode.PROGRESS, "the guest is ready", now)
+        record = _timed(record, now).enter(
+            Phase.RUNNING, MemberCode.PROGRESS, "the guest is ready", now
+        )
     end = _ordered_end(record, wanted=wanted) or _seen_end(record, facts, now)
     if end is None:
         return _go_on(record, facts, now)
@@ -235,11 +237,17 @@ def _staging(record: Record, facts: Facts, now: float) -> Decision:
         return Decision(record)
     if facts.staged is None:  # whoever was at it is no more
         return Decision(record, (Effect.STAGE,))
-    booting = record.enter(Phase.BOOTING, MemberCode.PROGRESS, "", now)
+    booting = _timed(record, now).enter(Phase.BOOTING, MemberCode.PROGRESS, "", now)
     deadline = now + record.order.boot_seconds
     return Decision(
         booting.but(hypervisor=facts.staged, deadline=deadline), (Effect.BOOT,), until=deadline
     )
+
+
+def _timed(record: Record, now: float) -> Record:
+    """The record, and how long its phase took."""
+    took = round(max(0.0, now - record.since), 3)
+    return record.but(seconds={**record.seconds, record.phase.value: took})
 
 
 def _running(record: Record, now: float) -> tuple[Record, list[Effect]]:
