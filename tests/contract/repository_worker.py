@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from repository.clusters.service import Clusters
 from repository.dispatch import Dispatch
 from repository.service import open_repository
 from repository.tasks import make_celery, worker_arguments
 from vmjobs.config import Config
 from vmjobs.model import CondorRef
-from vmjobs.ports import BatchJob, BatchStatus, Observation
+from vmjobs.ports import BatchJob, BatchStatus, Observation, PoolMachine, ProbeState
 
 
 class Directory:
@@ -50,12 +51,37 @@ class Directory:
         (self._root / f"{array}.forgotten").touch()
 
 
+class Eager:
+    """A pool that every machine joins at once, and whose probe jobs run at once."""
+
+    def __init__(self, clusters: Clusters) -> None:
+        self._clusters = clusters
+
+    def machines(self) -> list[PoolMachine]:
+        return [
+            PoolMachine(member.name, member.incarnation)
+            for cluster in self._clusters.list()
+            for member in self._clusters.get(cluster.name).members
+        ]
+
+    def probe(self, member: str, incarnation: int) -> ProbeState:
+        return ProbeState.RAN
+
+    def withdraw(self, members: Sequence[str]) -> None:
+        """Nothing is kept."""
+
+
 def main(file: str, queue: str) -> None:
     config = Config.model_validate(json.loads(Path(file).read_text()))
 
     def factory() -> Dispatch:
         repository = open_repository(config, migrate=False)
-        return Dispatch(repository, Directory(Path(queue)), lambda *_: "token")
+        return Dispatch(
+            repository,
+            Directory(Path(queue)),
+            lambda *_: "token",
+            pools={name: Eager(repository.clusters) for name in config.pools},
+        )
 
     make_celery(config, factory).worker_main(worker_arguments(config))
 

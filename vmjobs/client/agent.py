@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import replace
 from typing import BinaryIO, Final
 from urllib.parse import quote
@@ -23,6 +24,8 @@ AGENT_RETRIES: Final = Retries(deadline=300.0, ceiling=10.0)
 SHARE_RETRIES: Final = Retries(deadline=15.0)
 #: The service answers at the latest after so many seconds, whatever it was asked to wait.
 MAX_WAIT: Final = 30.0
+#: Seconds until the next question where the service did not wait.
+CROWDED_PAUSE: Final = 5.0
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
 APPEND_BYTES: Final = 4 * 1024 * 1024
@@ -237,9 +240,18 @@ class ShareClient:
 
     def share(self, seen: int, wait: float) -> NodeShare:
         """See :class:`vmjobs.ports.ShareSource`; ``wait``: 30 s at most."""
-        params = {"seen": seen, "wait": min(wait, MAX_WAIT)}
-        answer = self._waiting.call("GET", self._path, params=params, repeatable=False)
-        return parse(NodeShare, answer)
+        left = min(wait, MAX_WAIT)
+        end = time.monotonic() + left
+        while True:
+            params = {"seen": seen, "wait": max(0.0, left)}
+            answer = self._waiting.call("GET", self._path, params=params, repeatable=False)
+            found = parse(NodeShare, answer)
+            left = end - time.monotonic()
+            if found.revision != seen or left <= 0:
+                return found
+            # So many nodes wait that the service lets no more of them do so.
+            self._waiting.pause(min(left, CROWDED_PAUSE))
+            left = end - time.monotonic()
 
     def report(self, reports: MemberReports) -> None:
         """See :class:`vmjobs.ports.ShareSource`."""

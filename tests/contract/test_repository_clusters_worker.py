@@ -1,0 +1,140 @@
+"""Virtual clusters under real workers, which are killed; and while others change the same rows."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from clusters_kit import OPERATOR, POOLS, World, declared
+from repository_kit import push_library
+from test_repository_worker import eventually, worker
+
+from repository.broker import Publisher
+from repository.service import Repository, open_repository
+from vmjobs.cluster.member import Goal, MemberState, Phase
+from vmjobs.cluster.wire import MemberReport, MemberReports
+from vmjobs.config import Config
+from vmjobs.errors import Conflict, NotFound
+from vmjobs.model import now
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    return config.model_copy(update={"pools": POOLS})
+
+
+@pytest.fixture
+def others(config: Config) -> Iterator[Repository]:
+    """The same repository in another process."""
+    with closing(open_repository(config, migrate=False)) as opened:
+        yield opened
+
+
+class Agents(threading.Thread):
+    """The agents of some nodes: machines run as soon as they are ordered, and end when they are to."""
+
+    def __init__(self, repository: Repository, *nodes: str) -> None:
+        super().__init__(daemon=True)
+        self._clusters, self._nodes = repository.clusters, nodes
+        self.over = threading.Event()
+        self.faults: list[Exception] = []
+
+    def __enter__(self) -> Agents:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self.over.wait(0.02):
+            try:
+                for node in self._nodes:
+                    self._obey(node)
+            except Exception as error:
+                self.faults.append(error)
+
+    def _obey(self, node: str) -> None:
+        told = [
+            MemberReport(
+                id=order.id,
+                incarnation=1,
+                phase=Phase.RUNNING if order.goal is Goal.RUN else Phase.GONE,
+                since=now(),
+            )
+            for order in self._clusters.share(node).members
+        ]
+        self._clusters.take_reports(node, MemberReports(reports=tuple(told), complete=True))
+
+
+def test_a_worker_brings_clusters_up_though_it_is_killed(tmp_path: Path) -> None:
+    config = Config(data_dir=tmp_path, pools=POOLS)
+    with closing(open_repository(config)) as repository:
+        push_library(repository.images)
+        world = World(repository, "n1", "n2")
+        publisher = Publisher(config)
+        world.apply(size=6)
+        chance = random.Random(1)
+        with Agents(repository, "n1", "n2") as agents:
+            for _ in range(3):
+                with worker(config, tmp_path):
+                    publisher.clusters()
+                    time.sleep(chance.uniform(1, 4))
+            with worker(config, tmp_path):
+                eventually(lambda: world.clusters.get("vc").up == 6)
+                world.clusters.delete("vc", Goal.DRAIN, "root")
+                publisher.clusters()
+                eventually(lambda: world.clusters.list() == [])
+        publisher.close()
+    assert agents.faults == []
+
+
+def test_operators_agents_and_the_worker_at_once(repository: Repository, others: Repository) -> None:
+    """Nothing is lost, nothing deadlocks, and in the end all is as it was declared last."""
+    world = World(repository, "n1", "n2")
+    world.apply(size=4)
+    chance = random.Random(2)
+    faults: list[Exception] = []
+    over = threading.Event()
+
+    def operate() -> None:
+        for _ in range(25):
+            try:
+                others.clusters.scale("vc", chance.randrange(7), "root")
+                others.clusters.apply(OPERATOR, declared(size=4, memory=chance.choice([200, 210])))
+            except (Conflict, NotFound) as error:
+                faults.append(error)
+
+    def work() -> None:
+        while not over.is_set():
+            for order in (o for n in ("n1", "n2") for o in others.clusters.share(n).members):
+                world.pool.join(order.name)
+            world.step()
+
+    with Agents(others, "n1", "n2") as agents, ThreadPoolExecutor(3) as pool:
+        operators = [pool.submit(operate) for _ in range(2)]
+        worker_thread = pool.submit(work)
+        for operator in operators:
+            operator.result(120)
+        world.apply(size=3, memory=220)
+        eventually(lambda: _is_as_declared(world, 3), 60)
+        over.set()
+        worker_thread.result(30)
+    assert (faults, agents.faults) == ([], [])
+    numbers = [event.seq for event in world.clusters.events("vc")]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def _is_as_declared(world: World, size: int) -> bool:
+    cluster = world.clusters.get("vc")
+    right = [
+        m for m in cluster.members if m.state is MemberState.UP and m.generation == cluster.generation
+    ]
+    return len(right) == size == len(cluster.members)
