@@ -72,7 +72,7 @@ set_clock() {
 # none.
 keep_scratch() {
     bb mount -t ext4 -o noatime "$scratch_disk" "$job" 2>/dev/null || return
-    rm -rf "$job/script" "$job/inputs" "$work" "$job/home" "$job/tmp"
+    cd "$job" && rm -rf script inputs "$work" home tmp && cd /
 }
 
 make_file_system() {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -247,6 +248,27 @@ def test_disks(bench: Bench) -> None:
     assert "disks=4" in text
     assert output.read_bytes().startswith(b"output of the guest\0")
     assert (digest(bench.image.root), digest(job)) == before
+
+
+def test_an_overlay_that_is_to_be_kept_outlives_its_machine(bench: Bench) -> None:
+    before = digest(bench.image.root)
+    kept, workdir = bench.directory / "kept, a:b", bench.directory / "same"
+    disks = []
+    for name in ("job", "scratch", "output"):
+        disks.append(DataDisk(bench.directory / name))
+        with disks[-1].path.open("wb") as file:
+            file.truncate(8 << 20)
+
+    def first_bytes(overlay: Path | None) -> str:
+        workdir.mkdir()
+        text = bench.run("disks", disks=tuple(disks), workdir=workdir, overlay=overlay)
+        shutil.rmtree(workdir)
+        return next(line for line in text.splitlines() if line.startswith("root=")).strip("\r")
+
+    assert first_bytes(kept) != "root=scribbled"
+    assert first_bytes(kept) == "root=scribbled"
+    assert first_bytes(None) != "root=scribbled"
+    assert digest(bench.image.root) == before
 
 
 def test_guest_reaches_its_endpoint(bench: Bench) -> None:
