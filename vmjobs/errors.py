@@ -13,7 +13,7 @@
     ├── Conflict                  the object is in a state that forbids this (409)
     │   ├── JobFinal              the job has ended; nobody writes to it any more
     │   ├── AttemptSuperseded     a newer attempt has taken the job
-    │   ├── ImageInUse            jobs that have not ended need the image
+    │   ├── ImageInUse            jobs that have not ended, or clusters, need the image
     │   └── MissingBlocks         blocks that were said to be here are not (any more)
     ├── PayloadTooLarge           more bytes than the limit (413)
     │   └── QuotaExceeded         more bytes than this owner may keep
@@ -143,7 +143,7 @@ class AttemptSuperseded(Conflict):
 
 
 class ImageInUse(Conflict):
-    """Jobs that have not ended need the image; the message names them."""
+    """Jobs that have not ended, or virtual clusters, need the image; the message names them."""
 
     code = "IMAGE_IN_USE"
 
@@ -179,7 +179,8 @@ class StorageFull(VMJobsError):
 class Unavailable(VMJobsError):
     """A service that is needed does not answer; trying again later is right.
 
-    ``service`` names it: ``database``, ``storage``, ``broker``, ``schedd``, ``api``, ``agent``.
+    ``service`` names it: ``database``, ``storage``, ``broker``, ``schedd``, ``pool``, ``api``,
+    ``agent``.
     """
 
     code = "UNAVAILABLE"

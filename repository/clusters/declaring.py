@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from repository.clusters.core import ClusterCore, locked_cluster, no_cluster
-from repository.clusters.history import Told, record
+from repository.clusters.history import KEPT, Told, record
 from repository.clusters.loading import cluster_view, load, member_view, nodes_now
 from repository.clusters.tables import ClusterEventRow, ClusterRow, MemberRow
 from repository.images import Viewer
@@ -58,13 +58,15 @@ class Declaring(ClusterCore):
         return cluster_view(row, sum(m.state is MemberState.UP for m in members), members)
 
     def events(self, name: str, after: int = 0) -> builtins.list[ClusterEvent]:
-        """The cluster's history past event number ``after``, oldest first."""
-        query = select(ClusterEventRow).where(
-            ClusterEventRow.cluster == name, ClusterEventRow.seq > after
-        )
+        """The last lines of the cluster's history, past event number ``after``, oldest first."""
         with self.database.read() as session:
-            if session.get(ClusterRow, name) is None:
+            cluster = session.get(ClusterRow, name)
+            if cluster is None:
                 raise no_cluster(name)
+            after = max(after, cluster.events_count - KEPT)
+            query = select(ClusterEventRow).where(
+                ClusterEventRow.cluster == name, ClusterEventRow.seq > after
+            )
             return [
                 ClusterEvent(
                     seq=row.seq,

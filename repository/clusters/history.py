@@ -13,6 +13,8 @@ from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase, state_of
 
 #: Lines of a cluster's history that are kept.
 KEPT: Final = 1000
+#: Older ones are deleted so many at a time.
+_AT_ONCE: Final = 100
 MAX_MESSAGE: Final = 8192
 _SAID: Final = {
     MemberState.ASSIGNED: "its node is to start it",
@@ -37,7 +39,7 @@ def record(
     present: datetime,
     member: MemberRow | None = None,
 ) -> None:
-    """Add a line to the history of a locked cluster; the oldest ones go."""
+    """Add a line to the history of a locked cluster; the oldest ones go, sooner or later."""
     cluster.events_count += 1
     session.add(
         ClusterEventRow(
@@ -51,7 +53,7 @@ def record(
             message=told.message[:MAX_MESSAGE],
         )
     )
-    if cluster.events_count > KEPT:
+    if cluster.events_count > KEPT and cluster.events_count % _AT_ONCE == 0:
         old = ClusterEventRow.seq <= cluster.events_count - KEPT
         session.execute(
             delete(ClusterEventRow).where(ClusterEventRow.cluster == cluster.name, old),

@@ -81,6 +81,8 @@ class Reconciling(ClusterCore):
             for action in actions:
                 doing.carry_out(action)
             _follow(session, world, present)
+            for node in sorted(doing.nodes):
+                bump(session, node)
             session.flush()
             return doing.forgotten
 
@@ -94,7 +96,7 @@ class Reconciling(ClusterCore):
 class _Doing:
     """Carries out a plan within one transaction, in which clusters and members are locked.
 
-    withdrawn: members whose machines their pools have forgotten.
+    withdrawn: members whose machines their pools have forgotten. nodes: whose share changes.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class _Doing:
         self._withdrawn = withdrawn
         self._present = present
         self.forgotten: list[str] = []
+        self.nodes: set[str] = set()
 
     def carry_out(self, action: Action) -> None:
         """Do one thing."""
@@ -120,7 +123,7 @@ class _Doing:
             case Place(member, node):
                 row = self._world.members[member]
                 row.node, row.code, row.message = node, MemberCode.PROGRESS.value, ""
-                bump(self._session, node)
+                self.nodes.add(node)
             case SetPending(member, code, why):
                 row = self._world.members[member]
                 changed, row.code, row.message = row.code != code.value, code.value, why
@@ -129,11 +132,11 @@ class _Doing:
             case SetGoal(member, goal):
                 row = self._world.members[member]
                 row.goal = goal.value
-                bump(self._session, row.node)
+                self.nodes.add(row.node)
             case Admit(member, incarnation):
                 row = self._world.members[member]
                 row.admitted, row.waiting = incarnation, None
-                bump(self._session, row.node)
+                self.nodes.add(row.node)
             case Condemn():
                 self._condemn(action)
             case Withdraw(member):
@@ -160,13 +163,13 @@ class _Doing:
         self._world.members[row.id] = row
         self._tell(row, Told(row.state, row.code, row.message))
         if row.node:
-            bump(self._session, row.node)
+            self.nodes.add(row.node)
 
     def _condemn(self, action: Condemn) -> None:
         row = self._world.members[action.member]
         row.condemned = action.incarnation
         row.why, row.why_message = action.code.value, action.why
-        bump(self._session, row.node)
+        self.nodes.add(row.node)
         self._tell(row, Told(row.state, action.code.value, action.why))
 
     def _forget(self, member: str) -> None:
@@ -177,7 +180,7 @@ class _Doing:
         if row.state != MemberState.GONE.value:
             self._tell(row, told)
         if row.node:
-            bump(self._session, row.node)
+            self.nodes.add(row.node)
         self._session.delete(row)
         self.forgotten.append(member)
         del self._world.members[member]

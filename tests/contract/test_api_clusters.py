@@ -16,10 +16,10 @@ from unittest.mock import patch
 import pytest
 import requests
 from api_process import free_port, running
-from api_support import Site, make_site, serving
+from api_support import Caller, Site, make_site, serving
 from clusters_kit import POOLS, World
 
-from api.serve import make_issuer
+from api.serve import make_app, make_issuer
 from repository.models import NodeRow
 from repository.service import open_repository
 from vmjobs.client import Client, ShareClient
@@ -186,6 +186,19 @@ def test_a_service_that_makes_no_tokens(tmp_path: Path) -> None:
     path = f"/v1/nodes/n1/members/{world.members()['vc-0'].id}/token"
     problem = site.node("n1").problem(503, "POST", path, json={"incarnation": 1})
     assert "pool_key_dir" in problem["hint"]
+
+
+def test_a_service_whose_keys_are_no_good(tmp_path: Path) -> None:
+    """Who made the tokens is told, and that it was in vain; the agent asks again."""
+    settings = {"pools": POOLS, "pool_key_dir": tmp_path / "keys-of-pools"}
+    site = make_site(tmp_path, **settings)
+    app = make_app(site.config)
+    world = World(site.repository, "n1")
+    site.admin()("PUT", "/v1/clusters/vc", json=body())
+    world.step()
+    path = f"/v1/nodes/n1/members/{world.members()['vc-0'].id}/token"
+    agent = Caller(app.test_client(), site.node("n1").token)
+    assert agent.problem(503, "POST", path, json={"incarnation": 1})["code"] == "UNAVAILABLE"
 
 
 def test_the_share_and_reports(site: Site, world: World) -> None:

@@ -474,6 +474,44 @@ def test_a_member_is_kept_until_its_pool_has_forgotten_it(world: World) -> None:
     assert world.clusters.list() == []
 
 
+class Killed(BaseException):
+    """The worker is killed at this place."""
+
+
+@pytest.mark.parametrize("asked", ["machines", "probe", "withdraw"])
+def test_a_worker_that_is_killed_when_it_has_asked_a_pool(
+    world: World, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    world.apply(size=2)
+    world.step()
+    for name in world.members():
+        world.run(name)
+    if asked == "withdraw":
+        world.step()
+        world.clusters.delete("vc", Goal.STOP, "root")
+        world.step()
+        for member in world.members().values():
+            world.report(member, Phase.GONE)
+    real, before = getattr(world.pool, asked), world.clusters.get("vc")
+
+    def killed(*arguments: object) -> None:
+        real(*arguments)
+        raise Killed
+
+    monkeypatch.setattr(world.pool, asked, killed)
+    with pytest.raises(Killed):
+        world.step()
+    assert world.clusters.get("vc") == before
+    monkeypatch.setattr(world.pool, asked, real)
+    world.step()
+    world.step()
+    if asked == "withdraw":
+        assert world.clusters.list() == []
+        assert world.pool.there == {}
+    else:
+        assert set(world.states().values()) == {MemberState.UP}
+
+
 # ------------------------------------------------------------------------- agents
 
 
