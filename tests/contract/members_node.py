@@ -214,7 +214,7 @@ def member_parts(
         source=service,
         shipper=Shipper(service),
         kit=Kit(more),
-        settings=MemberSettings(max_console=MIB, max_log=MIB, silence_seconds=silence),
+        settings=MemberSettings(max_console=MIB, silence_seconds=silence),
     )
 
 

@@ -53,9 +53,9 @@ def parts(tmp_path: Path, image: BootImage, service: Service) -> Iterator[Member
 
 
 def out(parts: MemberParts) -> str:
-    """What the script of the only member has printed by now."""
-    path = parts.journal.place(order().id).log("out")
-    return path.read_text() if path.exists() else ""
+    """What the script of the only member's last machine has printed by now."""
+    consoles = list(parts.journal.place(order().id).directory.glob("console-[0-9]"))
+    return max(consoles).read_text("utf-8", "replace") if consoles else ""
 
 
 def wait_out(parts: MemberParts, text: str) -> None:
@@ -152,6 +152,25 @@ def test_the_agent_may_go_and_come_back_and_the_service_too(
 
 def _path() -> str:
     return os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)])
+
+
+def test_a_guest_that_ends_by_itself_says_why(
+    tmp_path: Path, service: Service, image: BootImage, parts: MemberParts
+) -> None:
+    ending = member_parts(
+        tmp_path / "members", service, Images(image), more="echo no pool here; exit 3"
+    )
+    service.wants(1, order())
+    with kept(ending):
+        wait_phase(service, Phase.WAITING)
+        ended = next(r for r in service.reports if r.phase is Phase.WAITING)
+        assert (ended.code, ended.failures) == (MemberCode.GUEST_ENDED, 1)
+        assert "ended with status 3" in ended.message
+        assert "no pool here" in ended.message
+        assert {"staging", "booting"} <= set(ended.seconds)
+        wait_until(lambda: b"no pool here" in service.console(), SECONDS, "the service has it, too")
+        service.wants(2)
+        wait_until(lambda: remains(ending) == [], SECONDS, "nothing is left")
 
 
 def test_disks_of_a_persistent_machine_outlive_it(

@@ -160,32 +160,21 @@ def test_a_guest_is_told_whether_to_ask_again_for_its_token(
     assert guest.ask("GET", "/v1/token")[0] == status
 
 
-def test_an_endless_log_goes_on_whatever_was_missed_and_begins_anew_when_it_is_full(
-    guest: Guest,
-) -> None:
-    link, file = guest.link, guest.link.logs["out"]
-    link.endless, link.max_log = True, 20
+def test_words_of_a_guest_that_goes_on_for_months_are_passed_on_once(guest: Guest) -> None:
+    heard: list[bytes] = []
+    guest.link.on_words = heard.append
 
-    def post(offset: int, data: bytes) -> int:
-        return guest.ask("POST", f"/v1/log/out?offset={offset}", data)[0]
+    def post(name: str, offset: int, data: bytes) -> int:
+        return guest.ask("POST", f"/v1/log/{name}?offset={offset}", data)[0]
 
-    assert post(0, b"first ") == 204
-    assert post(100, b"after a while ") == 204
-    assert post(100, b"after a while ") == 204
-    assert file.read_bytes() == b"first after a while "
-    assert post(114, b"anew") == 204
-    assert post(114, b"anew, ") == 204
-    assert post(120, b"on") == 204
-    assert post(20, b"long gone") == 204
-    assert file.read_bytes() == b"anew, on"
-    assert post(-1, b"x") == 409
-
-
-def test_an_endless_log_goes_on_after_the_agent_was_started_again(guest: Guest) -> None:
-    guest.link.endless = True
-    guest.link.logs["out"].write_bytes(b"of before; ")
-    assert guest.ask("POST", "/v1/log/out?offset=5000", b"of now")[0] == 204
-    assert guest.link.logs["out"].read_bytes() == b"of before; of now"
+    assert post("out", 5000, b"after an agent ") == 204  # another agent has heard the rest
+    assert post("out", 5000, b"after an agent ") == 204
+    assert post("out", 5000, b"after an agent and more ") == 204
+    assert post("err", 0, b"an error ") == 204
+    assert post("out", 9000, b"after a while ") == 204
+    assert post("out", 5000, b"long gone") == 204
+    assert heard == [b"after an agent ", b"and more ", b"an error ", b"after a while "]
+    assert not guest.link.logs["out"].exists()
 
 
 def test_a_request_for_orders_lasts_no_longer_than_its_link_says(guest: Guest) -> None:

@@ -111,7 +111,6 @@ def test_a_new_machine_finds_nothing_of_the_last_but_its_console(journal: Member
         (place.machine / "vm").mkdir()
         place.endpoint.write_text("socket")
         place.console(incarnation).write_text("console")
-        place.log("out").write_text("out")
     place.begin(4)
     left = sorted(path.name for path in place.directory.iterdir())
     assert left == ["console-3", "machine", "record.json"]

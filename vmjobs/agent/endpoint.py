@@ -43,8 +43,8 @@ class GuestLink:
 
     logs: files for ``out`` and ``err``; ``max_log`` bytes are kept of each.
     on_log: called after a log has grown.
-    endless: the logs of a guest that goes on for months. A log that is full begins anew, and what
-        never came while nobody listened is left out of it.
+    on_words: takes what the script prints, in place of logs, of a guest that goes on for months. What
+        it prints while nobody listens is lost.
     pool_token: for a machine of a cluster: its token for the pool.
     longest_wait: that a request for orders may last, in seconds.
     beating: the guest has begun to ask for orders, and so is heard of from now on.
@@ -57,14 +57,14 @@ class GuestLink:
     logs: dict[str, Path]
     max_log: int
     on_log: Callable[[], None] = lambda: None
-    endless: bool = False
+    on_words: Callable[[bytes], None] | None = None
     pool_token: Callable[[], str] | None = None
     longest_wait: float = math.inf
     heard: float = field(default_factory=time.monotonic)
     signals: list[int] = field(default_factory=list)
     beating: bool = False
     closed: bool = False
-    left_out: dict[str, int] = field(default_factory=dict)
+    words_end: dict[str, int] = field(default_factory=dict)
     writing: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -201,14 +201,14 @@ def _append(link: GuestLink, name: str, incoming: Request) -> Response:
 
 
 def _append_data(link: GuestLink, name: str, offset: int, data: bytes) -> Response:
-    path = link.logs[name]
-    size = path.stat().st_size if path.exists() else 0
-    if link.endless and offset >= 0:
-        offset, size = _go_on(link, name, offset, len(data), size)
-    elif offset < 0 or (offset > size and size < link.max_log):
-        return _plain(f"the next offset is {size}", 409)
     if len(data) > MAX_LOG_CHUNK:
         return _plain(f"at most {MAX_LOG_CHUNK} bytes at once", 413)
+    if link.on_words is not None:
+        return _pass_on(link, link.on_words, name, offset, data)
+    path = link.logs[name]
+    size = path.stat().st_size if path.exists() else 0
+    if offset < 0 or (offset > size and size < link.max_log):
+        return _plain(f"the next offset is {size}", 409)
     fresh = data[max(0, size - offset) :][: max(0, link.max_log - size)]
     if fresh and offset <= size:
         with path.open("ab") as file:
@@ -217,15 +217,14 @@ def _append_data(link: GuestLink, name: str, offset: int, data: bytes) -> Respon
     return _plain("", 204)
 
 
-def _go_on(link: GuestLink, name: str, offset: int, length: int, size: int) -> tuple[int, int]:
-    """Where bytes of an endless log belong in its file, and what that has by now."""
-    place = offset - link.left_out.get(name, 0)
-    place = min(place, size)
-    if size >= link.max_log and place + length > size:
-        link.logs[name].write_bytes(b"")
-        place, size = place - size, 0
-    link.left_out[name] = offset - place
-    return place, size
+def _pass_on(
+    link: GuestLink, take: Callable[[bytes], None], name: str, offset: int, data: bytes
+) -> Response:
+    end = link.words_end.get(name, offset)
+    if fresh := data[max(0, end - offset) :]:
+        take(fresh)
+        link.words_end[name] = offset + len(data)
+    return _plain("", 204)
 
 
 def _words(incoming: Request) -> dict[str, str]:

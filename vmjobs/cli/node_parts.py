@@ -77,8 +77,6 @@ def member_parts(
         source=source,
         shipper=Shipper(source),
         kit=WorkerKit(),
-        settings=MemberSettings(
-            max_console=settings.max_console_bytes, max_log=settings.max_stream_bytes
-        ),
+        settings=MemberSettings(max_console=settings.max_console_bytes),
         seeds=NoCloud(),
     )

@@ -57,15 +57,11 @@ class MemberPlace:
         self.kept = directory / KEPT
 
     def console(self, incarnation: int) -> Path:
-        """The serial console of one of its machines."""
+        """The serial console of one of its machines, and what its script prints."""
         return self.directory / f"console-{incarnation}"
 
-    def log(self, name: str) -> Path:
-        """What the guest's script prints: ``out`` and ``err``."""
-        return self.directory / name
-
     def clear(self) -> None:
-        """Remove what goes with a machine. The consoles and logs of the last stay."""
+        """Remove what goes with a machine. The consoles of the last stay."""
         self.endpoint.unlink(missing_ok=True)
         if self.machine.exists():
             shutil.rmtree(self.machine)
@@ -80,8 +76,6 @@ class MemberPlace:
     def begin(self, incarnation: int) -> None:
         """Make room for a new machine; of the consoles the last one before stays."""
         self.clear()
-        for name in ("out", "err"):
-            self.log(name).unlink(missing_ok=True)
         kept = self.console(incarnation - 1).name
         for path in self.directory.glob("console-*"):
             if path.name.partition(".")[0] != kept:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from vmjobs.agent.inbox import ExitReported, Ready
 from vmjobs.agent.members.machine import MemberMachine, MemberParts, News, Over, Renewed, why_not
-from vmjobs.agent.members.plan import ADMIT, DRAIN, NEW_TOKEN, Effect, decide, ended
+from vmjobs.agent.members.plan import ADMIT, DRAIN, NEW_TOKEN, Effect, decide
 from vmjobs.agent.members.record import End, Facts, Record
 from vmjobs.agent.members.telling import Reporter
 from vmjobs.cluster.member import MemberCode, Phase
@@ -349,10 +349,7 @@ def _noted(facts: Facts, news: _Heard, now: float) -> Facts:
     elif isinstance(news, ExitReported) and facts.exit is None:
         facts = facts.but(exit=news.exit, exit_at=now)
     elif isinstance(news, Over) and facts.end is None:
-        told = facts.exit is not None
-        message = ended(facts)
-        end = End(code=MemberCode.GUEST_ENDED, message=message) if told else news.end
-        facts = facts.but(end=end)
+        facts = facts.but(end=news.end)
     elif isinstance(news, Renewed):
         facts = facts.but(renewed=news.due)
     return facts

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.endpoint import MAX_WAIT, GuestLink, serving
-from vmjobs.agent.inbox import GuestSilent, MachineGone, Observation, Panicked, Ready
+from vmjobs.agent.inbox import ExitReported, GuestSilent, MachineGone, Observation, Panicked, Ready
 from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk, write_job_tar
 from vmjobs.agent.members.journal import MemberJournal, MemberPlace
+from vmjobs.agent.members.plan import ended
 from vmjobs.agent.members.record import End, Record
 from vmjobs.agent.members.telling import Console, Shipper
 from vmjobs.agent.members.tokens import PoolTokens
@@ -38,7 +39,7 @@ from vmjobs.hypervisor.base import (
     Network,
 )
 from vmjobs.local import describe_inputs
-from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket, NetworkMode, ReasonCode
+from vmjobs.model import MIB, ExitStatus, HypervisorKind, JobSpec, JobTicket, NetworkMode, ReasonCode
 from vmjobs.paths import below
 from vmjobs.ports import GuestKit, ImageSource, SeedSource, ShareSource
 
@@ -56,7 +57,6 @@ class MemberSettings:
     """Limits (bytes) and deadlines (seconds) of members."""
 
     max_console: int
-    max_log: int
     silence_seconds: float = 120.0
 
 
@@ -112,6 +112,7 @@ class MemberMachine:
     driver: Hypervisor | None = None
     name: str = ""
     ready: bool = False
+    _exit: ExitStatus | None = None
     _image: BootImage | None = None
     _link: GuestLink | None = None
     _watch: Watch | None = None
@@ -270,7 +271,7 @@ class MemberMachine:
         return disks
 
     def _serve(self, place: MemberPlace, record: Record) -> None:
-        settings = self.parts.settings
+        console, silence = place.console(self.incarnation), self.parts.settings.silence_seconds
         (place.machine / "outputs").mkdir(exist_ok=True, parents=True)
         self._tokens = PoolTokens(
             fetch=lambda: self.parts.source.token(self.order.id, self.incarnation),
@@ -281,11 +282,11 @@ class MemberMachine:
             inbox=self,
             tray=OutputTray(place.machine / "outputs", (), MIB),
             job_tar=place.machine / "job.tar",
-            logs={name: place.log(name) for name in ("out", "err")},
-            max_log=settings.max_log,
-            endless=True,
+            logs={},
+            max_log=0,
+            on_words=lambda words: _append(console, words),
             pool_token=self._tokens.get,
-            longest_wait=min(MAX_WAIT, settings.silence_seconds / 4),
+            longest_wait=min(MAX_WAIT, silence / 4),
         )
         self._around.enter_context(serving(self._link, place.endpoint))
 
@@ -312,6 +313,8 @@ class MemberMachine:
         """What endpoint and watch have seen; what ends the machine is told as that."""
         if isinstance(seen, Ready):
             self.ready = True
+        if isinstance(seen, ExitReported):
+            self._exit = self._exit or seen.exit
         console = self._place.console(self.incarnation)
         if isinstance(seen, MachineGone):
             self.tell(Over(self._early_end(console)))
@@ -325,6 +328,9 @@ class MemberMachine:
             self.tell(seen)
 
     def _early_end(self, console: Path) -> End:
+        if self._exit is not None:
+            message = with_console(ended(self._exit), last_lines(console))
+            return _end(MemberCode.GUEST_ENDED, message)
         ending, panic = self._ending(), panic_text(console)
         if ending is Ending.UNKNOWN and panic is None:
             message = "the machine is gone, and nobody knows how it ended"
@@ -352,6 +358,12 @@ _CODES = {
     ReasonCode.IMAGE_UNAVAILABLE: MemberCode.IMAGE_UNAVAILABLE,
     ReasonCode.NODE_FAILED: MemberCode.NODE_FAILED,
 }
+
+
+def _append(console: Path, words: bytes) -> None:
+    """What the script prints stands on the console, among what its machine says."""
+    with console.open("ab") as file:
+        file.write(words)
 
 
 def _end(code: MemberCode, message: str) -> End:

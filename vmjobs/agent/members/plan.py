@@ -25,6 +25,7 @@ from enum import Enum, auto
 from vmjobs.agent.members.record import End, Facts, Record
 from vmjobs.cluster.member import Goal, MemberCode, Phase
 from vmjobs.cluster.wire import MemberOrder
+from vmjobs.model import ExitStatus
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 300.0
@@ -189,7 +190,7 @@ def _seen_end(record: Record, facts: Facts, now: float) -> End | None:
     if facts.end is not None:
         return _drained(record, facts) or facts.end
     if facts.exit is not None and now >= facts.exit_at + POWER_OFF_SECONDS:
-        return _drained(record, facts) or End(code=MemberCode.GUEST_ENDED, message=ended(facts))
+        return _drained(record, facts) or End(code=MemberCode.GUEST_ENDED, message=ended(facts.exit))
     if record.deadline == 0.0 or now < record.deadline:
         return None
     return _overdue(record)
@@ -201,13 +202,11 @@ def _drained(record: Record, facts: Facts) -> End | None:
     return None
 
 
-def ended(facts: Facts) -> str:
+def ended(exit: ExitStatus) -> str:
     """How the guest's script ended, as a sentence."""
-    if facts.exit is None:
-        return "the guest ended without a word"
-    if facts.exit.signal is not None:
-        return f"the guest's script was killed by signal {facts.exit.signal}"
-    return f"the guest's script ended with status {facts.exit.code}"
+    if exit.signal is not None:
+        return f"the guest's script was killed by signal {exit.signal}"
+    return f"the guest's script ended with status {exit.code}"
 
 
 def _overdue(record: Record) -> End | None:
