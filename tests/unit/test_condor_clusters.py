@@ -215,8 +215,12 @@ def test_expressions_are_taken(start: str) -> None:
         "[a",
         "1, 2",
         "{1}, 2",
-    ]
-    + ["/* x */ 1", "1 // x", "a; b", "$$(x)", "'"],
+        "/* x */ 1",
+        "1 // x",
+        "a; b",
+        "$$(x)",
+        "'",
+    ],
 )
 def test_what_is_no_expression_is_refused(start: str) -> None:
     assert found(start=start) == {"start": "bad_expression"}

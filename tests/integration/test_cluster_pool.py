@@ -1,0 +1,355 @@
+"""A cluster's machine and its pool: the token, the probe, the drain. What no service is needed for.
+
+The machine is a container: the guest's script in it is the real one, and so is the startd, the network
+between it and the site's central manager, and every signal.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from grid_kit import ROOT, Grid, run, wait_for
+
+from condor.worker import WorkerKit
+from vmjobs.cluster.member import Goal
+from vmjobs.cluster.wire import MemberOrder, PoolAddress
+
+PORT: Final = 8099
+TOKEN: Final = "/run/vmjobs/pool-token"
+
+#: The machine's endpoint, as far as the script asks it anything.
+ENDPOINT: Final = f"""
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.headers["Authorization"] == "Bearer job" and self.path == "/v1/token"
+        body = open("{TOKEN}", "rb").read() if known else b""
+        self.send_response(200 if known else 403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+http.server.ThreadingHTTPServer(("127.0.0.1", {PORT}), Handler).serve_forever()
+"""
+
+
+def mint(grid: Grid, member: str, seconds: int = 600) -> dict[str, Any]:
+    """A token, as the service makes them."""
+    code = (
+        "import sys; from vmjobs.config import load; from condor.pool_tokens import CondorMinter;"
+        "c = load(); name, seconds = sys.argv[1], int(sys.argv[2]);"
+        "m = CondorMinter(c.pool_key_dir, c.pools).mint('site', name, seconds);"
+        "print(m.model_dump_json())"
+    )
+    answer: dict[str, Any] = json.loads(
+        grid.on("api", "python3", "-c", code, member, str(seconds), user="vmjobs")
+    )
+    return answer
+
+
+def pool(grid: Grid, expression: str) -> Any:
+    """What the service's pool says."""
+    code = (
+        "import json; from vmjobs.config import load; from condor.pool import CondorPool;"
+        "pool = CondorPool('site', *load().pools['site'].split()[:2]);"
+        f"print(json.dumps({expression}, default=vars))"
+    )
+    return json.loads(grid.on("worker", "python3", "-c", code, user="vmjobs"))
+
+
+class Machine:
+    """A member's machine."""
+
+    def __init__(self, grid: Grid, folder: Path, name: str, **fields: Any) -> None:
+        self.grid, self.name = grid, name
+        self.order = MemberOrder(
+            id=uuid.uuid4().hex,
+            cluster=name.rpartition("-")[0],
+            name=name,
+            goal=Goal.RUN,
+            image="sha256:" + "0" * 64,
+            cpus=1,
+            memory=512,
+            disk=512,
+            pool=PoolAddress(name="site", collector="site.grid", trust_domain="grid"),
+            boot_seconds=100,
+            drain_seconds=100,
+            **fields,
+        )
+        self._kit = folder
+        self.container = run(
+            *("docker", "run", "-d", "--init", "--network", f"{grid.project}_grid", "--user", "root"),
+            *(f"{grid.project}/builder", "sleep", "infinity"),
+        ).strip()
+
+    def start(self, token: str) -> None:
+        """Put the files where the guest program has them, and run the script as it does."""
+        for name, content in WorkerKit().files(self.order, 1).items():
+            (self._kit / name).write_bytes(content)
+        self("mkdir", "-p", "/job", "/run/vmjobs/job", "/run/lock", "/usr/lib/vmjobs")
+        run("docker", "cp", str(self._kit), f"{self.container}:/job/work")
+        for part in ("base.sh", "http.sh"):
+            run(
+                "docker",
+                "cp",
+                str(ROOT / "images" / "guest" / part),
+                f"{self.container}:/usr/lib/vmjobs/",
+            )
+        self(
+            "sh",
+            "-c",
+            "rm -f /etc/condor/config.d/*; chown -R root:root /job/work; chmod 0755 /job/work",
+        )
+        env = f"VMJOBS_ENDPOINT='http://127.0.0.1:{PORT}'\\nVMJOBS_TOKEN='job'\\n"
+        self("sh", "-c", f'printf "{env}" >/run/vmjobs/job/job.env')
+        self.put_token(token)
+        run("docker", "exec", "-d", self.container, "python3", "-c", ENDPOINT)
+        wait_for(lambda: f":{PORT:04X} " in self("cat", "/proc/net/tcp") or None, "the endpoint", 20)
+        script = "cd /job/work; echo $$ >/run/pid; exec sh ./script"
+        wrapped = f"sh -c '{script}' >/run/said 2>&1; echo $? >/run/status"
+        run("docker", "exec", "-d", self.container, "sh", "-c", wrapped)
+
+    def put_token(self, token: str) -> None:
+        self("sh", "-c", f"umask 077; echo {token} >{TOKEN}")
+
+    def __call__(self, *command: str, check: bool = True) -> str:
+        return run("docker", "exec", self.container, *command, check=check)
+
+    def signal(self, name: str) -> None:
+        self("sh", "-c", f"kill -{name} $(cat /run/pid)")
+
+    def said(self) -> str:
+        return self("cat", "/run/said")
+
+    def ad(self, attribute: str) -> str:
+        """What the collector says of the machine; empty: it has no ad."""
+        where = f'VMJobsMember == "{self.name}" && PartitionableSlot'
+        return self.grid.on("site", "condor_status", "-constraint", where, "-af", attribute).strip()
+
+    def remove(self) -> None:
+        run("docker", "rm", "-f", self.container)
+
+
+MakeMachine = Callable[..., Machine]
+
+
+@pytest.fixture
+def machine(grid: Grid, tmp_path: Path) -> Iterator[MakeMachine]:
+    """Makes machines; they are gone afterwards, from the pool too."""
+    made: list[Machine] = []
+
+    def make(**fields: Any) -> Machine:
+        name = f"t{uuid.uuid4().hex[:8]}-0"
+        folder = tmp_path / name
+        folder.mkdir()
+        made.append(Machine(grid, folder, name, **fields))
+        made[-1].start(mint(grid, name)["token"])
+        wait_for(lambda: made[-1].ad("Name"), f"{name} to join; it said: {made[-1].said()}", 60)
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.remove()
+        pool(grid, f"pool.withdraw(['{each.name}'])")
+
+
+@pytest.fixture
+def queue(grid: Grid) -> Iterator[Queue]:
+    """Jobs at the site's schedd."""
+    jobs = Queue(grid)
+    yield jobs
+    jobs.clear()
+
+
+class Queue:
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.ids: list[str] = []
+
+    def submit(self, cluster: str, script: str, **extra: str) -> str:
+        lines = {
+            "executable": "/bin/sh",
+            "transfer_executable": "false",
+            "arguments": f"\"-c '{script}'\"",
+            "initialdir": "/var/tmp",  # noqa: S108
+            "requirements": f'TARGET.VirtualCluster == "{cluster}"',
+            "should_transfer_files": "YES",
+            "when_to_transfer_output": "ON_EXIT",
+            "request_memory": "16",
+            "request_disk": "1024",
+            **extra,
+        }
+        text = "".join(f"{k} = {v}\n" for k, v in lines.items()) + "queue\n"
+        command = ("sh", "-c", 'printf "%s" "$1" | condor_submit -terse -', "-", text)
+        self.ids.append(self.grid.on("site", *command, user="vmjobs").split()[0])
+        return self.ids[-1]
+
+    def state(self, job: str) -> tuple[str, ...]:
+        """State (a number, as HTCondor has it), exit code, starts."""
+        words = ("-af", "JobStatus", "ExitCode", "NumShadowStarts")
+        found = self.grid.on("site", "condor_q", job, *words, user="vmjobs").split()
+        if not found:
+            found = self.grid.on("site", "condor_history", "-limit", "1", job, *words).split()
+        return tuple(found)
+
+    def until(self, job: str, status: str, seconds: float = 60) -> tuple[str, ...]:
+        return wait_for(
+            lambda: said if (said := self.state(job))[:1] == (status,) else None,
+            f"job {job} to get to {status}",
+            seconds,
+        )
+
+    def clear(self) -> None:
+        for job in self.ids:
+            self.grid.on("site", "condor_rm", job, user="vmjobs", check=False)
+
+
+def as_bearer(grid: Grid, token: str, *command: str) -> str:
+    """Run a command of HTCondor's with a token and nothing else, on a host that is not the site's."""
+    script = (
+        "d=$(mktemp -d); trap 'rm -rf $d' EXIT; printf %s \"$1\" >$d/token; shift; export HOME=$d;"
+        " export _CONDOR_SEC_TOKEN_DIRECTORY=$d _CONDOR_SEC_CLIENT_AUTHENTICATION_METHODS=IDTOKENS;"
+        ' "$@" 2>&1 || true'
+    )
+    return grid.on("api", "sh", "-c", script, "-", token, *command, user="vmjobs")
+
+
+def advertise(grid: Grid, token: str, **attributes: str) -> None:
+    ad = {"MyType": "Machine", "MyAddress": "<192.0.2.1:9>", "State": "Unclaimed", **attributes}
+    text = "".join(f'{name} = "{value}"\n' for name, value in ad.items())
+    send = 'printf "%s" "$1" >$HOME/ad; condor_advertise -pool site.grid -tcp UPDATE_STARTD_AD $HOME/ad'
+    as_bearer(grid, token, "sh", "-c", send, "-", text)
+
+
+def advertised(grid: Grid, machine: str) -> str:
+    where = f'Machine == "{machine}"'
+    return grid.on("site", "condor_status", "-constraint", where, "-af", "MyAddress").strip()
+
+
+def test_a_token_is_for_one_machine_and_for_nothing_else(grid: Grid) -> None:
+    name = f"t{uuid.uuid4().hex[:8]}-0"
+    other = name.replace("-0", "-1")
+    minted = mint(grid, name)
+    assert minted["identity"] == f"vmjobs-{name}@grid"
+    token = minted["token"]
+
+    def may(kind: str, right: str) -> bool:
+        ping = (
+            "condor_ping",
+            "-pool",
+            "site.grid",
+            "-name",
+            "site.grid",
+            "-type",
+            kind,
+            "-table",
+            right,
+        )
+        return " ALLOW " in as_bearer(grid, token, *ping)
+
+    assert may("collector", "ADVERTISE_STARTD")
+    for right in (
+        "WRITE",
+        "DAEMON",
+        "ADMINISTRATOR",
+        "NEGOTIATOR",
+        "ADVERTISE_SCHEDD",
+        "ADVERTISE_MASTER",
+    ):
+        assert not may("collector", right), right
+    assert not may("schedd", "WRITE")
+
+    mine = {"Name": f"slot1@{name}.vc", "Machine": f"{name}.vc", "VMJobsMember": name}
+    advertise(grid, token, **mine)
+    wait_for(lambda: advertised(grid, f"{name}.vc"), "its own ad to be taken", 20)
+    for stolen in (
+        {"Name": f"slot1@{other}.vc", "Machine": f"{other}.vc", "VMJobsMember": other},
+        {"Name": f"slot1@{other}.vc", "Machine": f"{other}.vc", "VMJobsMember": name},
+        {"Name": "slot1@node9.grid", "Machine": "node9.grid", "VMJobsMember": name},
+        {"Name": "slot1@node9.grid", "Machine": "node9.grid"},
+    ):
+        advertise(grid, token, **stolen)
+        assert not advertised(grid, stolen["Machine"]), stolen
+    pool(grid, f"pool.withdraw(['{name}'])")
+    assert not advertised(grid, f"{name}.vc")
+
+
+def test_a_machine_joins_is_probed_admitted_and_drained(
+    grid: Grid, machine: MakeMachine, queue: Queue
+) -> None:
+    here = machine(attributes={"Flavour": 'a "b" $(HOME)'}, start="TARGET.Wanted =?= True")
+    cluster = here.order.cluster
+    assert here.ad("Flavour") == 'a "b" $(HOME)'
+    (known,) = [m for m in pool(grid, "pool.machines()") if m["name"] == here.name]
+    assert (known["incarnation"], known["busy"], known["jobs"]) == (1, False, 0)
+    assert known["system"].startswith("Debian")
+
+    wanted = {"+Wanted": "True"}
+    early = queue.submit(cluster, "test $(id -u) != 0 && exit 7", **wanted)
+    refused = queue.submit(cluster, "true")
+    wait_for(
+        lambda: pool(grid, f"pool.probe('{here.name}', 1)") == "ran" or None, "the probe to run", 60
+    )
+    assert queue.state(early)[0] == "1"  # not before it is admitted
+    here.signal("USR1")
+    assert queue.until(early, "4")[1] == "7"
+    assert queue.state(refused)[0] == "1"  # the operator's word
+
+    # One that grants itself no time to retire must not be ended by a drain either.
+    running = queue.submit(cluster, "sleep 8; exit 5", **wanted, max_job_retirement_time="0")
+    queue.until(running, "2")
+    (known,) = [m for m in pool(grid, "pool.machines()") if m["name"] == here.name]
+    assert (known["busy"], known["jobs"]) == (True, 2)
+    here.signal("TERM")
+    late = queue.submit(cluster, "true", **wanted)
+    assert queue.until(running, "4") == ("4", "5", "1")
+    assert (
+        wait_for(lambda: here("cat", "/run/status", check=False).strip(), "the script to end", 60)
+        == "0"
+    )
+    assert here.ad("Name") == ""
+    assert queue.state(late) == ("1", "undefined", "undefined")
+    assert "drained" in here.said()
+
+
+def test_a_new_token_replaces_the_old_one(grid: Grid, machine: MakeMachine) -> None:
+    here = machine()
+    fresh = mint(grid, here.name, 1200)["token"]
+    here.put_token(fresh)
+    here.signal("USR2")
+    file = "/etc/condor/tokens.d/vmjobs"
+    wait_for(lambda: here("cat", file).strip() == fresh or None, "the new token", 30)
+    assert here("stat", "-c", "%a %U", file).split() == ["600", "root"]
+    assert fresh not in here("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")
+    assert fresh not in here.said()
+
+
+def test_the_script_ends_as_its_startd_does(grid: Grid, machine: MakeMachine) -> None:
+    here = machine()
+    here("pkill", "-KILL", "-x", "condor_startd")
+    assert (
+        wait_for(lambda: here("cat", "/run/status", check=False).strip(), "the script to end", 30)
+        == "137"
+    )
+    assert here.ad("Name")  # nobody has told the collector
+    pool(grid, f"pool.withdraw(['{here.name}'])")
+    assert here.ad("Name") == ""
+
+
+def test_probes_of_machines_that_are_gone_are_removed(grid: Grid, machine: MakeMachine) -> None:
+    here = machine()
+    here("pkill", "-STOP", "-x", "condor_startd")
+    assert pool(grid, f"pool.probe('{here.name}', 1)") == "waiting"
+    where = f'VMJobsProbeMember == "{here.name}"'
+    probes = ("condor_q", "-all", "-constraint", where, "-af", "ClusterId")
+    assert len(grid.on("site", *probes).split()) == 1
+    assert pool(grid, f"pool.probe('{here.name}', 1)") == "waiting"
+    assert len(grid.on("site", *probes).split()) == 1  # found again, not queued again
+    pool(grid, f"pool.withdraw(['{here.name}'])")
+    wait_for(lambda: not grid.on("site", *probes).strip() or None, "the probe to leave the queue", 60)
+    assert pool(grid, f"pool.probe('{here.name}', 1)") == "waiting"  # not in the pool
+    assert not grid.on("site", *probes).strip()
