@@ -25,9 +25,12 @@ ASK_EVERY: Final = timedelta(seconds=15)
 
 @dataclass
 class Look:
-    """What came of asking one pool. problem: why it did not answer; empty: it did."""
+    """What came of asking one pool.
 
-    machines: dict[str, PoolMachine] = field(default_factory=dict)
+    machines: None: it did not say. problem: why it did not answer all; empty: it did.
+    """
+
+    machines: dict[str, PoolMachine] | None = None
     problem: str = ""
 
 
@@ -44,10 +47,16 @@ def ask(world: World, pools: Mapping[str, Pool], present: datetime) -> Looks:
     looks = Looks()
     for name in sorted({row.pool for row in world.members.values()}):
         mine = [row for row in world.members.values() if row.pool == name]
-        row = world.pools.get(name)
-        if row is None or present - row.asked >= ASK_EVERY or any(_awaited(m) for m in mine):
+        if _is_time(world.pools.get(name), mine, present):
             looks.pools[name] = _look(name, mine, pools, looks.probes)
     return looks
+
+
+def _is_time(pool: PoolRow | None, members: Iterable[MemberRow], present: datetime) -> bool:
+    if pool is None or present - pool.asked >= ASK_EVERY:
+        return True
+    # One that does not answer costs a time-out each time, and other pools wait for it.
+    return not pool.problem and any(_awaited(row) for row in members)
 
 
 def _look(
@@ -56,19 +65,18 @@ def _look(
     pools: Mapping[str, Pool],
     probes: dict[tuple[str, int], ProbeState],
 ) -> Look:
-    pool = pools.get(name)
+    pool, look = pools.get(name), Look()
     if pool is None:
-        return Look(
-            problem=f"the pool {name} is none of this service's any more: see its setting pools"
-        )
+        look.problem = f"the pool {name} is none of this service's any more: see its setting pools"
+        return look
     try:
-        look = Look(_newest(pool.machines()))
+        look.machines = _newest(pool.machines())
         for row in members:
             machine = look.machines.get(row.name)
             if machine and _awaited(row) and machine.incarnation == row.incarnation:
                 probes[row.id, row.incarnation] = pool.probe(row.name, row.incarnation)
     except Unavailable as error:
-        return Look(problem=error.message)
+        look.problem = error.message
     return look
 
 
@@ -92,7 +100,7 @@ def is_news(world: World, looks: Looks) -> bool:
         if row is None or row.problem != look.problem:
             return True
         for member in world.members.values():
-            if member.pool == name and not look.problem and _seen(member, look) != _kept(member):
+            if member.pool == name and _seen(member, look) != _kept(member):
                 return True
     return False
 
@@ -102,6 +110,8 @@ def _kept(row: MemberRow) -> tuple[int, bool, int]:
 
 
 def _seen(row: MemberRow, look: Look) -> tuple[int, bool, int]:
+    if look.machines is None:
+        return _kept(row)
     machine = look.machines.get(row.name)
     if machine is None:
         return 0, False, row.jobs
@@ -126,12 +136,10 @@ def overlay(world: World, looks: Looks, present: datetime) -> list[str]:
         before, row.asked, row.problem = row.problem, present, look.problem
         if bool(before) != bool(look.problem):
             turned.append(name)
-        if look.problem:
-            continue
         for member in world.members.values():
             if member.pool != name:
                 continue
-            if before and member.waiting is not None:
+            if before and not look.problem and member.waiting is not None:
                 member.waiting = present  # time in which nobody could look does not count
             _update(member, look, present)
     return turned

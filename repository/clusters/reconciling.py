@@ -202,6 +202,8 @@ def _withdraw(actions: Iterable[Action], world: World, pools: Mapping[str, Pool]
     for name in sorted({row.pool for row in rows}):
         mine = [row for row in rows if row.pool == name]
         pool = pools.get(name)
+        if pool is not None and name in world.pools and world.pools[name].problem:
+            continue
         try:
             if pool is not None:
                 pool.withdraw([row.name for row in mine])

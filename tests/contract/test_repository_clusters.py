@@ -16,7 +16,15 @@ from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
 from vmjobs.cluster.spec import Size
 from vmjobs.cluster.wire import MemberReport, MemberReports, Outcome
 from vmjobs.config import Config
-from vmjobs.errors import Conflict, Forbidden, ImageInUse, InvalidRequest, InvalidSpec, NotFound
+from vmjobs.errors import (
+    Conflict,
+    Forbidden,
+    ImageInUse,
+    InvalidRequest,
+    InvalidSpec,
+    NotFound,
+    Unavailable,
+)
 from vmjobs.model import now
 from vmjobs.ports import ProbeState
 
@@ -227,12 +235,35 @@ def test_a_pool_that_does_not_answer_is_nobodys_fault(world: World) -> None:
     assert world.orders("n1")["vc-0"].condemned == 0
     assert world.codes()[-1] == ("", "POOL", "POOL_UNAVAILABLE")
     world.pool.down = False
-    world.step()
+    world.step(15)
     assert world.orders("n1")["vc-0"].condemned == 0
     world.pool.join("vc-0")
     world.step()
     assert world.states()["vc-0"] is MemberState.UP
     assert ("", "POOL", "PROGRESS") in world.codes()
+
+
+def test_a_pool_whose_schedd_alone_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the collector says is known; nobody is admitted, and nobody condemned."""
+    world.apply()
+    world.step()
+
+    def probe(member: str, incarnation: int) -> ProbeState:
+        raise Unavailable("pool", "the schedd does not answer")
+
+    monkeypatch.setattr(world.pool, "probe", probe)
+    world.run("vc-0")
+    for _ in range(4):
+        world.step(20)
+    assert world.states() == {"vc-0": MemberState.PROBING}
+    assert world.orders("n1")["vc-0"].condemned == 0
+    asked = world.pool.calls
+    for _ in range(5):
+        world.step(1)  # one that does not answer is not asked all the time
+    assert world.pool.calls == asked
+    monkeypatch.undo()
+    world.step(15)
+    assert world.states() == {"vc-0": MemberState.UP}
 
 
 def test_a_machine_that_ends_is_withdrawn_at_once(world: World) -> None:

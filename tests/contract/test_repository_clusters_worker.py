@@ -18,7 +18,7 @@ from test_repository_worker import eventually, worker
 from repository.broker import Publisher
 from repository.service import Repository, open_repository
 from vmjobs.cluster.member import Goal, MemberState, Phase
-from vmjobs.cluster.wire import MemberReport, MemberReports
+from vmjobs.cluster.wire import MemberReport, MemberReports, Outcome
 from vmjobs.config import Config
 from vmjobs.errors import Conflict, NotFound
 from vmjobs.model import now
@@ -130,6 +130,14 @@ def test_operators_agents_and_the_worker_at_once(repository: Repository, others:
     assert (faults, agents.faults) == ([], [])
     numbers = [event.seq for event in world.clusters.events("vc")]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_one_cluster_declared_by_many_at_once(repository: Repository, others: Repository) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        declaring = [r.clusters for r in (repository, others) for _ in range(4)]
+        done = list(pool.map(lambda clusters: clusters.apply(OPERATOR, declared()), declaring))
+    outcomes = [applied.outcome for applied in done]
+    assert sorted(outcomes) == [Outcome.CREATED, *[Outcome.UNCHANGED] * 7]
 
 
 def _is_as_declared(world: World, size: int) -> bool:
