@@ -122,6 +122,53 @@ def test_a_token_that_was_refused_is_refused(told: list[float]) -> None:
         pool_tokens(Service(Forbidden("not that machine")), told).get()
 
 
+def test_nobody_waits_for_a_token_once_the_machine_is_left(told: list[float]) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def fetch() -> PoolToken:
+        asked.set()
+        answer.wait(30)
+        return Service().token(MEMBER, 1)
+
+    box = PoolTokens(fetch, told.append)
+    faults: list[VMJobsError] = []
+
+    def ask() -> None:
+        try:
+            box.get()
+        except VMJobsError as fault:
+            faults.append(fault)
+
+    waiting = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    assert asked.wait(5)
+    box.close()
+    for thread in waiting:
+        thread.join(5)
+    assert [type(fault) for fault in faults] == [Unavailable] * 3
+    answer.set()
+
+
+def test_those_who_ask_at_once_share_one_token(told: list[float]) -> None:
+    service = Service()
+    box = pool_tokens(service, told)
+    threads = [threading.Thread(target=box.get) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert service.given == 1
+
+
+def test_a_fault_of_our_own_holds_up_nobody(told: list[float]) -> None:
+    def fetch() -> PoolToken:
+        raise KeyError("oh")
+
+    with pytest.raises(Unavailable):
+        PoolTokens(fetch, told.append).get()
+
+
 # --------------------------------------------------------------------------- consoles
 
 

@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -140,9 +141,9 @@ class Keeper:
                 left = None if until == math.inf else max(0.0, until - self._clock())
                 self._changed.wait_for(lambda: self._due or self._stopped, left)
                 self._due = False
-        for member in self._members.values():
-            if member.machine is not None:
-                member.machine.leave()
+        machines = [m.machine for m in self._members.values() if m.machine is not None]
+        with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
+            list(pool.map(MemberMachine.leave, machines))
 
     def step(self, now: float) -> float:
         """Take in what was heard, do what is to be done; when to look again. Never sleeps."""

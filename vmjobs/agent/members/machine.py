@@ -215,6 +215,8 @@ class MemberMachine:
 
     def leave(self) -> None:
         """Stop watching and serving; the machine goes on."""
+        if self._tokens is not None:
+            self._tokens.close()
         self._around.close()
 
     # ------------------------------------------------------------------ inside
