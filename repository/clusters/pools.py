@@ -45,8 +45,9 @@ class Looks:
 def ask(world: World, pools: Mapping[str, Pool], present: datetime) -> Looks:
     """Ask the pools that it is time to ask, and then about their members' probe jobs."""
     looks = Looks()
-    for name in sorted({row.pool for row in world.members.values()}):
-        mine = [row for row in world.members.values() if row.pool == name]
+    begun = [row for row in world.members.values() if row.incarnation or row.advertised]
+    for name in sorted({row.pool for row in begun}):
+        mine = [row for row in begun if row.pool == name]
         if _is_time(world.pools.get(name), mine, present):
             looks.pools[name] = _look(name, mine, pools, looks.probes)
     return looks
@@ -161,9 +162,9 @@ def _update(row: MemberRow, look: Look, present: datetime) -> None:
 
 
 def _tell(session: Session, world: World, name: str, look: Look, present: datetime) -> None:
-    told = Told("POOL", "PROGRESS", "the pool answers again")
+    told = Told("POOL", "PROGRESS", f"the pool {name} answers again")
     if look.problem:
         told = Told("POOL", "POOL_UNAVAILABLE", look.problem)
-    logger.warning("the pool %s: %s", name, told.message)
+    logger.warning("%s", told.message)
     for cluster in sorted({row.cluster for row in world.members.values() if row.pool == name}):
         record(session, world.clusters[cluster], told, present)

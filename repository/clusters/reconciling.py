@@ -20,9 +20,7 @@ from repository.clusters.loading import World, load
 from repository.clusters.pools import Looks
 from repository.clusters.sharing import bump
 from repository.clusters.tables import ClusterRow, MemberRow
-from vmjobs.cluster.member import Goal, MemberCode, MemberState
-from vmjobs.cluster.placement import Placement
-from vmjobs.cluster.plan import (
+from vmjobs.cluster.actions import (
     Action,
     Admit,
     Condemn,
@@ -34,8 +32,10 @@ from vmjobs.cluster.plan import (
     SetPending,
     Stall,
     Withdraw,
-    plan,
 )
+from vmjobs.cluster.member import Goal, MemberCode, MemberState
+from vmjobs.cluster.placement import Placement
+from vmjobs.cluster.plan import plan
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import MemberOrder, PoolAddress
 from vmjobs.errors import NotFound, Unavailable, VMJobsError

@@ -9,26 +9,22 @@ from typing import Any
 
 import pytest
 
-from vmjobs.cluster.member import Goal, MemberCode, Phase
-from vmjobs.cluster.placement import Need, NodeNow, Placement
-from vmjobs.cluster.plan import (
-    AD_LIFETIME,
-    GIVEN_UP,
+from vmjobs.cluster.actions import (
     Action,
     Admit,
-    ClusterNow,
     Condemn,
     Create,
     Forget,
-    MemberNow,
     Place,
     Remove,
     SetGoal,
     SetPending,
     Stall,
     Withdraw,
-    plan,
 )
+from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.cluster.placement import Need, NodeNow, Placement
+from vmjobs.cluster.plan import AD_LIFETIME, GIVEN_UP, ClusterNow, MemberNow, plan
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.model import HypervisorKind
 from vmjobs.ports import ProbeState

@@ -11,8 +11,21 @@ from datetime import datetime, timedelta
 from itertools import count
 from typing import Final
 
+from vmjobs.cluster.actions import (
+    Action,
+    Admit,
+    Condemn,
+    Create,
+    Forget,
+    Place,
+    Remove,
+    SetGoal,
+    SetPending,
+    Stall,
+    Withdraw,
+)
 from vmjobs.cluster.member import Goal, MemberCode, Phase
-from vmjobs.cluster.placement import Need, NodeNow, Placement, Room, Wanted
+from vmjobs.cluster.placement import Need, NodeNow, Room, Wanted
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.model import HypervisorKind
 from vmjobs.ports import ProbeState
@@ -99,90 +112,6 @@ class ClusterNow:
     deleting: Goal | None = None
     stalled: int = 0
     members: tuple[MemberNow, ...] = ()
-
-
-@dataclass(frozen=True)
-class Create:
-    """Make a member, of the present generation, on a node or without one."""
-
-    cluster: str
-    name: str
-    place: Placement
-
-
-@dataclass(frozen=True)
-class Place:
-    """Give a member a node."""
-
-    member: str
-    node: str
-
-
-@dataclass(frozen=True)
-class SetPending:
-    """Say why a member has no node."""
-
-    member: str
-    code: MemberCode
-    why: str
-
-
-@dataclass(frozen=True)
-class SetGoal:
-    """Let a member's machine end: with its last job, or now."""
-
-    member: str
-    goal: Goal
-
-
-@dataclass(frozen=True)
-class Admit:
-    """Jobs may come to this machine."""
-
-    member: str
-    incarnation: int
-
-
-@dataclass(frozen=True)
-class Condemn:
-    """This machine is to end, and another one to take its place."""
-
-    member: str
-    incarnation: int
-    code: MemberCode
-    why: str
-
-
-@dataclass(frozen=True)
-class Withdraw:
-    """Have the pool forget a machine that is no more: jobs would be sent to it."""
-
-    member: str
-
-
-@dataclass(frozen=True)
-class Forget:
-    """The member is no more; its pool is to forget it first."""
-
-    member: str
-
-
-@dataclass(frozen=True)
-class Stall:
-    """Say that the replacement of machines does not go on."""
-
-    cluster: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Remove:
-    """The cluster has no members any more, and was to go."""
-
-    cluster: str
-
-
-Action = Create | Place | SetPending | SetGoal | Admit | Condemn | Withdraw | Forget | Stall | Remove
 
 
 def plan(
