@@ -98,9 +98,11 @@ def _query(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
 
 
 def _history(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
+    import classad2  # noqa: PLC0415  a missing module is an answer, too
+
     projection = list(request["projection"])
     # Newest first, up to the first job that `until` is true for.
-    until = request["until"] or None
+    until = classad2.ExprTree(request["until"]) if request["until"] else None
     limit = int(request["limit"])
     return {"ads": _plain(schedd.history(request["constraint"], projection, limit, until))}
 

@@ -211,7 +211,7 @@ class Queue:
 def as_bearer(grid: Grid, token: str, *command: str) -> str:
     """Run a command of HTCondor's with a token and nothing else, on a host that is not the site's."""
     script = (
-        "d=$(mktemp -d); trap 'rm -rf $d' EXIT; printf %s \"$1\" >$d/token; shift; export HOME=$d;"
+        "umask 077; d=$(mktemp -d); trap 'rm -rf $d' EXIT; printf %s \"$1\" >$d/token; shift; export HOME=$d;"
         " export _CONDOR_SEC_TOKEN_DIRECTORY=$d _CONDOR_SEC_CLIENT_AUTHENTICATION_METHODS=IDTOKENS;"
         ' "$@" 2>&1 || true'
     )
@@ -238,17 +238,8 @@ def test_a_token_is_for_one_machine_and_for_nothing_else(grid: Grid) -> None:
     token = minted["token"]
 
     def may(kind: str, right: str) -> bool:
-        ping = (
-            "condor_ping",
-            "-pool",
-            "site.grid",
-            "-name",
-            "site.grid",
-            "-type",
-            kind,
-            "-table",
-            right,
-        )
+        where = ("-name", "site.grid") if kind == "schedd" else ()
+        ping = ("condor_ping", "-pool", "site.grid", *where, "-type", kind, "-table", right)
         return " ALLOW " in as_bearer(grid, token, *ping)
 
     assert may("collector", "ADVERTISE_STARTD")

@@ -1,0 +1,173 @@
+"""Whole virtual clusters on the grid: declared by an operator, used by HTCondor's users, gone again."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from grid_kit import NODES, ROOT, Grid, wait_for
+
+from vmjobs.client import Client
+from vmjobs.cluster.member import MemberState
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.wire import Cluster
+from vmjobs.errors import Conflict, NotFound
+
+#: Two machines boot, join and are probed on a machine that has more to do.
+UP_SECONDS = 240.0
+
+
+@pytest.fixture
+def operator(grid: Grid) -> Iterator[Client]:
+    token = (ROOT / "build" / "grid" / "admin-token").read_text("ascii").strip()
+    with Client(grid.url, token) as api:
+        yield api
+
+
+@pytest.fixture
+def name(grid: Grid, operator: Client) -> Iterator[str]:
+    """A cluster's name; whatever there is of it afterwards is deleted."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    yield name
+    try:
+        operator.clusters.delete(name, "now")
+    except (NotFound, Conflict):
+        return
+    wait_for(lambda: gone(operator, name) or None, f"cluster {name} to go", 120)
+
+
+def gone(operator: Client, name: str) -> bool:
+    try:
+        operator.clusters.get(name)
+    except NotFound:
+        return True
+    return False
+
+
+def up(operator: Client, name: str, size: int) -> Cluster:
+    """Wait until so many machines are up."""
+
+    def look() -> Cluster | None:
+        cluster = operator.clusters.get(name)
+        states = [member.state for member in cluster.members]
+        return cluster if states == [MemberState.UP] * size else None
+
+    try:
+        return wait_for(look, f"{size} machines to be up", UP_SECONDS)
+    except AssertionError as late:
+        told = [f"{e.member} {e.state} {e.code} {e.message}" for e in operator.clusters.events(name)]
+        raise AssertionError(f"{late}: {told}") from late
+
+
+class Submitter:
+    """A physicist at the submit host, with HTCondor's own tools."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.folder = f"/var/lib/vmjobs/spool/{uuid.uuid4().hex}"
+        self("mkdir", self.folder)
+
+    def __call__(self, *command: str, check: bool = True) -> str:
+        return self.grid.on("submit", *command, user="vmjobs", check=check)
+
+    def submit(self, cluster: str, script: str) -> str:
+        """By Condor-C to the site, for machines of one virtual cluster."""
+        text = f"""
+universe = grid
+grid_resource = condor site.grid site.grid
+executable = /bin/sh
+transfer_executable = false
+arguments = "-c '{script}'"
+initialdir = {self.folder}
+output = out.$(Cluster)
+log = log
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+request_memory = 64
+request_disk = 1024
++remote_Requirements = TARGET.VirtualCluster == "{cluster}"
++remote_ShouldTransferFiles = "YES"
++remote_WhenToTransferOutput = "ON_EXIT"
+queue
+"""
+        return self("sh", "-c", 'printf "%s" "$1" | condor_submit -terse -', "-", text).split(".")[0]
+
+    def status(self, job: str) -> str:
+        return self("condor_q", job, "-af", "JobStatus").strip()
+
+    def output(self, job: str, timeout: float = 120) -> str:
+        wait_for(lambda: not self.status(job) or None, f"job {job} to leave the queue", timeout)
+        return self("cat", f"{self.folder}/out.{job}")
+
+
+def machines(grid: Grid, name: str) -> list[str]:
+    """What there is of a cluster's machines on the nodes and in the pool."""
+    found = grid.on("site", "condor_status", "-constraint", f'VMJobsCluster == "{name}"', "-af", "Name")
+    left = [f"collector: {line}" for line in found.splitlines()]
+    for node in NODES:
+        journals = grid.on(
+            node, "find", "/var/lib/vmjobs/agent/members", "-mindepth", "1", "-maxdepth", "1"
+        )
+        left += [f"{node}: {line}" for line in journals.splitlines()]
+    return left
+
+
+def test_a_cluster_runs_jobs_of_the_pool_and_leaves_nothing(
+    grid: Grid, operator: Client, name: str
+) -> None:
+    spec = ClusterSpec(
+        name=name, image="worker", size=2, memory=512, disk=512, attributes={"Flavour": "strange"}
+    )
+    assert operator.clusters.put(spec).outcome == "created"
+    assert operator.clusters.put(spec).outcome == "unchanged"
+    cluster = up(operator, name, 2)
+    members = {member.name: member for member in cluster.members}
+    assert set(members) == {f"{name}-0", f"{name}-1"}
+    assert {member.node for member in cluster.members} == {f"{node}.grid" for node in NODES}
+
+    user = Submitter(grid)
+    jobs = [
+        user.submit(name, "hostname; . /etc/os-release; echo $PRETTY_NAME; id -u; sleep 3")
+        for _ in "12"
+    ]
+    for job in jobs:
+        host, system, uid = user.output(job).splitlines()
+        assert host in {f"{member}.vc" for member in members}
+        assert system == "Debian GNU/Linux 13 (trixie)"
+        assert int(uid) > 0
+
+    # What runs is let run, what comes later waits, and the machines go.
+    running = user.submit(name, "sleep 10; echo to the end")
+    wait_for(lambda: user.status(running) == "2" or None, "the job to run", 60)
+    operator.clusters.drain(name)
+    late = user.submit(name, "echo never")
+    assert user.output(running) == "to the end\n"
+    wait_for(lambda: not operator.clusters.get(name).members or None, "all machines to go", 120)
+    assert user.status(late) in {"1", "2"}  # at the site it is idle; HTCondor may not have told yet
+    user("condor_rm", late)
+    operator.clusters.delete(name)
+    wait_for(lambda: gone(operator, name) or None, "the cluster to go", 60)
+    wait_for(
+        lambda: not [m for m in machines(grid, name) if name in m] or None, "nothing to be left", 60
+    )
+
+
+def test_a_machine_that_is_killed_comes_back_under_its_name(
+    grid: Grid, operator: Client, name: str
+) -> None:
+    spec = ClusterSpec(name=name, image="worker", size=1, memory=512, disk=512)
+    operator.clusters.put(spec)
+    (before,) = up(operator, name, 1).members
+    node = before.node.removesuffix(".grid")
+    grid.on(node, "pkill", "-KILL", "-f", f"umid=.*{before.id[:8]}", check=False)
+
+    def back() -> Cluster | None:
+        found = operator.clusters.get(name)
+        (member,) = found.members
+        again = member.incarnation > before.incarnation and member.state is MemberState.UP
+        return found if again else None
+
+    (after,) = wait_for(back, "another machine of the same name", UP_SECONDS).members
+    assert (after.name, after.id, after.node) == (before.name, before.id, before.node)
+    assert Submitter(grid).output(Submitter(grid).submit(name, "hostname")) == f"{before.name}.vc\n"
