@@ -26,8 +26,10 @@ from members_node import (
 
 from vmjobs.agent.members import tokens
 from vmjobs.agent.members.machine import MemberParts
+from vmjobs.agent.members.record import Record
 from vmjobs.cluster.member import Goal, MemberCode, Phase
-from vmjobs.hypervisor.base import BootImage, MachineState
+from vmjobs.hypervisor.base import BootImage, Machine, MachineState
+from vmjobs.model import HypervisorKind
 
 SECONDS = 60.0
 
@@ -152,6 +154,44 @@ def test_the_agent_may_go_and_come_back_and_the_service_too(
 
 def _path() -> str:
     return os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)])
+
+
+@pytest.mark.parametrize(
+    ("phase", "then", "failures"),
+    [
+        (Phase.STAGING, 1, 0),
+        (Phase.BOOTING, 2, 1),  # nobody knows whether it was ever started
+        (Phase.STOPPING, 2, 0),
+        (Phase.WAITING, 2, 0),
+    ],
+)
+def test_what_a_killed_agent_leaves_is_mended(
+    parts: MemberParts, service: Service, phase: Phase, then: int, failures: int
+) -> None:
+    service.wants(1, order())
+    name = parts.journal.machine_name(order().id, 1)
+    left = {"incarnation": 1, "phase": phase, "machine": name, "token": "t", "sentinel": "s"}
+    kind = None if phase is Phase.STAGING else HypervisorKind.UML
+    parts.journal.write(Record(order=order(), since=0.0, hypervisor=kind, **left))
+    (parts.journal.place(order().id).machine / "vm").mkdir(parents=True)
+    with kept(parts):
+        wait_until(lambda: service.is_running(then), SECONDS, "it runs")
+        last = service.last()
+        assert last is not None
+        assert last.failures == failures
+        service.wants(2)
+        wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
+
+
+def test_a_machine_that_no_record_names_is_removed(
+    tmp_path: Path, parts: MemberParts, service: Service, image: BootImage
+) -> None:
+    service.wants(1)
+    (tmp_path / "vm").mkdir()
+    name = parts.journal.machine_name(order(9).id, 1)
+    UML.start(Machine(name, 1, 128, image, (), tmp_path / "console", tmp_path / "vm"))
+    with kept(parts):
+        assert UML.state(name) is MachineState.GONE
 
 
 def test_a_guest_that_ends_by_itself_says_why(
