@@ -206,13 +206,15 @@ def member_parts(
     folder: Path, service: Service, images: Images, silence: float = 120.0, more: str = ""
 ) -> MemberParts:
     """A node's."""
+    reporter = Reporter(service, heartbeat=1.0)
     return MemberParts(
         images=images,
         choose=lambda *_: UML,
         drivers={HypervisorKind.UML: UML},
         journal=MemberJournal(folder),
         source=service,
-        shipper=Shipper(service),
+        reporter=reporter,
+        shipper=Shipper(service, reporter),
         kit=Kit(more),
         settings=MemberSettings(max_console=MIB, silence_seconds=silence),
     )
@@ -220,7 +222,7 @@ def member_parts(
 
 def kept(parts: MemberParts) -> AbstractContextManager[Keeper]:
     """The node at work."""
-    return keeping(parts, Reporter(parts.source, heartbeat=1.0))
+    return keeping(parts)
 
 
 def machine_pid(parts: MemberParts) -> int | None:

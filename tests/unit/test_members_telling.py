@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -240,19 +241,36 @@ def test_a_console_that_is_refused_is_not_offered_again(tmp_path: Path) -> None:
     assert service.calls == 1
 
 
+@contextmanager
+def at_work(worker: Reporter | Shipper) -> Iterator[None]:
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
 def test_the_last_words_of_the_machine_before_are_sent_too(tmp_path: Path) -> None:
     service = Service()
-    shipper = Shipper(service)
+    reporter = Reporter(service)
+    shipper = Shipper(service, reporter)
     for incarnation in (1, 2, 3):
         path = tmp_path / f"console-{incarnation}"
         path.write_bytes(b"words of %d" % incarnation)
         shipper.follow(Console(MEMBER, incarnation, path, limit=100))
-    thread = threading.Thread(target=shipper.run)
-    thread.start()
-    wait_for(lambda: len(service.consoles) == 2)
-    shipper.stop()
-    thread.join(5)
+    with at_work(shipper):
+        assert not reporter.has_told(MEMBER, 3)
+        assert service.consoles == {}  # it would refuse what it has not been told of
+        reporter.tell(member_record(incarnation=3).report())
+        with at_work(reporter):
+            assert reporter.has_told(MEMBER, 3, timeout=5)
+            wait_for(lambda: len(service.consoles) == 2)
     assert service.consoles == {2: b"words of 2", 3: b"words of 3"}
+    reporter.forget(MEMBER)
+    assert not reporter.has_told(MEMBER, 1)
 
 
 # --------------------------------------------------------------------------- reports
@@ -261,26 +279,22 @@ def test_the_last_words_of_the_machine_before_are_sent_too(tmp_path: Path) -> No
 def test_reports_newest_only_and_all_of_them_as_a_heartbeat() -> None:
     service = Service(fault=AWAY)
     reporter = Reporter(service, heartbeat=0.2)
-    thread = threading.Thread(target=reporter.run)
-    thread.start()
-    wait_for(lambda: service.calls > 0)
-    one, two = member_record(), member_record(member_order(1))
-    reporter.tell(one.report())
-    reporter.tell(two.report())
-    reporter.tell(one.but(phase=Phase.RUNNING).report())
-    service.fault = None
-    wait_for(lambda: len(service.reports) >= 2)
-    back = service.reports[0]
-    assert back.complete
-    assert {report.phase for report in back.reports} == {Phase.RUNNING, Phase.WAITING}
-    reporter.forget(two.order.id)
-    reporter.tell(one.but(phase=Phase.DRAINING).report())
-    wait_for(lambda: any(not told.complete for told in service.reports))
-    news = next(told for told in service.reports if not told.complete)
-    assert [report.phase for report in news.reports] == [Phase.DRAINING]
-    seen = len(service.reports)
-    wait_for(lambda: len(service.reports) > seen)
-    assert [report.id for report in service.reports[-1].reports] == [one.order.id]
-    reporter.stop()
-    thread.join(5)
-    assert not thread.is_alive()
+    with at_work(reporter):
+        wait_for(lambda: service.calls > 0)
+        one, two = member_record(), member_record(member_order(1))
+        reporter.tell(one.report())
+        reporter.tell(two.report())
+        reporter.tell(one.but(phase=Phase.RUNNING).report())
+        service.fault = None
+        wait_for(lambda: len(service.reports) >= 2)
+        back = service.reports[0]
+        assert back.complete
+        assert {report.phase for report in back.reports} == {Phase.RUNNING, Phase.WAITING}
+        reporter.forget(two.order.id)
+        reporter.tell(one.but(phase=Phase.DRAINING).report())
+        wait_for(lambda: any(not told.complete for told in service.reports))
+        news = next(told for told in service.reports if not told.complete)
+        assert [report.phase for report in news.reports] == [Phase.DRAINING]
+        seen = len(service.reports)
+        wait_for(lambda: len(service.reports) > seen)
+        assert [report.id for report in service.reports[-1].reports] == [one.order.id]

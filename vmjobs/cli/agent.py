@@ -16,7 +16,6 @@ from vmjobs.agent import node as this_node
 from vmjobs.agent.fleet import Fleet
 from vmjobs.agent.journal import sweep
 from vmjobs.agent.members.keeper import keeping
-from vmjobs.agent.members.telling import Reporter
 from vmjobs.agent.prefetch import Prefetcher
 from vmjobs.agent.server import Agent, listening
 from vmjobs.cli.main import configure_logging
@@ -98,7 +97,7 @@ def _members(settings: Config, images: ImageSource, hypervisors: Fleet) -> Itera
         return
     token = read_token(settings.agent_token_file)
     source = ShareClient(settings.api_url, token, node_name(settings))
-    with keeping(member_parts(settings, source, images, hypervisors), Reporter(source)):
+    with keeping(member_parts(settings, source, images, hypervisors)):
         yield
     source.close()
 

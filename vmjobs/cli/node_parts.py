@@ -10,7 +10,7 @@ from vmjobs.agent.fleet import Fleet
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.members.journal import MemberJournal
 from vmjobs.agent.members.machine import MemberParts, MemberSettings
-from vmjobs.agent.members.telling import Shipper
+from vmjobs.agent.members.telling import Reporter, Shipper
 from vmjobs.agent.run import Parts, RunSettings
 from vmjobs.cli.support import node_name
 from vmjobs.config import Config
@@ -69,13 +69,15 @@ def member_parts(
     """What machines of clusters are made with."""
     from condor.worker import WorkerKit  # noqa: PLC0415 - only nodes that have clusters need it
 
+    reporter = Reporter(source)
     return MemberParts(
         images=images,
         choose=hypervisors.choose,
         drivers=hypervisors.drivers,
         journal=member_journal(settings),
         source=source,
-        shipper=Shipper(source),
+        reporter=reporter,
+        shipper=Shipper(source, reporter),
         kit=WorkerKit(),
         settings=MemberSettings(max_console=settings.max_console_bytes),
         seeds=NoCloud(),

@@ -22,7 +22,6 @@ from vmjobs.agent.inbox import ExitReported, Ready
 from vmjobs.agent.members.machine import MemberMachine, MemberParts, News, Over, Renewed, why_not
 from vmjobs.agent.members.plan import ADMIT, DRAIN, NEW_TOKEN, Effect, decide
 from vmjobs.agent.members.record import End, Facts, Record
-from vmjobs.agent.members.telling import Reporter
 from vmjobs.cluster.member import MemberCode, Phase
 from vmjobs.cluster.wire import MemberOrder, NodeShare
 from vmjobs.errors import VMJobsError
@@ -77,11 +76,9 @@ class Keeper:
     clock: seconds since 1970, never set back while the process lives.
     """
 
-    def __init__(
-        self, parts: MemberParts, reporter: Reporter, clock: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, parts: MemberParts, clock: Callable[[], float] | None = None) -> None:
         self._parts = parts
-        self._reporter = reporter
+        self._reporter = parts.reporter
         self._clock = clock or steady_clock()
         self._members: dict[str, Member] = {}
         self._share: NodeShare | None = None
@@ -402,21 +399,21 @@ class Listener:
 
 
 @contextmanager
-def keeping(parts: MemberParts, reporter: Reporter) -> Iterator[Keeper]:
+def keeping(parts: MemberParts) -> Iterator[Keeper]:
     """Look after this node's members for as long as the context lasts; their machines last longer."""
-    keeper = Keeper(parts, reporter)
+    keeper = Keeper(parts)
     keeper.recover()
     listener = Listener(keeper, parts)
     loop = threading.Thread(target=keeper.run, name="members", daemon=True)
     loop.start()
     _thread("member-share", listener.run)
-    _thread("member-reports", reporter.run)
+    _thread("member-reports", parts.reporter.run)
     _thread("member-consoles", parts.shipper.run)
     try:
         yield keeper
     finally:
         listener.stop()
-        reporter.stop()
+        parts.reporter.stop()
         parts.shipper.stop()
         keeper.stop()
         loop.join(timeout=15.0)

@@ -19,7 +19,7 @@ from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk, wr
 from vmjobs.agent.members.journal import MemberJournal, MemberPlace
 from vmjobs.agent.members.plan import ended
 from vmjobs.agent.members.record import End, Record
-from vmjobs.agent.members.telling import Console, Shipper
+from vmjobs.agent.members.telling import Console, Reporter, Shipper
 from vmjobs.agent.members.tokens import PoolTokens
 from vmjobs.agent.outputs import OutputTray
 from vmjobs.agent.run import Choose
@@ -27,8 +27,8 @@ from vmjobs.agent.verdict import judge_early_end, with_console, without_image
 from vmjobs.agent.watch import Watch, watching
 from vmjobs.cluster.member import MemberCode, Phase
 from vmjobs.cluster.spec import Lifecycle
-from vmjobs.cluster.wire import MemberOrder
-from vmjobs.errors import HypervisorError, NoHypervisor, VMJobsError
+from vmjobs.cluster.wire import MemberOrder, PoolToken
+from vmjobs.errors import HypervisorError, NoHypervisor, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import (
     ENDPOINT_ADDRESS,
     BootImage,
@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 #: How often a console is looked at, in seconds. A machine's end is an event and known at once.
 CONSOLE_TICK = 1.0
+#: Seconds in which the service is to hear of a machine before that asks for its token.
+TOLD_SECONDS = 10.0
 SCRIPT = "script"
 #: After so many failures in a row a persistent machine begins with new disks.
 HOPELESS_FAILURES = 3
@@ -69,6 +71,7 @@ class MemberParts:
     drivers: Mapping[HypervisorKind, Hypervisor]
     journal: MemberJournal
     source: ShareSource
+    reporter: Reporter
     shipper: Shipper
     kit: GuestKit
     settings: MemberSettings
@@ -276,7 +279,7 @@ class MemberMachine:
         console, silence = place.console(self.incarnation), self.parts.settings.silence_seconds
         (place.machine / "outputs").mkdir(exist_ok=True, parents=True)
         self._tokens = PoolTokens(
-            fetch=lambda: self.parts.source.token(self.order.id, self.incarnation),
+            fetch=self._fetch_token,
             fetched=lambda due: self.tell(Renewed(due)),
         )
         self._link = GuestLink(
@@ -291,6 +294,11 @@ class MemberMachine:
             longest_wait=min(MAX_WAIT, silence / 4),
         )
         self._around.enter_context(serving(self._link, place.endpoint))
+
+    def _fetch_token(self) -> PoolToken:
+        if not self.parts.reporter.has_told(self.order.id, self.incarnation, TOLD_SECONDS):
+            raise Unavailable("api", "the service has not been told of the machine yet")
+        return self.parts.source.token(self.order.id, self.incarnation)
 
     def _look(self, place: MemberPlace, record: Record) -> None:
         if self.driver is None or self._link is None:

@@ -34,6 +34,7 @@ class Reporter:
         self._heartbeat = heartbeat
         self._known: dict[str, MemberReport] = {}
         self._news: set[str] = set()
+        self._told: dict[str, int] = {}
         self._changed = threading.Condition()
         self._stopped = False
 
@@ -48,7 +49,17 @@ class Reporter:
         """A member is no more."""
         with self._changed:
             self._known.pop(member, None)
+            self._told.pop(member, None)
             self._news.discard(member)
+
+    def has_told(self, member: str, incarnation: int, timeout: float = 0.0) -> bool:
+        """Whether the service knows this machine, within ``timeout`` seconds; else it refuses it."""
+
+        def told() -> bool:
+            return self._told.get(member, 0) >= incarnation
+
+        with self._changed:
+            return self._changed.wait_for(told, timeout)
 
     def stop(self) -> None:
         """Have :meth:`run` end."""
@@ -70,6 +81,7 @@ class Reporter:
                 self._rest(pause)
             else:
                 pause = 0.0
+                self._note_told(reports)
                 whole = not self._wait()
 
     def _take(self, *, whole: bool) -> MemberReports:
@@ -77,6 +89,12 @@ class Reporter:
             wanted = [r for name, r in self._known.items() if whole or name in self._news]
             self._news.clear()
         return MemberReports(reports=tuple(wanted), complete=whole)
+
+    def _note_told(self, reports: MemberReports) -> None:
+        with self._changed:
+            told = {r.id: r.incarnation for r in reports.reports if r.id in self._known}
+            self._told.update(told)
+            self._changed.notify_all()
 
     def _wait(self) -> bool:
         """Wait for news; false if there are none and it is time for all."""
@@ -162,8 +180,9 @@ class Console:
 class Shipper:
     """Sends consoles as they grow."""
 
-    def __init__(self, source: ShareSource) -> None:
+    def __init__(self, source: ShareSource, reporter: Reporter) -> None:
         self._source = source
+        self._reporter = reporter
         self._consoles: dict[_Machine, Console] = {}
         self._changed = threading.Condition()
         self._grown: dict[_Machine, None] = {}  # in the order in which they grew
@@ -228,6 +247,10 @@ class Shipper:
     def _ship(self, machine: _Machine) -> None:
         with self._changed:
             console = self._consoles.get(machine)
-        if console is not None and console.ship(self._source):
+        if console is None:
+            return
+        if not self._reporter.has_told(*machine):
+            raise Unavailable("api", "the service has not been told of the machine yet")
+        if console.ship(self._source):
             with self._changed:  # the others come first
                 self._grown[machine] = None
