@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import flag_modified
 
 from repository.clusters.core import ClusterCore, locked_cluster, no_cluster
 from repository.clusters.history import KEPT, Told, record
@@ -201,7 +203,8 @@ class Declaring(ClusterCore):
                 session.flush()
             else:
                 _refuse_if_deleting(row)
-                if row.image == image and ClusterSpec.model_validate(row.spec) == spec:
+                known = ClusterSpec.model_validate(row.spec)
+                if row.image == image and _same(_plain(known), _plain(spec)):
                     return Applied(outcome=Outcome.UNCHANGED, cluster=self._view(session, row))
                 _change(session, row, spec, image, present)
             row.kinds = [kind.value for kind in kinds]
@@ -304,15 +307,25 @@ def _change(
     session: Session, row: ClusterRow, spec: ClusterSpec, image: str, present: datetime
 ) -> None:
     """A new generation. Members that are what it asks for become members of it."""
-    if row.image == image and _machine(row.spec) == _machine(spec.model_dump(mode="json")):
+    if row.image == image and _same(_machine(row.spec), _machine(_plain(spec))):
         mine = update(MemberRow).where(MemberRow.cluster == row.name)
         mine = mine.where(MemberRow.generation == row.generation)
         session.execute(mine.values(generation=row.generation + 1))
     allowed = spec.range
     row.target = min(max(row.target, allowed.min), allowed.max)
-    row.spec, row.image = spec.model_dump(mode="json"), image
+    row.spec, row.image = _plain(spec), image
+    flag_modified(row, "spec")  # or 1 in place of True would be no change to SQLAlchemy, too
     row.generation += 1
     row.updated = present
+
+
+def _plain(spec: ClusterSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json")
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether both say the same. To Python 1 and True are equal, to HTCondor they are not."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _machine(spec: dict[str, Any]) -> dict[str, Any]:

@@ -316,6 +316,13 @@ def test_scaling(world: World) -> None:
     assert world.apply(size=1).outcome is Outcome.UNCHANGED
 
 
+def test_an_attribute_of_another_type_is_a_change(world: World) -> None:
+    world.apply(attributes={"HasCVMFS": 1})
+    assert world.apply(attributes={"HasCVMFS": True}).outcome is Outcome.CHANGED
+    assert world.apply(attributes={"HasCVMFS": True}).outcome is Outcome.UNCHANGED
+    assert world.apply(attributes={"HasCVMFS": 1.0}).outcome is Outcome.CHANGED
+
+
 def test_scaling_within_a_range(world: World) -> None:
     assert world.apply(size=Size(min=1, max=3)).cluster.target == 1
     assert world.clusters.scale("vc", 3, "root").target == 3
