@@ -19,7 +19,7 @@ from images.build import build
 from images.store import ImageStore
 from vmjobs.agent.members.journal import MemberJournal
 from vmjobs.agent.members.keeper import Keeper, keeping
-from vmjobs.agent.members.machine import MemberParts, MemberSettings
+from vmjobs.agent.members.parts import MemberParts, MemberSettings
 from vmjobs.agent.members.telling import Reporter, Shipper
 from vmjobs.cluster.member import Goal, Phase
 from vmjobs.cluster.wire import (

@@ -25,7 +25,7 @@ from members_node import (
 )
 
 from vmjobs.agent.members import tokens
-from vmjobs.agent.members.machine import MemberParts
+from vmjobs.agent.members.parts import MemberParts
 from vmjobs.agent.members.record import Record
 from vmjobs.cluster.member import Goal, MemberCode, Phase
 from vmjobs.hypervisor.base import BootImage, Machine, MachineState
@@ -251,8 +251,14 @@ def test_a_machine_that_cannot_be_had_holds_up_no_other(
 
 
 def test_a_frozen_machine_is_replaced(
-    tmp_path: Path, service: Service, image: BootImage, parts: MemberParts
+    tmp_path: Path,
+    service: Service,
+    image: BootImage,
+    parts: MemberParts,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(tokens, "SHORTEST_LIFE", 1.0)
+    service.token_seconds = 4.0  # what is done for a guest is no sign of its life
     impatient = member_parts(tmp_path / "members", service, Images(image), silence=6.0)
     service.wants(1, order())
     with kept(impatient):

@@ -9,7 +9,7 @@ from images.cloudinit import NoCloud
 from vmjobs.agent.fleet import Fleet
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.members.journal import MemberJournal
-from vmjobs.agent.members.machine import MemberParts, MemberSettings
+from vmjobs.agent.members.parts import MemberParts, MemberSettings
 from vmjobs.agent.members.telling import Reporter, Shipper
 from vmjobs.agent.run import Parts, RunSettings
 from vmjobs.cli.support import node_name

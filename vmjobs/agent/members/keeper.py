@@ -19,7 +19,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from vmjobs.agent.inbox import ExitReported, Ready
-from vmjobs.agent.members.machine import MemberMachine, MemberParts, News, Over, Renewed, why_not
+from vmjobs.agent.members.listener import Listener
+from vmjobs.agent.members.machine import MemberMachine, News, Over, Renewed, why_not
+from vmjobs.agent.members.parts import MemberParts
 from vmjobs.agent.members.plan import ADMIT, DRAIN, NEW_TOKEN, Effect, decide
 from vmjobs.agent.members.record import End, Facts, Record
 from vmjobs.cluster.member import MemberCode, Phase
@@ -29,9 +31,6 @@ from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 25.0
-FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 30.0
 #: Seconds until a member is looked at again whose record could not be kept.
 TROUBLE_SECONDS = 10.0
 #: Phases in which there may be a machine.
@@ -234,7 +233,8 @@ class Keeper:
                 record.phase,
                 record.code,
             )
-        if record.phase is Phase.RUNNING and member.machine is not None:
+        begins = record.phase is Phase.RUNNING and before.phase is not Phase.RUNNING
+        if begins and member.machine is not None:
             member.machine.listen()
 
     def _forget(self, name: str) -> None:
@@ -372,38 +372,12 @@ def steady_clock() -> Callable[[], float]:
     return lambda: epoch + time.monotonic()
 
 
-class Listener:
-    """Asks the service for the share, again and again."""
-
-    def __init__(self, keeper: Keeper, parts: MemberParts, wait: float = POLL_SECONDS) -> None:
-        self._keeper, self._source, self._wait = keeper, parts.source, wait
-        self._stop = threading.Event()
-
-    def run(self) -> None:
-        """Ask until :meth:`stop` is called."""
-        pause, wait, seen = 0.0, 0.0, self._keeper.seen
-        while not self._stop.is_set():
-            try:
-                share = self._source.share(seen, wait)
-            except VMJobsError as error:
-                pause = min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)
-                log.warning("the share of this node is asked for again in %.0f s: %s", pause, error)
-                self._stop.wait(pause)
-                continue
-            pause, wait, seen = 0.0, self._wait, share.revision
-            self._keeper.take(share)
-
-    def stop(self) -> None:
-        """Have :meth:`run` end, after the request that is under way."""
-        self._stop.set()
-
-
 @contextmanager
 def keeping(parts: MemberParts) -> Iterator[Keeper]:
     """Look after this node's members for as long as the context lasts; their machines last longer."""
     keeper = Keeper(parts)
     keeper.recover()
-    listener = Listener(keeper, parts)
+    listener = Listener(parts.source, keeper.seen, keeper.take)
     loop = threading.Thread(target=keeper.run, name="members", daemon=True)
     loop.start()
     _thread("member-share", listener.run)

@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,13 @@ from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.endpoint import MAX_WAIT, GuestLink, serving
 from vmjobs.agent.inbox import ExitReported, GuestSilent, MachineGone, Observation, Panicked, Ready
 from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk, write_job_tar
-from vmjobs.agent.members.journal import MemberJournal, MemberPlace
+from vmjobs.agent.members.journal import MemberPlace
+from vmjobs.agent.members.parts import MemberParts, ticket_of
 from vmjobs.agent.members.plan import ended
 from vmjobs.agent.members.record import End, Record
-from vmjobs.agent.members.telling import Console, Reporter, Shipper
+from vmjobs.agent.members.telling import Console
 from vmjobs.agent.members.tokens import PoolTokens
 from vmjobs.agent.outputs import OutputTray
-from vmjobs.agent.run import Choose
 from vmjobs.agent.verdict import judge_early_end, with_console, without_image
 from vmjobs.agent.watch import Watch, watching
 from vmjobs.cluster.member import MemberCode, Phase
@@ -38,10 +38,7 @@ from vmjobs.hypervisor.base import (
     Machine,
     Network,
 )
-from vmjobs.local import describe_inputs
-from vmjobs.model import MIB, ExitStatus, HypervisorKind, JobSpec, JobTicket, NetworkMode, ReasonCode
-from vmjobs.paths import below
-from vmjobs.ports import GuestKit, ImageSource, SeedSource, ShareSource
+from vmjobs.model import MIB, ExitStatus, HypervisorKind, JobTicket, NetworkMode, ReasonCode
 
 log = logging.getLogger(__name__)
 
@@ -49,33 +46,8 @@ log = logging.getLogger(__name__)
 CONSOLE_TICK = 1.0
 #: Seconds in which the service is to hear of a machine before that asks for its token.
 TOLD_SECONDS = 10.0
-SCRIPT = "script"
 #: After so many failures in a row a persistent machine begins with new disks.
 HOPELESS_FAILURES = 3
-
-
-@dataclass(frozen=True)
-class MemberSettings:
-    """Limits (bytes) and deadlines (seconds) of members."""
-
-    max_console: int
-    silence_seconds: float = 120.0
-
-
-@dataclass(frozen=True)
-class MemberParts:
-    """What machines of clusters are made with on this node."""
-
-    images: ImageSource
-    choose: Choose
-    drivers: Mapping[HypervisorKind, Hypervisor]
-    journal: MemberJournal
-    source: ShareSource
-    reporter: Reporter
-    shipper: Shipper
-    kit: GuestKit
-    settings: MemberSettings
-    seeds: SeedSource | None = None
 
 
 class Unwanted(VMJobsError):
@@ -191,7 +163,7 @@ class MemberMachine:
 
     def signal(self, number: int) -> None:
         """Have the guest deliver a signal to its script."""
-        if self._link is not None:
+        if self._link is not None and number not in self._link.signals:
             self._link.send_signal(number)
 
     def renew(self) -> None:
@@ -242,7 +214,7 @@ class MemberMachine:
     def _lay_out(self, place: MemberPlace, record: Record) -> JobTicket:
         folder, order = place.machine, self.order
         inputs = folder / "inputs"
-        ticket = _ticket(order, self.incarnation, self.parts.kit, inputs)
+        ticket = ticket_of(order, self.incarnation, self.parts.kit, inputs)
         briefing = Briefing(
             ticket=ticket,
             endpoint=f"http://{ENDPOINT_ADDRESS}",
@@ -392,32 +364,3 @@ def why_not(error: Exception) -> End:
         return _end(MemberCode.INTERNAL, f"the agent failed: {type(error).__name__}")
     reason = without_image(error).verdict.reason
     return _end(_CODES.get(reason.code, MemberCode.NODE_FAILED), reason.message)
-
-
-def _ticket(order: MemberOrder, incarnation: int, kit: GuestKit, inputs: Path) -> JobTicket:
-    """What the guest runs, as a job of its; the files beside the script are put into ``inputs``."""
-    contents = dict(kit.files(order, incarnation))
-    script = contents.pop(SCRIPT)
-    files = {}
-    for name, data in contents.items():
-        files[name] = below(inputs, name)
-        files[name].parent.mkdir(parents=True, exist_ok=True)
-        files[name].write_bytes(data)
-    spec = JobSpec(
-        image=order.image,
-        script=script.decode(),
-        inputs=describe_inputs(files),
-        cpus=order.cpus,
-        memory=order.memory,
-        disk=order.disk,
-        network=order.network,
-        boot_seconds=order.boot_seconds,
-    )
-    return JobTicket(
-        job_id=order.id,
-        attempt=f"{order.id}-{incarnation}",
-        index=0,
-        count=1,
-        image_digest=order.image,
-        spec=spec,
-    )

@@ -1,0 +1,72 @@
+"""What machines of clusters are made with, and what their guests are given to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmjobs.agent.members.journal import MemberJournal
+from vmjobs.agent.members.telling import Reporter, Shipper
+from vmjobs.agent.run import Choose
+from vmjobs.cluster.wire import MemberOrder
+from vmjobs.hypervisor.base import Hypervisor
+from vmjobs.local import describe_inputs
+from vmjobs.model import HypervisorKind, JobSpec, JobTicket
+from vmjobs.paths import below
+from vmjobs.ports import GuestKit, ImageSource, SeedSource, ShareSource
+
+SCRIPT = "script"
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """Limits (bytes) and deadlines (seconds) of members."""
+
+    max_console: int
+    silence_seconds: float = 120.0
+
+
+@dataclass(frozen=True)
+class MemberParts:
+    """What machines of clusters are made with on this node."""
+
+    images: ImageSource
+    choose: Choose
+    drivers: Mapping[HypervisorKind, Hypervisor]
+    journal: MemberJournal
+    source: ShareSource
+    reporter: Reporter
+    shipper: Shipper
+    kit: GuestKit
+    settings: MemberSettings
+    seeds: SeedSource | None = None
+
+
+def ticket_of(order: MemberOrder, incarnation: int, kit: GuestKit, inputs: Path) -> JobTicket:
+    """What the guest runs, as a job of its; the files beside the script are put into ``inputs``."""
+    contents = dict(kit.files(order, incarnation))
+    script = contents.pop(SCRIPT)
+    files = {}
+    for name, data in contents.items():
+        files[name] = below(inputs, name)
+        files[name].parent.mkdir(parents=True, exist_ok=True)
+        files[name].write_bytes(data)
+    spec = JobSpec(
+        image=order.image,
+        script=script.decode(),
+        inputs=describe_inputs(files),
+        cpus=order.cpus,
+        memory=order.memory,
+        disk=order.disk,
+        network=order.network,
+        boot_seconds=order.boot_seconds,
+    )
+    return JobTicket(
+        job_id=order.id,
+        attempt=f"{order.id}-{incarnation}",
+        index=0,
+        count=1,
+        image_digest=order.image,
+        spec=spec,
+    )
