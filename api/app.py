@@ -17,6 +17,7 @@ from api import (
     image_bytes,
     images,
     jobs,
+    metrics,
     nodes,
     problems,
     service,
@@ -40,6 +41,7 @@ PARTS: Final = (
     clusters,
     nodes,
     service,
+    metrics,
 )
 #: Requests that may wait at once, where nobody says how many threads there are.
 WAITERS: Final = 4

@@ -1,0 +1,259 @@
+"""What Prometheus is told by the service: on both databases, and by a process of several workers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import requests
+from api_process import free_port, running
+from api_support import Caller, Queue, Site, make_site
+from clusters_kit import POOLS, World, node_of
+from prometheus_client.parser import text_string_to_metric_families
+from pytest import approx
+from repository_kit import ADMIN, claim, one, push, push_library, told
+from sqlalchemy import event
+
+from api.app import create_app
+from api.serve import make_issuer
+from api.tokens import USER_SCOPES, Issuer, Scope
+from images import recipe as recipes
+from repository.clusters.tables import NodeShareRow
+from repository.images import Viewer
+from repository.models import NodeRow
+from repository.service import Repository, open_repository
+from vmjobs import __version__
+from vmjobs.cluster.member import MemberState, Phase
+from vmjobs.config import Config
+from vmjobs.model import JobState, now
+from vmjobs.wire import BuildRequest
+
+Samples = dict[tuple[str, ...], float]
+
+
+def parsed(text: str) -> Samples:
+    """Every sample by its name and the values of its labels, these by their names."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation, family.name
+        for sample in family.samples:
+            assert family.type == "gauge"
+            key = (sample.name, *(sample.labels[name] for name in sorted(sample.labels)))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    return config.model_copy(update={"pools": POOLS, "node_lease_seconds": 300})
+
+
+@pytest.fixture
+def world(repository: Repository) -> World:
+    return World(repository, "n1", "n2")
+
+
+@pytest.fixture
+def scraper(config: Config, repository: Repository) -> Iterator[Caller]:
+    """Prometheus, with a token that reads."""
+    issuer = Issuer(config.data_dir / "keys" / "issuer.pem", config.issuer)
+    app = create_app(config, repository, dispatcher=Queue(), issuer=issuer)
+    yield Caller(app.test_client(), issuer.user_token("prometheus", [Scope.COMPUTE_READ]))
+
+
+def scrape(caller: Caller) -> Samples:
+    answer = caller("GET", "/metrics")
+    assert answer.status_code == 200, answer.text
+    assert answer.content_type == "text/plain; version=0.0.4; charset=utf-8"
+    return parsed(answer.text)
+
+
+def of(found: Samples, name: str) -> Samples:
+    """The samples of one metric, by their labels alone."""
+    return {key[1:]: value for key, value in found.items() if key[0] == name}
+
+
+def test_an_empty_service_shows_zeros_and_not_nothing(scraper: Caller) -> None:
+    found = scrape(scraper)
+    assert of(found, "vmjobs_jobs") == {(state,): 0 for state in JobState}
+    assert set(of(found, "vmjobs_builds").values()) == {0}
+    assert found["vmjobs_info", __version__] == 1
+    assert of(found, "vmjobs_cluster_members") == of(found, "vmjobs_nodes") == {}
+
+
+def test_jobs_by_state(repository: Repository, scraper: Caller) -> None:
+    jobs = [one(repository, owner).id for owner in ("ada", "ada", "bob")]
+    attempt = claim(repository, jobs[0])
+    repository.report(jobs[0], attempt, told(JobState.STAGING))
+    found = of(scrape(scraper), "vmjobs_jobs")
+    assert {state: count for (state,), count in found.items() if count} == {"QUEUED": 2, "STAGING": 1}
+
+
+def test_what_two_images_share_is_stored_once(repository: Repository, scraper: Caller) -> None:
+    kernel, disks = random.randbytes(500_000), (random.randbytes(300_000), random.randbytes(300_000))
+    seen = [scrape(scraper)]
+    for number, disk in enumerate(disks):
+        push(repository.images, ADMIN, disk, kernel, name=f"image-{number}")
+        seen.append(scrape(scraper))
+
+    def added(name: str) -> list[float]:
+        return [after[name,] - before[name,] for before, after in pairwise(seen)]
+
+    assert added("vmjobs_images") == [1, 1]
+    assert added("vmjobs_images_bytes") == [800_000, 800_000]
+    assert added("vmjobs_images_stored_bytes") == [approx(800_000, rel=0.01), approx(300_000, rel=0.01)]
+
+
+def test_builds_by_state(repository: Repository, scraper: Caller) -> None:
+    recipe = recipes.load("generic").model_dump(mode="json")
+    for name in ("one", "two"):
+        wish = BuildRequest.model_validate({"recipe": {**recipe, "name": name}})
+        build = repository.builds.create(Viewer("ada"), wish)
+    assert repository.builds.begin(build.id) is not None
+    found = of(scrape(scraper), "vmjobs_builds")
+    assert {state: count for (state,), count in found.items() if count} == {"QUEUED": 1, "BUILDING": 1}
+
+
+def test_a_cluster_comes_up_and_fails(world: World, scraper: Caller) -> None:
+    world.apply(size=3)
+    world.step()
+    found = scrape(scraper)
+    assert found["vmjobs_cluster_target_members", "vc"] == 3
+    assert found["vmjobs_cluster_members", "vc", "ASSIGNED"] == 3
+    world.bring_up()
+    found = scrape(scraper)
+    members = of(found, "vmjobs_cluster_members")
+    assert set(members) == {("vc", state) for state in MemberState}
+    assert members["vc", "UP"] == 3 == sum(members.values())
+    assert found["vmjobs_pool_up", "site"] == 1
+    world.pool.join("vc-1", busy=True)
+    world.step(60)
+    world.report(world.members()["vc-2"], Phase.WAITING, failures=4)
+    found = scrape(scraper)
+    assert found["vmjobs_cluster_busy_members", "vc"] == 1
+    assert found["vmjobs_cluster_member_failures", "vc"] == 4
+    assert found["vmjobs_cluster_members", "vc", "BACKOFF"] == 1
+    world.pool.down = True
+    world.step(60)
+    assert scrape(scraper)["vmjobs_pool_up", "site"] == 0
+    world.clusters.drain("vc", "root")
+    assert scrape(scraper)["vmjobs_cluster_target_members", "vc"] == 0
+
+
+def test_nodes_and_their_room(world: World, repository: Repository, scraper: Caller) -> None:
+    repository.put_node(node_of("n3", site="there", cluster_cpus=0, cluster_memory=0))
+    world.apply(size=2)
+    world.bring_up()
+    found = scrape(scraper)
+    assert of(found, "vmjobs_nodes") == {
+        ("here", "alive"): 2,
+        ("here", "lost"): 0,
+        ("there", "alive"): 1,
+        ("there", "lost"): 0,
+    }
+    assert found["vmjobs_cluster_offered_cpus", "here"] == 8
+    assert found["vmjobs_cluster_taken_cpus", "here"] == 2
+    assert found["vmjobs_cluster_offered_memory_bytes", "here"] == 2 * 1024 * 1024**2
+    assert found["vmjobs_cluster_taken_memory_bytes", "here"] == 2 * 256 * 1024**2
+    assert found["vmjobs_cluster_offered_cpus", "there"] == 0
+    silence(repository, "n1")
+    found = scrape(scraper)
+    assert found["vmjobs_nodes", "here", "lost"] == found["vmjobs_nodes", "here", "alive"] == 1
+    assert (
+        found["vmjobs_cluster_members", "vc", "LOST"]
+        == found["vmjobs_cluster_members", "vc", "UP"]
+        == 1
+    )
+    assert found["vmjobs_cluster_offered_cpus", "here"] == 4
+    assert found["vmjobs_cluster_taken_cpus", "here"] == 1
+
+
+def silence(repository: Repository, node: str) -> None:
+    """A node that was not heard of for longer than its lease."""
+    with repository.database.write() as session:
+        for row in (session.get(NodeRow, node), session.get(NodeShareRow, node)):
+            assert row is not None
+            row.heard = now() - timedelta(seconds=301)
+
+
+def test_labels_are_quoted(world: World, repository: Repository, scraper: Caller) -> None:
+    repository.put_node(node_of("n9", site='a"b\\c\n'))
+    assert scrape(scraper)["vmjobs_nodes", 'a"b\\c\n', "alive"] == 1
+
+
+def test_the_answer_does_not_grow_with_jobs_nor_the_number_of_questions(
+    world: World, repository: Repository, scraper: Caller
+) -> None:
+    asked: list[str] = []
+
+    def note(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    world.apply(size=2)
+    world.bring_up()
+    event.listen(repository.database.engine, "before_cursor_execute", note)
+    sizes = []
+    for _ in range(2):
+        asked.clear()
+        lines = scraper("GET", "/metrics").text.count("\n")
+        sizes.append((lines, len(asked)))
+        for number in range(10):
+            one(repository, f"user-{number}")
+            push_library(repository.images, f"more-{number}", b"%d" % number)
+    assert sizes[0] == sizes[1]
+    assert sizes[0][1] <= 10
+    assert "user-" not in scraper("GET", "/metrics").text
+
+
+# ------------------------------------------------------------------------- who may ask
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path)
+
+
+def test_who_may_ask(site: Site) -> None:
+    assert site.user()("GET", "/metrics").status_code == 200
+    operator = site.caller(site.issuer.user_token("root", [Scope.ADMIN]))
+    assert operator("GET", "/metrics").status_code == 200
+    submitter = site.caller(site.issuer.user_token("ada", USER_SCOPES - {Scope.COMPUTE_READ}))
+    assert submitter.problem(403, "GET", "/metrics")["code"] == "FORBIDDEN"
+    site.node("n1").problem(403, "GET", "/metrics")
+    site.agent("0" * 32).problem(403, "GET", "/metrics")
+    site.caller().problem(401, "GET", "/metrics")
+
+
+def test_a_database_that_is_away_is_a_problem(site: Site) -> None:
+    site.repository.close()
+    for file in site.config.data_dir.glob("vmjobs.db*"):
+        file.unlink()
+    (site.config.data_dir / "vmjobs.db").write_bytes(b"this was a database " * 1000)
+    problem = site.user().problem(503, "GET", "/metrics")
+    assert (problem["code"], problem["service"]) == ("UNAVAILABLE", "database")
+
+
+def test_every_process_gives_the_same_answer(tmp_path: Path) -> None:
+    settings = Config(data_dir=tmp_path / "data", listen=f"127.0.0.1:{free_port()}", api_workers=3)
+    with closing(open_repository(settings)) as repository:
+        push_library(repository.images)
+        for _ in range(5):
+            one(repository)
+    token = make_issuer(settings).user_token("prometheus", [Scope.COMPUTE_READ])
+    with running(settings, tmp_path / "log"):
+        texts = {
+            requests.get(
+                f"http://{settings.listen}/metrics",
+                headers={"Authorization": f"Bearer {token}", "Connection": "close"},
+                timeout=10,
+            ).text
+            for _ in range(12)
+        }
+    (text,) = texts
+    assert parsed(text)["vmjobs_jobs", "QUEUED"] == 5
