@@ -5,7 +5,8 @@
 #   USR1  admitted: jobs may come           USR2  there is a new token
 #   TERM  drain: no new job; when the last one has ended, leave the pool and end with status 0
 #
-# If HTCondor's startd ends by itself, this ends with its status.
+# If HTCondor's startd ends by itself, this ends with its status. Signals come to the whole process group: what
+# they are not for has a session of its own.
 #
 # shellcheck disable=SC2317 # functions that traps and with_retries call
 # shellcheck disable=SC2154 # variables of the guest program
@@ -18,6 +19,22 @@ config=/etc/condor/config.d
 token=/etc/condor/tokens.d/vmjobs
 log_lines_an_hour=60
 umask 077
+
+# watch_log: what goes wrong, where people look for it; so much and no more, for this goes on for months.
+watch_log() {
+    tail -n +1 -F /job/condor/log/StartLog 2>/dev/null |
+        grep --line-buffered -E 'ERROR|Error|[Ff]ailed|DENIED|FATAL|PANIC' |
+        grep --line-buffered -v 'ToE tag' | # said at the end of every job
+        awk -v most="$log_lines_an_hour" '
+            { hour = int(systime() / 3600) }
+            hour != last { last = hour; lines = 0 }
+            ++lines <= most { print "startd: " substr($0, 1, 400); fflush() }'
+}
+
+if [ "${1:-}" = watch-log ]; then
+    watch_log
+    exit
+fi
 
 say() { printf 'vmjobs: %s\n' "$*"; }
 give_up() {
@@ -84,17 +101,6 @@ make_places() {
     ) && mkdir -p "${token%/*}" && chmod 0700 "${token%/*}"
 }
 
-# watch_log: what goes wrong, where people look for it; so much and no more, for this goes on for months.
-watch_log() {
-    tail -n +1 -F /job/condor/log/StartLog 2>/dev/null |
-        grep --line-buffered -E 'ERROR|Error|[Ff]ailed|DENIED|FATAL|PANIC' |
-        grep --line-buffered -v 'ToE tag' | # said at the end of every job
-        awk -v most="$log_lines_an_hour" '
-            { hour = int(systime() / 3600) }
-            hour != last { last = hour; lines = 0 }
-            ++lines <= most { print "startd: " substr($0, 1, 400); fflush() }'
-}
-
 # switch SETTING VALUE: changes the startd while it runs.
 switch() {
     echo "$1 = $2" >>"$config/99-vmjobs-state.conf"
@@ -126,13 +132,13 @@ configure 97-vmjobs-startd.conf 98-vmjobs-member.conf || give_up "cannot write t
 with_retries fetch_token || give_up "cannot fetch a token from $VMJOBS_ENDPOINT (status $http_status)"
 
 draining=''
-condor_startd -f &
+setsid condor_startd -f &
 startd=$!
 trap admit USR1
 trap renew USR2
 trap drain TERM INT
 say "$host: startd started"
-watch_log &
+setsid sh "$0" watch-log &
 watcher=$!
 
 # `wait` comes back whenever a signal has been dealt with.
@@ -142,9 +148,10 @@ while kill -0 "$startd" 2>/dev/null; do
     status=$?
 done
 trap '' TERM INT USR1 USR2
-kill "$watcher" 2>/dev/null
+kill -s TERM -- "-$watcher" 2>/dev/null
 rm -f "$token"
-if [ -n "$draining" ]; then
+# 99: it has shut itself down, as it was told to.
+if [ -n "$draining" ] && { [ "$status" = 0 ] || [ "$status" = 99 ]; }; then
     say 'drained'
     exit 0
 fi

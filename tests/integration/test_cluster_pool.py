@@ -110,7 +110,7 @@ class Machine:
         run("docker", "exec", "-d", self.container, "python3", "-c", ENDPOINT)
         wait_for(lambda: f":{PORT:04X} " in self("cat", "/proc/net/tcp") or None, "the endpoint", 20)
         script = "cd /job/work; echo $$ >/run/pid; exec sh ./script"
-        wrapped = f"sh -c '{script}' >/run/said 2>&1; echo $? >/run/status"
+        wrapped = f"setsid --wait sh -c '{script}' >/run/said 2>&1; echo $? >/run/status"
         run("docker", "exec", "-d", self.container, "sh", "-c", wrapped)
 
     def put_token(self, token: str) -> None:
@@ -120,7 +120,8 @@ class Machine:
         return run("docker", "exec", self.container, *command, check=check)
 
     def signal(self, name: str) -> None:
-        self("sh", "-c", f"kill -{name} $(cat /run/pid)")
+        """To the whole process group, as the guest program does."""
+        self("sh", "-c", f'kill -s {name} -- "-$(cat /run/pid)"')
 
     def said(self) -> str:
         return self("cat", "/run/said")
@@ -291,10 +292,14 @@ def test_a_machine_joins_is_probed_admitted_and_drained(
     assert queue.state(refused)[0] == "1"  # the operator's word
 
     # One that grants itself no time to retire must not be ended by a drain either.
-    running = queue.submit(cluster, "sleep 8; exit 5", **wanted, max_job_retirement_time="0")
+    running = queue.submit(cluster, "sleep 12; exit 5", **wanted, max_job_retirement_time="0")
     queue.until(running, "2")
-    (known,) = [m for m in pool(grid, "pool.machines()") if m["name"] == here.name]
-    assert (known["busy"], known["jobs"]) == (True, 2)
+
+    def two_jobs() -> bool:
+        (known,) = [m for m in pool(grid, "pool.machines()") if m["name"] == here.name]
+        return (known["busy"], known["jobs"]) == (True, 2)
+
+    wait_for(two_jobs, "the ad to tell of two jobs", 7)
     here.signal("TERM")
     late = queue.submit(cluster, "true", **wanted)
     assert queue.until(running, "4") == ("4", "5", "1")
