@@ -24,6 +24,8 @@ HEARTBEAT_SECONDS = 15.0
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 15.0
 CHUNK = 512 * 1024
+#: Seconds in which the service usually hears of a machine; until then it takes no console of it.
+TOLD_SECONDS = 2.0
 
 
 class Reporter:
@@ -249,7 +251,7 @@ class Shipper:
             console = self._consoles.get(machine)
         if console is None:
             return
-        if not self._reporter.has_told(*machine):
+        if not self._reporter.has_told(*machine, timeout=TOLD_SECONDS):
             raise Unavailable("api", "the service has not been told of the machine yet")
         if console.ship(self._source):
             with self._changed:  # the others come first
