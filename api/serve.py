@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from flask import Flask
 from gunicorn.app.base import BaseApplication
+from gunicorn.glogging import Logger
 
 from api.app import create_app
 from api.tokens import Issuer
@@ -106,7 +107,7 @@ def settings(config: Config) -> dict[str, Any]:
         "limit_request_fields": 64,
         # Requests are not logged: their paths name people's files.
         "accesslog": None,
-        "errorlog": "-",
+        "logger_class": Log,
         "loglevel": "warning" if config.log_level == "INFO" else config.log_level.lower(),
         "proc_name": "vmjobs serve",
         "worker_tmp_dir": _memory_directory(),
@@ -130,6 +131,16 @@ def _limit_stalls(server: Any) -> None:
         listener.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_SECONDS * 1000)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             listener.sock.setsockopt(socket.SOL_SOCKET, option, limit)
+
+
+class Log(Logger):  # type: ignore[misc]
+    """Gunicorn's own lines go where all others go, and look alike."""
+
+    def setup(self, cfg: Any) -> None:
+        """Take the level from the settings, and no handlers."""
+        super().setup(cfg)
+        self.error_log.handlers.clear()
+        self.error_log.propagate = True
 
 
 class Server(BaseApplication):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -34,6 +35,7 @@ class ImageCache:
 
     limit: bytes of images at most; 0: no limit. keep_free: bytes of the disk to be left alone.
     trust: refuses images by their signatures, whenever one is to be used; None: all are taken.
+    hits, misses: how many leases were of images that were here whole, and that were not.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class ImageCache:
         self._fetch = fetch
         self._room = Room(self._store, limit, keep_free)
         self._trust = trust
+        self.hits = self.misses = 0
+        self._counting = threading.Lock()
 
     def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
         """Have the image here, verified, and say where.
@@ -67,6 +71,7 @@ class ImageCache:
     def lease(self, digest: str, progress: Progress | None = None) -> Iterator[BootImage]:
         """As :meth:`prepare`, and the image is not evicted while the context lasts."""
         with self._held(digest) as lease:
+            self._count(digest)
             image = self._prepare(digest, progress)
             self._room.touch(lease)
             try:
@@ -77,6 +82,16 @@ class ImageCache:
     def cached(self) -> list[str]:
         """Digests of the images that are here, complete."""
         return self._store.cached()
+
+    def used(self) -> int:
+        """Bytes of disk that images take."""
+        return self._room.used()
+
+    def _count(self, digest: str) -> None:
+        here = self._store.complete(digest)
+        with self._counting:
+            self.hits += here
+            self.misses += not here
 
     @contextmanager
     def _held(self, digest: str) -> Iterator[int]:

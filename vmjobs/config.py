@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -25,6 +25,18 @@ DEFAULT_FILE = Path("/etc/vmjobs/config.toml")
 
 def _home(kind: str, fallback: str) -> Path:
     return Path(os.environ.get(kind) or Path.home() / fallback) / "vmjobs"
+
+
+def host_and_port(value: str) -> tuple[str, int]:
+    """``HOST:PORT`` in its parts; an IPv6 address has brackets, which are left out.
+
+    Raises:
+        ValueError: it is not that.
+    """
+    host, colon, port = value.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ValueError("must be HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class Config(BaseModel):
@@ -147,7 +159,15 @@ class Config(BaseModel):
         64 * 1024 * 1024, ge=1024, description="a console longer than this ends the job"
     )
 
+    metrics_listen: str = Field(
+        "", description="address and port of the agent's /metrics for Prometheus; empty: nowhere"
+    )
+
+    # all that run on
     log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="lines of the log: text for people, or JSON"
+    )
 
     @field_validator("log_level")
     @classmethod
@@ -159,9 +179,14 @@ class Config(BaseModel):
     @field_validator("listen")
     @classmethod
     def _host_and_port(cls, value: str) -> str:
-        host, colon, port = value.rpartition(":")
-        if not (host and colon and port.isdigit() and int(port) < 65536):
-            raise ValueError("must be HOST:PORT")
+        host_and_port(value)
+        return value
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _nowhere_or_host_and_port(cls, value: str) -> str:
+        if value:
+            host_and_port(value)
         return value
 
     @field_validator("storage_url")

@@ -132,6 +132,7 @@ class LiveCache(ImageCache):
         """See :class:`vmjobs.ports.LiveSource`. Raises as :meth:`lease` does."""
         with ExitStack() as stack:
             lease = stack.enter_context(self._held(digest))
+            self._count(digest)
             listener = _Listener(failed)
             with full_disk():
                 begun = self._begin(stack, listener, digest, progress)

@@ -135,8 +135,10 @@ def test_the_same_job_is_not_run_twice_at_once(agent: tuple[Agent, Path], script
     with pytest.raises(Unavailable):
         run_job(agent[1], "job1", TOKEN, lambda m: None, patience=0.5)
     assert script.runs == 1
+    assert agent[0].states() == {None: 1}
     agent[0].stop(10)
     assert agent[0].jobs() == ()
+    assert agent[0].states() == {}
 
 
 def test_a_fault_of_the_agent_is_told_and_not_asked_for_again(

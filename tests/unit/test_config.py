@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.config import load
+from vmjobs.config import host_and_port, load
 from vmjobs.errors import ConfigError
 
 
@@ -24,10 +24,38 @@ def test_routes_can_be_given_in_one_variable() -> None:
 
 def test_all_bad_settings_are_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    file.write_text('listen = "nowhere"\nunknown_key = 1\n')
+    file.write_text('listen = "nowhere"\nmetrics_listen = "9100"\nunknown_key = 1\n')
     with pytest.raises(ConfigError) as refused:
-        load({"VMJOBS_CONFIG": str(file), "VMJOBS_MAX_CPUS": "0", "VMJOBS_LOG_LEVEL": "LOUD"})
-    assert {f.field for f in refused.value.faults} == {"listen", "unknown_key", "max_cpus", "log_level"}
+        load(
+            {
+                "VMJOBS_CONFIG": str(file),
+                "VMJOBS_MAX_CPUS": "0",
+                "VMJOBS_LOG_LEVEL": "LOUD",
+                "VMJOBS_LOG_FORMAT": "xml",
+            }
+        )
+    assert {f.field for f in refused.value.faults} == {
+        "listen",
+        "metrics_listen",
+        "unknown_key",
+        "max_cpus",
+        "log_level",
+        "log_format",
+    }
+
+
+@pytest.mark.parametrize("value", [":1", "a:", "a:65536", "a:-1", "a:x", "a:\u00b2", "a"])
+def test_what_is_no_address_and_port(value: str) -> None:
+    for name in ("LISTEN", "METRICS_LISTEN"):
+        with pytest.raises(ConfigError, match="must be HOST:PORT"):
+            load({f"VMJOBS_{name}": value})
+
+
+def test_an_address_and_a_port() -> None:
+    assert host_and_port("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert host_and_port("[::1]:9109") == ("::1", 9109)
+    assert load({"VMJOBS_METRICS_LISTEN": "[::1]:9109"}).metrics_listen == "[::1]:9109"
+    assert load({}).metrics_listen == ""
 
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:

@@ -50,6 +50,20 @@ def test_an_image_is_fetched_once_and_kept_sparse(node: Path, remote: Remote) ->
     assert list((node / "partial").iterdir()) == list((node / "tmp").iterdir()) == []
 
 
+def test_it_says_how_often_an_image_was_here_and_what_all_take(node: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store)
+    cache = ImageCache(node, remote)
+    assert (cache.hits, cache.misses, cache.used()) == (0, 0, 0)
+    for _ in range(3):
+        with cache.lease(digest):
+            pass
+    assert (cache.hits, cache.misses) == (2, 1)
+    assert cache.used() == used(node / "contents") > len(DISK) // 4
+    with pytest.raises(NotFound), cache.lease("sha256:" + "0" * 64):
+        pass
+    assert (cache.hits, cache.misses) == (2, 2)
+
+
 def test_many_at_once_fetch_once(node: Path, remote: Remote) -> None:
     digest, _ = put(remote.store)
     start = threading.Barrier(8)

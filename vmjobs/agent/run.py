@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,12 +111,17 @@ class Choose(Protocol):
         """
 
 
+def _unheard(_step: str, _seconds: float) -> None:
+    """Where nobody counts."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """What runs on this node are made with.
 
     seeds: for images that want cloud-init data.
     live: gives images out before they are complete; None: a machine waits for the whole image.
+    timed: hears how long each step of a run took: its title, seconds.
     """
 
     images: ImageSource
@@ -125,6 +130,7 @@ class Parts:
     settings: RunSettings
     seeds: SeedSource | None = None
     live: LiveSource | None = None
+    timed: Callable[[str, float], object] = _unheard
 
 
 @dataclass
@@ -247,7 +253,7 @@ class Run:
             step.action(self)
 
     def _clock(self, phase: str, title: str) -> _Clock:
-        return _Clock(self.seconds, phase, f"job {self.job_id}: {title}")
+        return _Clock(self, phase, title)
 
     def _tell(self, state: JobState, message: str) -> None:
         report = self._report(Verdict(state, reason(ReasonCode.PROGRESS, message)))
@@ -313,16 +319,18 @@ class Run:
 class _Clock:
     """Adds the time spent in its context to one of the run's phases."""
 
-    def __init__(self, seconds: dict[str, float], phase: str, title: str) -> None:
-        self._seconds, self._phase, self._title = seconds, phase, title
+    def __init__(self, run: Run, phase: str, title: str) -> None:
+        self._run, self._phase, self._title = run, phase, title
 
     def __enter__(self) -> None:
         self._begun = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         took = time.monotonic() - self._begun
-        self._seconds[self._phase] = round(self._seconds.get(self._phase, 0.0) + took, 3)
-        log.info("%s took %.3f s", self._title, took)
+        seconds = self._run.seconds
+        seconds[self._phase] = round(seconds.get(self._phase, 0.0) + took, 3)
+        self._run.parts.timed(self._title, took)
+        log.info("job %s: %s took %.3f s", self._run.job_id, self._title, took)
 
 
 def _verdict_of(error: VMJobsError) -> Verdict:

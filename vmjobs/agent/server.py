@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ class Agent:
     running: dict[str, int] = field(default_factory=dict)
     verdicts: dict[str, Leftover] = field(default_factory=dict)
     _inboxes: dict[str, Inbox] = field(default_factory=dict)
+    _leases: dict[str, SocketLease] = field(default_factory=dict)
     _stopping: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Condition = field(init=False)
@@ -85,6 +87,12 @@ class Agent:
         everything = uid is None or uid in (0, os.getuid())
         with self._lock:
             return tuple(job for job, owner in self.running.items() if everything or owner == uid)
+
+    def states(self) -> Counter[JobState | None]:
+        """How many jobs are in each state, as it was told last; None: of those nothing was told yet."""
+        with self._lock:
+            last = [lease.last for lease in self._leases.values()]
+        return Counter(report.state if report else None for report in last)
 
     def serve(self, connection: socket.socket) -> None:
         """Talk with one client until it goes."""
@@ -126,7 +134,7 @@ class Agent:
         messages: Iterator[protocol.Message],
     ) -> None:
         try:
-            with self._registered(message.job, uid) as inbox:
+            with self._registered(message.job, uid, lease) as inbox:
                 source = self.open_job(message.job, message.token)
                 verdict = self._told_before(message.job, source, lease)
                 if verdict is None:
@@ -168,19 +176,19 @@ class Agent:
         return Verdict(report.state, report.reason, report.exit)
 
     @contextmanager
-    def _registered(self, job: str, uid: int) -> Iterator[Inbox]:
+    def _registered(self, job: str, uid: int, lease: SocketLease) -> Iterator[Inbox]:
         inbox = Inbox()
         with self._lock:
             if self._stopping:
                 raise Unavailable("agent", "this agent is about to stop")
             if job in self.running:
                 raise Unavailable("agent", f"an earlier run of job {job} is being cleared away")
-            self.running[job], self._inboxes[job] = uid, inbox
+            self.running[job], self._inboxes[job], self._leases[job] = uid, inbox, lease
         try:
             yield inbox
         finally:
             with self._ended:
-                del self.running[job], self._inboxes[job]
+                del self.running[job], self._inboxes[job], self._leases[job]
                 self._ended.notify_all()
 
 

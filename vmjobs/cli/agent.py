@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,11 @@ from vmjobs.agent import node as this_node
 from vmjobs.agent.fleet import Fleet
 from vmjobs.agent.journal import sweep
 from vmjobs.agent.members.keeper import keeping
+from vmjobs.agent.metrics import AgentMetrics
+from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.prefetch import Prefetcher
 from vmjobs.agent.server import Agent, listening
-from vmjobs.cli.main import configure_logging
+from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.node_parts import fleet, member_journal, member_parts, parts
 from vmjobs.cli.support import config, node_name, read_token
 from vmjobs.client import ImageClient, JobAgentClient, NodeClient, Retries, ShareClient
@@ -51,11 +54,13 @@ def agent() -> None:
     them, drain or delete their clusters, or start the agent with VMJOBS_CLUSTER_MEMORY=0.
     """
     settings = config()
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     images = _images(settings)
     hypervisors = fleet(settings, images)
     live = _live(settings, images)
+    metrics = _metrics(images, hypervisors)
     made = parts(settings, images, hypervisors, settings.state_dir / "runs", live)
+    made = replace(made, timed=metrics.job_step)
     leftovers = made.journal.recover(hypervisors.drivers)
     swept = sweep(made.journal, hypervisors.drivers)
     log.info("removed %d left-over runs and %d unknown machines", len(leftovers), len(swept))
@@ -71,12 +76,17 @@ def agent() -> None:
 
     service = Agent(made, open_job, describe)
     service.remember(leftovers)
+    metrics.jobs = service.states
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     # condor_master passes on a reconfiguration as SIGHUP; there is nothing to read again.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with _members(settings, images, hypervisors), listening(settings.socket, service.serve):
+    with (
+        serving_metrics(metrics, settings.metrics_listen),
+        _members(settings, images, hypervisors, metrics),
+        listening(settings.socket, service.serve),
+    ):
         log.info("ready at %s", settings.socket)
         _thread("images", _watch_images, images, hypervisors, stop)
         with _announced(settings, images, lambda: describe(service.jobs())):
@@ -86,8 +96,19 @@ def agent() -> None:
         live.close()
 
 
+def _metrics(images: ImageSource, hypervisors: Fleet) -> AgentMetrics:
+    from images.cache import ImageCache  # noqa: PLC0415
+
+    metrics = AgentMetrics()
+    metrics.probes = lambda: hypervisors.results
+    metrics.cache = images if isinstance(images, ImageCache) else None
+    return metrics
+
+
 @contextmanager
-def _members(settings: Config, images: ImageSource, hypervisors: Fleet) -> Iterator[None]:
+def _members(
+    settings: Config, images: ImageSource, hypervisors: Fleet, metrics: AgentMetrics
+) -> Iterator[None]:
     """Keep this node's share of virtual clusters; where it is to have none, remove what it had."""
     if settings.agent_token_file is None or settings.cluster_memory == 0:
         journal = member_journal(settings)
@@ -97,7 +118,9 @@ def _members(settings: Config, images: ImageSource, hypervisors: Fleet) -> Itera
         return
     token = read_token(settings.agent_token_file)
     source = ShareClient(settings.api_url, token, node_name(settings))
-    with keeping(member_parts(settings, source, images, hypervisors)):
+    made = member_parts(settings, source, images, hypervisors)
+    made.reporter.heard, metrics.members = metrics.member, made.reporter.known
+    with keeping(made):
         yield
     source.close()
 

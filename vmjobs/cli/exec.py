@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from vmjobs.agent import protocol
-from vmjobs.cli.main import configure_logging
+from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.support import config, read_token
 from vmjobs.errors import Unavailable
 from vmjobs.execute import run_job
@@ -37,7 +37,7 @@ def exec_job(job: str, token_file: Path) -> None:
     from condor.progress import attributes  # noqa: PLC0415
 
     settings = config()
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     reporter = ChirpReporter()
 
     def on_progress(message: protocol.ProgressMessage | protocol.EndMessage) -> None:

@@ -7,13 +7,13 @@ a server, and ``vmjobs --help`` is quick.
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from typing import Any
 
 import click
 
 from vmjobs import __version__
+from vmjobs.cli.logs import configure_logging
 from vmjobs.errors import ConfigError, VMJobsError
 
 #: name -> (module, attribute, one line of help). The help stands here so that listing the
@@ -79,18 +79,6 @@ def cli(ctx: click.Context, verbose: bool) -> None:
     ctx.obj = {"verbose": verbose}
     if verbose:
         configure_logging("DEBUG")
-
-
-def configure_logging(level: str) -> None:
-    """Log to standard error; only commands do this, libraries never."""
-    logging.basicConfig(
-        level=level,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
-    # Tells where it found keys at every start, and with DEBUG what it signs.
-    logging.getLogger("botocore").setLevel(logging.WARNING)
 
 
 def main(arguments: list[str] | None = None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from vmjobs.cli.main import configure_logging
+from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.support import config
 
 
@@ -14,5 +14,5 @@ def serve() -> None:
     from api.serve import serve as serve_api  # noqa: PLC0415 - the server's extra
 
     settings = config()
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     serve_api(settings)

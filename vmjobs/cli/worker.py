@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vmjobs.cli.main import configure_logging
+from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.support import config
 from vmjobs.config import Config
 from vmjobs.errors import BuildError, ConfigError, NoHypervisor, Unavailable
@@ -35,7 +35,7 @@ def worker(concurrency: int, no_beat: bool, builds: bool) -> None:
     from repository.service import open_repository  # noqa: PLC0415 - the server's extra
 
     settings = config()
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     if builds:
         _refuse_root()
     open_repository(settings).close()  # migrations, once

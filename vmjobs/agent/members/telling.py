@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 #: A member's id and the number of its machine.
 _Machine = tuple[str, int]
+_Heard = Callable[[MemberReport | None, MemberReport], object]
 
 HEARTBEAT_SECONDS = 15.0
 FIRST_PAUSE = 0.5
@@ -29,9 +30,13 @@ TOLD_SECONDS = 2.0
 
 
 class Reporter:
-    """Tells of each member what is true last, at once, and of all of them every few seconds."""
+    """Tells of each member what is true last, at once, and of all of them every few seconds.
+
+    heard: called with what was said of a member before (None: nothing) and what is said now.
+    """
 
     def __init__(self, source: ShareSource, heartbeat: float = HEARTBEAT_SECONDS) -> None:
+        self.heard: _Heard | None = None
         self._source = source
         self._heartbeat = heartbeat
         self._known: dict[str, MemberReport] = {}
@@ -43,9 +48,17 @@ class Reporter:
     def tell(self, report: MemberReport) -> None:
         """This is how a member is now."""
         with self._changed:
+            before = self._known.get(report.id)
             self._known[report.id] = report
             self._news.add(report.id)
             self._changed.notify_all()
+        if self.heard is not None:
+            self.heard(before, report)
+
+    def known(self) -> tuple[MemberReport, ...]:
+        """What was said last of each member."""
+        with self._changed:
+            return tuple(self._known.values())
 
     def forget(self, member: str) -> None:
         """A member is no more."""

@@ -1,0 +1,56 @@
+"""Where the log of a process goes and what its lines look like. Only commands configure it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+TEXT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+#: What a message may be about. Its template has the word before the argument: ``job %s``.
+SUBJECTS: Final = ("job", "array", "member", "cluster", "node", "image", "build", "pool")
+
+_SUBJECT: Final = re.compile(rf"\b({'|'.join(SUBJECTS)}) $")
+_CONVERSION: Final = re.compile(r"%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-z])")
+
+
+def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
+    """Log to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # Tells where it found keys at every start, and with DEBUG what it signs.
+    logging.getLogger("botocore").setLevel(logging.WARNING)
+
+
+class JsonLines(logging.Formatter):
+    """A JSON object in a line: time (RFC 3339, UTC), level, logger, message; what it is about, by
+    :data:`SUBJECTS`; exception, with its traceback.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line."""
+        found = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **dict(_subjects(record)),
+        }
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return json.dumps(found)
+
+
+def _subjects(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
+    """What a record says that it is about: the arguments that its template names."""
+    if not isinstance(record.msg, str) or not isinstance(record.args, tuple):
+        return
+    conversions = [m for m in _CONVERSION.finditer(record.msg) if m[0] != "%%"]
+    for conversion, value in zip(conversions, record.args, strict=False):
+        if named := _SUBJECT.search(record.msg, 0, conversion.start()):
+            yield named[1], str(value)
