@@ -71,8 +71,11 @@ class Submitter:
     def __call__(self, *command: str, check: bool = True) -> str:
         return self.grid.on("submit", *command, user="vmjobs", check=check)
 
-    def submit(self, cluster: str, script: str) -> str:
-        """By Condor-C to the site, for machines of one virtual cluster."""
+    def submit(self, cluster: str, script: str, lease: int = 300) -> str:
+        """By Condor-C to the site, for machines of one virtual cluster.
+
+        lease: seconds that the job waits for a machine that does not answer any more.
+        """
         text = f"""
 universe = grid
 grid_resource = condor site.grid site.grid
@@ -87,6 +90,7 @@ when_to_transfer_output = ON_EXIT
 request_memory = 64
 request_disk = 1024
 +remote_Requirements = TARGET.VirtualCluster == "{cluster}"
++remote_JobLeaseDuration = {lease}
 +remote_ShouldTransferFiles = "YES"
 +remote_WhenToTransferOutput = "ON_EXIT"
 queue
@@ -159,8 +163,11 @@ def test_a_machine_that_is_killed_comes_back_under_its_name(
     spec = ClusterSpec(name=name, image="worker", size=1, memory=512, disk=512)
     operator.clusters.put(spec)
     (before,) = up(operator, name, 1).members
+    user = Submitter(grid)
+    job = user.submit(name, "hostname; sleep 10; echo done", lease=20)
+    wait_for(lambda: user.status(job) == "2" or None, "the job to run", 60)
     node = before.node.removesuffix(".grid")
-    grid.on(node, "pkill", "-KILL", "-f", f"umid=.*{before.id[:8]}", check=False)
+    grid.on(node, "pkill", "-KILL", "-f", f"umid=vmjobs-[^ ]*{before.id}-")
 
     def back() -> Cluster | None:
         found = operator.clusters.get(name)
@@ -170,4 +177,4 @@ def test_a_machine_that_is_killed_comes_back_under_its_name(
 
     (after,) = wait_for(back, "another machine of the same name", UP_SECONDS).members
     assert (after.name, after.id, after.node) == (before.name, before.id, before.node)
-    assert Submitter(grid).output(Submitter(grid).submit(name, "hostname")) == f"{before.name}.vc\n"
+    assert user.output(job).splitlines() == [f"{before.name}.vc", "done"]  # in the new machine

@@ -212,7 +212,8 @@ class Queue:
 def as_bearer(grid: Grid, token: str, *command: str) -> str:
     """Run a command of HTCondor's with a token and nothing else, on a host that is not the site's."""
     script = (
-        "umask 077; d=$(mktemp -d); trap 'rm -rf $d' EXIT; printf %s \"$1\" >$d/token; shift; export HOME=$d;"
+        "umask 077; d=$(mktemp -d); trap 'rm -rf $d' EXIT;"
+        ' printf %s "$1" >$d/token; shift; export HOME=$d;'
         " export _CONDOR_SEC_TOKEN_DIRECTORY=$d _CONDOR_SEC_CLIENT_AUTHENTICATION_METHODS=IDTOKENS;"
         ' "$@" 2>&1 || true'
     )
