@@ -1,0 +1,211 @@
+"""What Prometheus and a log collector get from an agent at work: the real process, real machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import requests
+from api_process import free_port
+from api_support import Site, make_site, serving
+from hypervisor_host import wait_until
+from members_node import (
+    UML,
+    Images,
+    Service,
+    kept,
+    machine_pid,
+    member_guest,
+    member_parts,
+    order,
+    remains,
+)
+from prometheus_client.parser import text_string_to_metric_families
+from repository_kit import ADMIN, push
+
+from repository.images import LIBRARY
+from vmjobs.agent.metrics import AgentMetrics
+from vmjobs.agent.metrics import serving as serving_metrics
+from vmjobs.agent.steps import STEPS
+from vmjobs.cluster.member import Goal
+from vmjobs.hypervisor.base import BootImage
+
+SECONDS = 90.0
+NODE = "wn1.grid"
+VMJOBS = [sys.executable, "-c", "from vmjobs.cli.main import main; main()"]
+
+Samples = dict[tuple[str, ...], float]
+
+
+def scrape(listen: str) -> Samples:
+    """Every sample by its name and the values of its labels, these by their names."""
+    answer = requests.get(f"http://{listen}/metrics", timeout=10)
+    assert answer.status_code == 200
+    return {
+        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+@pytest.fixture(scope="module")
+def image() -> BootImage:
+    return member_guest()
+
+
+@pytest.fixture
+def site(tmp_path: Path, image: BootImage) -> Site:
+    made = make_site(tmp_path / "service")
+    told = {"guest": {"contract": 1}, "cmdline": list(image.cmdline)}
+    wish = {"namespace": LIBRARY, "name": "generic", "visibility": "public"}
+    push(made.repository.images, ADMIN, image.root.read_bytes(), b"UML has its own", told, **wish)
+    return made
+
+
+@dataclass
+class Node:
+    """An execute node whose agent runs."""
+
+    site: Site
+    folder: Path
+    environ: dict[str, str]
+    listen: str
+    agent: subprocess.Popen[bytes]
+
+    def start(self, script: str) -> tuple[str, subprocess.Popen[bytes]]:
+        """What HTCondor's starter does with a new job: its id, and the process that is the job."""
+        (job,) = self.site.user().submit(image="generic", script=script, disk=16, memory=128)
+        token = self.folder / f"{job}.token"
+        token.write_text(self.site.issuer.job_token(job, "ada"))
+        argv = [*VMJOBS, "exec", "--job", job, "--token-file", str(token)]
+        with (self.folder / "exec.log").open("ab") as log:
+            return job, subprocess.Popen(argv, env=self.environ, stderr=log)
+
+    def log(self) -> list[dict[str, str]]:
+        lines = (self.folder / "agent.log").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def node(site: Site, tmp_path: Path) -> Iterator[Node]:
+    with serving(site.app) as url, started(site, url, tmp_path / "node") as running:
+        yield running
+
+
+@contextmanager
+def started(site: Site, url: str, folder: Path) -> Iterator[Node]:
+    folder.mkdir()
+    listen = f"127.0.0.1:{free_port()}"
+    (folder / "token").write_text(site.issuer.node_token(NODE))
+    environ = {
+        **os.environ,
+        "VMJOBS_CONFIG": "/dev/null",
+        "VMJOBS_API_URL": url,
+        "VMJOBS_AGENT_TOKEN_FILE": str(folder / "token"),
+        "VMJOBS_NODE_NAME": NODE,
+        "VMJOBS_STATE_DIR": str(folder / "state"),
+        "VMJOBS_SOCKET": str(folder / "s"),
+        "VMJOBS_HYPERVISORS": "uml",
+        "VMJOBS_METRICS_LISTEN": listen,
+        "VMJOBS_LOG_FORMAT": "json",
+    }
+    with (folder / "agent.log").open("wb") as log:
+        agent = subprocess.Popen([*VMJOBS, "agent"], env=environ, stderr=log)
+    try:
+        wait_until(lambda: (folder / "s").exists() or agent.poll() is not None, SECONDS, "ready")
+        assert agent.poll() is None, (folder / "agent.log").read_text()
+        yield Node(site, folder, environ, listen, agent)
+    finally:
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(60) == 0
+
+
+def test_an_agent_shows_what_it_does(node: Node) -> None:
+    idle = scrape(node.listen)
+    assert idle["vmjobs_agent_hypervisor_works", "uml"] == 1
+    assert idle["vmjobs_agent_machines", "job", "running"] == 0
+    assert idle["vmjobs_agent_image_cache_bytes",] == 0
+
+    job, process = node.start("#!/bin/sh\nsleep 5\n")
+    running = ("vmjobs_agent_machines", "job", "running")
+    wait_until(lambda: scrape(node.listen)[running] == 1, SECONDS, "the job runs")
+    assert process.wait(SECONDS) == 0
+    wait_until(lambda: scrape(node.listen)[running] == 0, SECONDS, "the job is over")
+    found = scrape(node.listen)
+    assert found["vmjobs_agent_image_cache_misses_total",] == 1
+    assert found["vmjobs_agent_image_cache_hits_total",] == 0
+    assert found["vmjobs_agent_image_cache_bytes",] > 1024**2
+    counts = {key[2]: value for key, value in found.items() if key[0].endswith("step_seconds_count")}
+    assert counts == {step.title: 1 for step in STEPS} | {"deliver": 1}
+    assert found["vmjobs_agent_step_seconds_sum", "job", "run script"] >= 5
+
+    _, process = node.start("#!/bin/sh\nexit 3\n")
+    assert process.wait(SECONDS) == 3
+    found = scrape(node.listen)
+    assert found["vmjobs_agent_image_cache_hits_total",] == 1
+    assert found["vmjobs_agent_step_seconds_count", "job", "run script"] == 2
+
+    lines = node.log()
+    steps = {line["message"] for line in lines if line.get("job") == job}
+    assert {f"job {job}: {step.title} took" for step in STEPS} <= {
+        message.rpartition(" took")[0] + " took" for message in steps
+    }
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+
+
+def test_an_address_that_is_taken_ends_the_agent_with_one_sentence(node: Node, tmp_path: Path) -> None:
+    environ = {
+        **node.environ,
+        "VMJOBS_STATE_DIR": str(tmp_path / "other"),
+        "VMJOBS_SOCKET": str(tmp_path / "other.s"),
+    }
+    done = subprocess.run(
+        [*VMJOBS, "agent"], env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode != 0
+    assert f"metrics_listen: nothing can be served at {node.listen}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_machines_of_clusters(tmp_path: Path, image: BootImage) -> None:
+    (tmp_path / "service").mkdir()
+    service = Service(tmp_path / "service")
+    parts = member_parts(tmp_path / "members", service, Images(image))
+    metrics, listen = AgentMetrics(), f"127.0.0.1:{free_port()}"
+    parts.reporter.heard, metrics.members = metrics.member, parts.reporter.known
+
+    def phase(name: str) -> float:
+        return scrape(listen)["vmjobs_agent_machines", "member", name]
+
+    service.wants(1, order())
+    try:
+        with serving_metrics(metrics, listen), kept(parts):
+            wait_until(lambda: phase("running") == 1, SECONDS, "it runs")
+            found = scrape(listen)
+            assert found["vmjobs_agent_step_seconds_count", "member", "staging"] == 1
+            assert found["vmjobs_agent_step_seconds_sum", "member", "booting"] > 0
+
+            pid = machine_pid(parts)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)  # before it was admitted: a failure
+            failures = ("vmjobs_agent_member_failures_total", "GUEST_LOST")
+            wait_until(lambda: scrape(listen).get(failures) == 1, SECONDS, "a failure is counted")
+            wait_until(lambda: phase("running") == 1, SECONDS, "it runs again")
+            assert scrape(listen)["vmjobs_agent_step_seconds_count", "member", "booting"] == 2
+
+            service.wants(2, order(goal=Goal.STOP))
+            wait_until(lambda: phase("gone") == 1, SECONDS, "it is gone")
+            service.wants(3)
+            wait_until(lambda: phase("gone") == 0 and remains(parts) == [], SECONDS, "nothing is left")
+    finally:
+        for name in UML.list():
+            if name.startswith(parts.journal.prefix):
+                UML.destroy(name)
