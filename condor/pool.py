@@ -1,7 +1,12 @@
-"""An HTCondor pool that machines of virtual clusters join."""
+"""An HTCondor pool that machines of virtual clusters join.
+
+What an ad says of a machine is the machine's word: root in it may have written anything there. The
+collector has seen to it that it speaks of no other machine (condor/config/site-clusters.conf).
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +38,9 @@ _MACHINE_AD: Final = (
 _OURS: Final = f"{names.MEMBER} =!= undefined && PartitionableSlot =?= true"
 #: What HTCondor calls a job's state.
 _REMOVED, _COMPLETED, _HELD = 3, 4, 5
+_MOST: Final = 2**31 - 1
+_MEMBER: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_MACHINE: Final = re.compile(r"[0-9a-f]{32}\.[0-9]{1,10}")
 _PROBE_AD: Final = (names.CLUSTER_ID, names.PROC_ID, names.JOB_STATUS, names.EXIT_CODE)
 
 
@@ -63,11 +71,8 @@ class CondorPool:
                 constraint=_OURS,
                 projection=list(_MACHINE_AD),
             )
-        ads = [ad for ad in answer["ads"] if names.MEMBER in ad and names.INCARNATION in ad]
-        self._machines = {
-            (str(ad[names.MEMBER]), int(ad[names.INCARNATION])): str(ad.get(names.MACHINE, ""))
-            for ad in ads
-        }
+        ads = [ad for ad in answer["ads"] if is_machine(ad)]
+        self._machines = {(ad[names.MEMBER], ad[names.INCARNATION]): ad[names.MACHINE] for ad in ads}
         return [machine(ad) for ad in ads]
 
     def probe(self, member: str, incarnation: int) -> ProbeState:
@@ -112,16 +117,34 @@ class CondorPool:
 _HINT: Final = "condor_ping -type collector -table READ ADVERTISE_STARTD shows what it lets us do"
 
 
+def is_machine(ad: Ad) -> bool:
+    """Whether an ad is one that a machine of ours would send."""
+    member, target = ad.get(names.MEMBER), ad.get(names.MACHINE)
+    return (
+        isinstance(member, str)
+        and isinstance(target, str)
+        and bool(_MEMBER.fullmatch(member) and _MACHINE.fullmatch(target))
+        and 0 < _number(ad, names.INCARNATION) < _MOST
+    )
+
+
 def machine(ad: Ad) -> PoolMachine:
     """A machine as its ad describes it. The probe is not among the jobs that it has run."""
-    starts = int(ad.get(names.JOB_STARTS, 0))
+    starts = _number(ad, names.JOB_STARTS)
+    system = ad.get(names.SYSTEM, "")
     return PoolMachine(
-        name=str(ad[names.MEMBER]),
-        incarnation=int(ad[names.INCARNATION]),
-        busy=int(ad.get(names.DYNAMIC_SLOTS, 0)) > 0,
+        name=ad[names.MEMBER],
+        incarnation=ad[names.INCARNATION],
+        busy=_number(ad, names.DYNAMIC_SLOTS) > 0,
         jobs=max(0, starts - 1) if ad.get(names.ADMITTED) is True else 0,
-        system=str(ad.get(names.SYSTEM, "")),
+        system="".join(c for c in system[:64] if c.isprintable()) if isinstance(system, str) else "",
     )
+
+
+def _number(ad: Ad, name: str) -> int:
+    """A number that the ad has, within what anybody can store; 0 if it has none."""
+    value = ad.get(name)
+    return max(0, min(value, _MOST)) if type(value) is int else 0
 
 
 def member_constraint(attribute: str, members: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from condor import names
 from condor.cluster_ads import faults
-from condor.pool import CondorPool, machine, member_constraint, probe_job, probe_state
+from condor.pool import CondorPool, is_machine, machine, member_constraint, probe_job, probe_state
 from condor.pool_tokens import CondorMinter, expiry
 from condor.worker import WorkerKit, machine_attributes, member_config
 from vmjobs.cluster.member import Goal
@@ -227,6 +227,41 @@ def test_what_is_no_expression_is_refused(start: str) -> None:
 
 
 # --------------------------------------------------------------------------- pool
+
+
+AD = {names.MEMBER: "a-0", names.INCARNATION: 2, names.MACHINE: "5" * 32 + ".2"}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {names.MEMBER: "a b"},
+        {names.MEMBER: 3},
+        {names.MACHINE: "$(HOME)"},
+        {names.MACHINE: '" || true || "'},
+        {names.MACHINE: 7},
+        {names.INCARNATION: "x"},
+        {names.INCARNATION: True},
+        {names.INCARNATION: 0},
+        {names.INCARNATION: -1},
+        {names.INCARNATION: 2**62},
+    ],
+)
+def test_an_ad_that_no_machine_of_ours_sends_is_none(lie: dict[str, Any]) -> None:
+    assert is_machine(AD)
+    assert not is_machine({**AD, **lie})
+    for name in lie:
+        assert not is_machine({k: v for k, v in AD.items() if k != name})
+
+
+def test_what_a_machine_says_cannot_be_more_than_can_be_kept() -> None:
+    lies = {names.JOB_STARTS: 2**62, names.ADMITTED: True, names.DYNAMIC_SLOTS: "x"}
+    said = machine({**AD, **lies, names.SYSTEM: "\x1b[31m" + "x" * 999})
+    assert said.jobs < 2**31
+    assert not said.busy
+    assert said.system.isprintable()
+    assert len(said.system) <= 64
+    assert machine({**AD, names.SYSTEM: 3, names.JOB_STARTS: -5, names.ADMITTED: True}).jobs == 0
 
 
 def test_a_machines_ad() -> None:
