@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from api_process import free_port, running
+from api_process import children, free_port, running, until
 from api_support import Caller, Queue, Site, make_site
 from clusters_kit import POOLS, World, node_of
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,6 +35,8 @@ from vmjobs.cluster.member import MemberState, Phase
 from vmjobs.config import Config
 from vmjobs.model import JobState, now
 from vmjobs.wire import BuildRequest
+
+SERVE_COMMAND = "from vmjobs.cli.main import main; main(['serve'])"
 
 Samples = dict[tuple[str, ...], float]
 
@@ -257,3 +262,17 @@ def test_every_process_gives_the_same_answer(tmp_path: Path) -> None:
         }
     (text,) = texts
     assert parsed(text)["vmjobs_jobs", "QUEUED"] == 5
+
+
+def test_every_line_of_the_service_s_log_is_json_where_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMJOBS_LOG_FORMAT", "json")
+    settings = Config(data_dir=tmp_path / "data", listen=f"127.0.0.1:{free_port()}", api_workers=1)
+    with running(settings, tmp_path / "log", SERVE_COMMAND) as process:
+        (worker,) = children(process)
+        os.kill(worker, signal.SIGKILL)  # what gunicorn says of it is a line as all others
+        until(lambda: len(children(process)) == 1 and children(process) != [worker])
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    assert {"api.serve", "gunicorn.error"} <= {line["logger"] for line in lines}
