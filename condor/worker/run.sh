@@ -36,6 +36,12 @@ if [ "${1:-}" = watch-log ]; then
     exit
 fi
 
+# What comes before there is a startd to tell it to waits.
+orders=
+trap 'orders="$orders admit"' USR1
+trap 'orders="$orders renew"' USR2
+trap 'orders="$orders drain"' TERM INT
+
 say() { printf 'vmjobs: %s\n' "$*"; }
 give_up() {
     say "error: $*"
@@ -131,12 +137,20 @@ configure 97-vmjobs-startd.conf 98-vmjobs-member.conf || give_up "cannot write t
 (umask 022 && : >"$config/99-vmjobs-state.conf")
 with_retries fetch_token || give_up "cannot fetch a token from $VMJOBS_ENDPOINT (status $http_status)"
 
+case $orders in
+*drain*)
+    say 'drained'
+    exit 0
+    ;;
+esac
+
 draining=''
 setsid condor_startd -f &
 startd=$!
 trap admit USR1
 trap renew USR2
 trap drain TERM INT
+for order in $orders; do $order; done
 say "$host: startd started"
 setsid sh "$0" watch-log &
 watcher=$!
