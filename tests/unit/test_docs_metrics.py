@@ -1,0 +1,107 @@
+"""What operators are told about metrics and logs, against the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from api.metrics import ServiceMetrics
+from api.tokens import Scope
+from repository.metrics import ClusterFigures, Figures, SiteFigures
+from vmjobs.agent.metrics import AgentMetrics
+from vmjobs.cli.logs import SUBJECTS
+from vmjobs.cluster.member import MemberCode, Phase
+from vmjobs.cluster.wire import MemberReport
+from vmjobs.config import Config
+from vmjobs.hypervisor.base import ProbeResult
+from vmjobs.model import HypervisorKind, now
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "operators.md").read_text("utf-8")
+SECTION = GUIDE.partition("\n## Metrics and logs\n")[2].partition("\n## ")[0]
+ROW = re.compile(r"^\| `(vmjobs_\w+)` \|([^|]*)\|", re.MULTILINE)
+
+Labels = frozenset[str]
+
+
+class Cache:
+    hits = misses = 1
+
+    def used(self) -> int:
+        return 1
+
+
+def service() -> Collector:
+    """One of everything."""
+    return ServiceMetrics(
+        Figures(clusters={"vc": ClusterFigures()}, sites={"here": SiteFigures()}, pools={"site": True})
+    )
+
+
+def agent() -> Iterable[Metric]:
+    """One of everything."""
+    made = AgentMetrics()
+    made.probes = lambda: (ProbeResult(HypervisorKind.UML, True, "", 1.0),)
+    made.cache = Cache()
+    made.job_step("boot", 1.0)
+    report = MemberReport(
+        id="0" * 32, incarnation=1, phase=Phase.WAITING, code=MemberCode.GUEST_LOST, since=now()
+    )
+    made.member(report, report.model_copy(update={"failures": 1}))
+    return made.registry.collect()
+
+
+def of_code(metrics: Iterable[Metric]) -> dict[str, Labels]:
+    """Names as they are in the text, and their labels."""
+    suffixes = {"counter": "_total", "info": "_info"}
+    found = {}
+    for metric in metrics:
+        if metric.name.startswith("vmjobs"):
+            labels = frozenset().union(*(sample.labels for sample in metric.samples))
+            found[metric.name + suffixes.get(metric.type, "")] = labels - {"le"}
+    return found
+
+
+def of_guide(prefix: str = "") -> dict[str, Labels]:
+    rows = {name: frozenset(re.findall(r"`(\w+)`", labels)) for name, labels in ROW.findall(SECTION)}
+    agents = {name: labels for name, labels in rows.items() if name.startswith("vmjobs_agent_")}
+    return agents if prefix == "agent" else {k: v for k, v in rows.items() if k not in agents}
+
+
+def test_the_tables_have_every_metric_with_its_labels_and_no_other() -> None:
+    assert of_guide() == of_code(service().collect())
+    assert of_guide("agent") == of_code(agent())
+
+
+@pytest.mark.parametrize("metric", [*service().collect(), *agent()], ids=lambda metric: metric.name)
+def test_names_follow_the_rules(metric: Metric) -> None:
+    assert re.fullmatch(r"(vmjobs|process)(_[a-z]+)*", metric.name)
+    assert metric.documentation
+    for word in ("_ms", "_mib", "_mb", "_kib", "_minutes", "_percent"):
+        assert not metric.name.endswith(word)
+    if metric.type == "gauge":
+        assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket"))
+
+
+def test_the_example_can_be_read_by_a_program() -> None:
+    text = SECTION[SECTION.index("    scrape_configs:") :].partition("\n\n")[0]
+    (of_service, of_agent) = yaml.safe_load(text)["scrape_configs"]
+    assert of_service["authorization"]["credentials_file"]
+    port = re.search(r'metrics_listen = "127\.0\.0\.1:(\d+)"', SECTION)
+    assert port is not None
+    assert of_agent["static_configs"][0]["targets"][0].endswith(f":{port[1]}")
+
+
+def test_what_it_names_exists() -> None:
+    for name in ("metrics_listen", "log_format", "log_level", "node_lease_seconds"):
+        assert f"`{name}`" in SECTION or f"{name} = " in SECTION
+        assert name in Config.model_fields
+    for scope in (Scope.COMPUTE_READ, Scope.ADMIN):
+        assert f"`{scope}`" in SECTION
+    logs = SECTION.partition("### Logs")[2]
+    assert all(f"`{subject}`" in logs for subject in SUBJECTS)
