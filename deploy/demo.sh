@@ -1,6 +1,7 @@
 #!/bin/sh
-# The main job, LHC minimum-bias events from an array of virtual machines; and beside it an operating
-# system that Debian's own tools made, which is a job by itself. demo.sh [JOBS]
+# The main job, LHC minimum-bias events from an array of virtual machines; beside it an operating system
+# that Debian's own tools made, which is a job by itself; and a virtual cluster that HTCondor's own jobs
+# run in. demo.sh [JOBS]
 set -eu
 cd "$(dirname "$0")/.."
 # shellcheck source=/dev/null
@@ -26,6 +27,10 @@ muons=$(vmjobs job submit --json --name muons --image muons --exit poweroff --ne
     --output '*.csv' | of 'd["jobs"][0]["id"]')
 rm "$out/muons.qcow2"
 
+echo "Declaring a virtual cluster: two machines that join the site's pool"
+operator() { VMJOBS_TOKEN_FILE=build/grid/admin-token vmjobs cluster "$@"; }
+operator apply examples/worker-cluster.yaml
+
 echo
 vmjobs job wait "$array" "$muons" | tee "$out/table.txt"
 echo
@@ -39,3 +44,16 @@ echo "What the image's own console showed, and what it left:"
 vmjobs job console "$muons" | sed -n 's/\r//; /^muon/p'
 vmjobs job outputs "$muons" --fetch "$out/muons" >/dev/null
 find "$out/muons" -name '*.csv' | sort
+
+echo
+echo "The virtual cluster, and what HTCondor's own jobs printed that went there by Condor-C:"
+operator apply --wait --timeout 300 examples/worker-cluster.yaml >/dev/null
+submit=$(docker ps -q --filter "label=com.docker.compose.project=${VMJOBS_PROJECT:-vmjobs}" \
+    --filter label=com.docker.compose.service=submit)
+# at_submit COMMAND: a physicist's shell at the submit host, in a directory of this run.
+folder=/var/lib/vmjobs/spool/demo-$$
+at_submit() { docker exec -i -u vmjobs "$submit" sh -euc "mkdir -p $folder && cd $folder && $1"; }
+at_submit 'condor_submit -terse -' <examples/virtual-cluster.sub >/dev/null
+at_submit 'condor_wait -wait 300 virtual-cluster.log' >/dev/null
+operator show workers | tee "$out/cluster.txt"
+at_submit 'cat virtual-cluster.*.out' | sort | uniq -c | tee "$out/systems.txt"
