@@ -41,6 +41,8 @@ network() {
     echo nameserver 10.0.2.3 > /etc/resolv.conf
 }
 
+uptime_now() { cut -d ' ' -f 1 /proc/uptime; }
+
 case $do in
 hello) ;;
 count) n=0; while :; do n=$((n + 1)); echo "count=$n"; usleep 50000; done ;;
@@ -64,6 +66,21 @@ network)
     echo "sum=$(wget -q -O - http://10.0.2.100/large | md5sum)"
     head -c 1048576 /dev/zero | tr '\0' a > /tmp/body
     wget -q -O - --post-file /tmp/body http://10.0.2.100/upload
+    ;;
+pace)
+    network
+    head -c 2097152 /dev/zero | tr '\0' a > /tmp/body
+    began=$(uptime_now)
+    wget -q -O /dev/null http://10.0.2.100/large
+    echo "down=$began-$(uptime_now)"
+    began=$(uptime_now)
+    wget -q -O /dev/null --post-file /tmp/body http://10.0.2.100/upload
+    echo "up=$began-$(uptime_now)"
+    ;;
+write)
+    began=$(uptime_now)
+    dd if=/dev/zero of=/dev/${disk}b bs=1M count=4 conv=fsync 2>/dev/null
+    echo "wrote=$began-$(uptime_now)"
     ;;
 confined)
     network

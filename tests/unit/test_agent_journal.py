@@ -8,7 +8,7 @@ import pytest
 
 from vmjobs.agent.journal import RECORD, Journal, RunRecord, sweep
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import Ending, Machine, MachineState, ProbeResult
+from vmjobs.hypervisor.base import Ending, Machine, MachineLimits, MachineState, ProbeResult
 from vmjobs.model import HypervisorKind
 
 ATTEMPT = "a" * 32
@@ -25,6 +25,9 @@ class Shelf:
 
     def probe(self, deadline: float) -> ProbeResult:
         return ProbeResult(self.kind, True, "", deadline)
+
+    def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
+        return ()
 
     def start(self, machine: Machine) -> None:
         self.names.append(machine.name)

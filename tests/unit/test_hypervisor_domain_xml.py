@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import BootImage, DataDisk, Machine
+from vmjobs.hypervisor.base import BootImage, DataDisk, Machine, MachineLimits
 from vmjobs.hypervisor.domain_xml import QEMU_NAMESPACE, board, domain_xml
 from vmjobs.hypervisor.firmware import Firmware
 from vmjobs.model import BootMethod
@@ -55,6 +55,16 @@ def test_name_size_and_end_of_life() -> None:
     assert (domain.findtext("memory"), domain.findtext("vcpu")) == ("700", "3")
     for event in ("on_poweroff", "on_reboot", "on_crash"):
         assert domain.findtext(event) == "destroy"
+
+
+def test_all_disks_share_one_limit() -> None:
+    assert parsed().find(".//iotune") is None
+    assert parsed(replace(MACHINE, limits=MachineLimits(cpu_percent=30))).find(".//iotune") is None
+    disks = parsed(replace(MACHINE, limits=MachineLimits(disk_bytes=5_000_000))).findall(".//disk")
+    assert len(disks) == 3
+    for disk in disks:
+        assert disk.findtext("iotune/total_bytes_sec") == "5000000"
+        assert disk.findtext("iotune/group_name") == "disks"
 
 
 def test_our_kernel_parameters_come_last_and_so_win() -> None:

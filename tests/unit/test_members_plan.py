@@ -172,6 +172,15 @@ def test_a_guest_cannot_make_a_report_that_is_too_long() -> None:
     assert len(decide(record.order, record, Facts(end=told), NOW).record.report().message) == 8192
 
 
+def test_limits_that_nothing_enforces_are_told_for_as_long_as_the_machine_runs() -> None:
+    record = member_record(phase=P.STAGING, incarnation=1)
+    facts = Facts(staged=HypervisorKind.UML, unenforced="its disks are as fast as they are")
+    booting = decide(record.order, record, facts, NOW).record
+    assert booting.report().message == "its disks are as fast as they are"
+    running = decide(record.order, booting, Facts(ready=True), NOW).record
+    assert running.report().message == "the guest is ready; its disks are as fast as they are"
+
+
 def test_how_long_each_phase_took_is_told() -> None:
     record = member_record(phase=P.STAGING, incarnation=1)
     booting = decide(record.order, record, Facts(staged=HypervisorKind.UML), NOW).record

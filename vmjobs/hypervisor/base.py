@@ -82,6 +82,21 @@ class Network:
 
 
 @dataclass(frozen=True)
+class MachineLimits:
+    """What a machine may use of its node at most; None: as much as it can.
+
+    cpu_percent: of one processor, per processor of the machine, on average. cpu_weight: its share where
+    several want the processors, as cgroup v2's ``cpu.weight``: 1 to 10000, 100 is that of others.
+    disk_bytes: read and written, a second. network_bits: a second, each way.
+    """
+
+    cpu_percent: int | None = None
+    cpu_weight: int | None = None
+    disk_bytes: int | None = None
+    network_bits: int | None = None
+
+
+@dataclass(frozen=True)
 class Machine:
     """A machine to start.
 
@@ -91,6 +106,7 @@ class Machine:
     console: file to which the serial console is appended, every byte of it.
     overlay: the root disk's copy-on-write overlay, where it is to outlive the machine; made unless it
         is there. The next machine needs the same image and the same workdir. None: it is thrown away.
+    limits: held to as far as :meth:`Hypervisor.unenforced` does not say otherwise.
     """
 
     name: str
@@ -103,6 +119,7 @@ class Machine:
     network: Network | None = None
     cmdline: tuple[str, ...] = ()
     overlay: Path | None = None
+    limits: MachineLimits | None = None
 
 
 class MachineState(StrEnum):
@@ -152,6 +169,12 @@ class Hypervisor(Protocol):
 
     def probe(self, deadline: float) -> ProbeResult:
         """Boot a tiny guest and hear it speak within ``deadline`` seconds; never raises."""
+
+    def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
+        """What of these limits no machine is held to here, each in a sentence that names it.
+
+        directory: where the machine's disks are going to lie.
+        """
 
     def start(self, machine: Machine) -> None:
         """Make the copy-on-write overlay and start; returns once the machine runs."""

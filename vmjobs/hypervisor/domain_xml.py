@@ -128,10 +128,13 @@ def _devices(machine: Machine, overlay: Path, nbd: Path | None) -> ET.Element:
     cache = "unsafe" if machine.overlay is None else "writeback"
     root = _disk(overlay, "qcow2", "vda", cache, read_only=False)
     root.append(_backing(machine, nbd))
-    devices.append(root)
+    disks = [root]
     for letter, disk in zip("bcdefghijklmnop", machine.disks, strict=False):
         path, target = disk.path.absolute(), f"vd{letter}"
-        devices.append(_disk(path, "raw", target, cache, read_only=disk.read_only))
+        disks.append(_disk(path, "raw", target, cache, read_only=disk.read_only))
+    for element in disks:
+        _throttle(element, machine)
+        devices.append(element)
     ET.SubElement(devices, "controller", {"type": "usb", "model": "none"})
     ET.SubElement(devices, "memballoon", {"model": "none"})
     if machine.image.boot is not BootMethod.KERNEL:
@@ -166,6 +169,14 @@ def _disk(path: Path, kind: str, target: str, cache: str, *, read_only: bool) ->
     if read_only:
         ET.SubElement(disk, "readonly")
     return disk
+
+
+def _throttle(disk: ET.Element, machine: Machine) -> None:
+    """All disks of a machine share one limit, which QEMU keeps by itself: no cgroup is needed."""
+    if machine.limits is not None and machine.limits.disk_bytes is not None:
+        throttle = ET.SubElement(disk, "iotune")
+        _text(throttle, "total_bytes_sec", str(machine.limits.disk_bytes))
+        _text(throttle, "group_name", "disks")
 
 
 def _qemu_arguments(machine: Machine, cable: Path | None, on: Board) -> ET.Element:

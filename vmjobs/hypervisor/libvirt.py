@@ -21,10 +21,18 @@ from typing import Any, TypeVar
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import blockserver, firmware, netproc, procs
-from vmjobs.hypervisor.base import NAME_PREFIX, Ending, Machine, MachineState, ProbeResult
+from vmjobs.hypervisor.base import (
+    NAME_PREFIX,
+    Ending,
+    Machine,
+    MachineLimits,
+    MachineState,
+    ProbeResult,
+)
 from vmjobs.hypervisor.domain_xml import board, domain_xml
 from vmjobs.hypervisor.embedded import EmbeddedRoot
 from vmjobs.hypervisor.endings import Endings, of_cause
+from vmjobs.hypervisor.limits import Holder, Plan
 from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
 from vmjobs.model import BootMethod, HypervisorKind
 from vmjobs.subprocess import run
@@ -212,6 +220,7 @@ class Libvirt:
         self._kernels = kernels
         self._type = domain_type or kind.value
         self._helpers: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self._holder = Holder(throttles_disks=True, one_processor=False)
 
     # ----------------------------------------------------------------- life and death
 
@@ -237,9 +246,13 @@ class Libvirt:
             by_bios=by_bios,
         )
 
+    def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
+        """See :meth:`Hypervisor.unenforced`."""
+        return self._holder.unenforced(limits, directory)
+
     def start(self, machine: Machine) -> None:
         """See :meth:`Hypervisor.start`."""
-        on = board()
+        on, held = board(), self._holder.plan(machine)
         if self.state(machine.name) is not MachineState.GONE:
             raise HypervisorError(f"{machine.name} runs already")
         overlay = (machine.overlay or machine.workdir / "overlay.qcow2").absolute()
@@ -249,10 +262,14 @@ class Libvirt:
             uefi = firmware.lay_out(machine.workdir, firmware.find()) if boots_by_uefi else None
             nbd = self._serve_root(machine)
             _make_overlay(machine, overlay)
-            cable = self._lay_cable(machine)
+            carrier = self._lay_cable(machine, held)
+            cable = carrier.ready() if carrier else None
             text = domain_xml(machine, self._type, overlay, cable, on, uefi, nbd)
             self._connection.endings.expect(machine.name)
             self._connection.call(f"start {machine.name}", lambda libvirt: libvirt.createXML(text))
+            self._holder.hold(held, machine.name, lambda: [p.pid for p in self._all_of(machine.name)])
+            if carrier is not None and held.processors is not None:
+                carrier.regulate(self._pid(machine.name))
             undo.pop_all()
 
     def stop(self, name: str) -> None:
@@ -268,6 +285,7 @@ class Libvirt:
             procs.kill_all(lambda: self._all_of(name), KILL_SECONDS, name)
             for helper in self._helpers.pop(name, ()):
                 helper.wait()
+            self._holder.release(name)
             self._connection.endings.forget(name)
 
     def pause(self, name: str) -> None:
@@ -346,14 +364,15 @@ class Libvirt:
         if self._domain(name, verb, lambda domain: (action(domain), True)) is None:
             raise HypervisorError(f"{name} does not run")
 
-    def _lay_cable(self, machine: Machine) -> Path | None:
+    def _lay_cable(self, machine: Machine, held: Plan) -> netproc.Started | None:
         network = netproc.wanted(machine)
         if network is None:
             return None
         listen = machine.workdir.absolute() / "net.sock"
-        started = netproc.start(machine, network, listen=listen, mtu=MTU)
+        share = held.processors
+        started = netproc.start(machine, network, listen=listen, mtu=MTU, processors=share)
         self._helpers.setdefault(machine.name, []).append(started.process)
-        return started.ready()
+        return started
 
     def _serve_root(self, machine: Machine) -> Path | None:
         if machine.image.live is None:
@@ -364,6 +383,11 @@ class Libvirt:
 
     def _all_of(self, name: str) -> _Processes:
         return self._processes(name) + netproc.find(name) + blockserver.find(name)
+
+    def _pid(self, name: str) -> int:
+        for process in self._processes(name):
+            return process.pid
+        raise HypervisorError(f"{name} ended at once")
 
     def _processes(self, name: str) -> _Processes:
         return [process for process in procs.scan() if self._name_of(process) == name]

@@ -45,6 +45,20 @@ class Started:
     process: subprocess.Popen[bytes]
     log: Path
 
+    def regulate(self, pid: int) -> None:
+        """Say which process is the machine's kernel, where it was started to hold one to its share.
+
+        Raises:
+            HypervisorError: it is gone.
+        """
+        if self.process.stdin is None:
+            return
+        try:
+            with self.process.stdin as told:
+                told.write(b"%d\n" % pid)
+        except OSError as error:
+            raise HypervisorError(f"the network process is gone: {error.strerror}") from error
+
     def ready(self) -> Path:
         """Wait until it carries packets; its stream socket, if it has one.
 
@@ -60,7 +74,13 @@ class Started:
 
 
 def start(
-    machine: Machine, network: Network, *, fd: int | None = None, listen: Path | None = None, mtu: int
+    machine: Machine,
+    network: Network,
+    *,
+    fd: int | None = None,
+    listen: Path | None = None,
+    mtu: int,
+    processors: float | None = None,
 ) -> Started:
     """Start the process. It comes up beside whatever the caller does until it needs it.
 
@@ -68,14 +88,17 @@ def start(
         fd: one end of a SEQPACKET pair, handed on to the process; or
         listen: where it makes a stream socket.
         mtu: bytes in an IP packet.
+        processors: that it holds the machine to; :meth:`Started.regulate` says which process that is.
     """
     argv = [sys.executable, "-S", "-P", "-m", MODULE, *_arguments(machine, network, mtu)]
+    if processors is not None:
+        argv += ["--processors", f"{processors:g}"]
     argv += ["--fd", str(fd)] if fd is not None else ["--listen", str(listen)]
     log = machine.workdir / "usernet.log"
     with log.open("ab") as said:
         process = subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if processors is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,
             pass_fds=() if fd is None else (fd,),
@@ -90,6 +113,11 @@ def find(name: str) -> list[procs.Process]:
     return [process for process in procs.scan() if machine_of(process) == name]
 
 
+def regulating(name: str) -> list[procs.Process]:
+    """Those of them that hold the machine to a share of the processors."""
+    return [process for process in find(name) if "--processors" in process.argv]
+
+
 def machine_of(process: procs.Process) -> str:
     """Whose network the process carries; ``""`` if it is no network process."""
     argv = process.argv
@@ -99,6 +127,7 @@ def machine_of(process: procs.Process) -> str:
 
 
 def _arguments(machine: Machine, network: Network, mtu: int) -> list[str]:
+    bits = machine.limits.network_bits if machine.limits else None
     subnet = f"{GATEWAY_ADDRESS.rpartition('.')[0]}.0/{GUEST_NETMASK_BITS}"
     return [
         *("--machine", machine.name),
@@ -111,6 +140,7 @@ def _arguments(machine: Machine, network: Network, mtu: int) -> list[str]:
         *("--nameserver", NAMESERVER_ADDRESS),
         *("--guest", GUEST_ADDRESS),
         *("--mtu", str(mtu)),
+        *(("--bits", str(bits)) if bits else ()),
     ]
 
 

@@ -62,6 +62,15 @@ def read(pid: int) -> Process | None:
     return Process(pid, session, argv, stopped=state in {"T", "t"})
 
 
+def children(pid: int) -> list[int]:
+    """The living children of a process, of all of its threads."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(word) for word in task.read_text().split()]
+    return found
+
+
 def wait_gone(pid: int, still: Callable[[], bool], timeout: float) -> bool:
     """Block until process ``pid`` has ended, or ``timeout`` seconds passed.
 

@@ -29,11 +29,13 @@ from vmjobs.hypervisor.base import (
     NAME_PREFIX,
     Ending,
     Machine,
+    MachineLimits,
     MachineState,
     Network,
     ProbeResult,
 )
 from vmjobs.hypervisor.endings import of_kernel, tail
+from vmjobs.hypervisor.limits import Holder
 from vmjobs.hypervisor.probe import boot_probe
 from vmjobs.model import MIB, BootMethod, HypervisorKind
 from vmjobs.subprocess import run
@@ -42,6 +44,7 @@ log = getLogger(__name__)
 
 _Words = list[str]
 _Processes = list[procs.Process]
+_Pids = list[int]
 _Children = dict[str, list[subprocess.Popen[bytes]]]
 _Kernels = dict[str, tuple[subprocess.Popen[bytes], Path]]
 
@@ -88,6 +91,7 @@ class UserModeLinux:
         self._mains: dict[str, int] = {}
         self._kernels: _Kernels = {}
         self._lock = threading.Lock()
+        self._holder = Holder(throttles_disks=False, one_processor=True)
 
     # ----------------------------------------------------------------- life and death
 
@@ -96,9 +100,14 @@ class UserModeLinux:
         # A UML kernel takes the initial file system as a parameter of its own.
         return boot_probe(self, version=self._version, deadline=deadline, cmdline=("initrd=initrd",))
 
+    def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
+        """See :meth:`Hypervisor.unenforced`."""
+        return self._holder.unenforced(limits, directory)
+
     def start(self, machine: Machine) -> None:
         """See :meth:`Hypervisor.start`."""
         _check(machine)
+        held = self._holder.plan(machine)
         if machine.image.live is not None:
             raise HypervisorError("a UML machine starts of a complete image only")
         if self._find(machine.name):
@@ -109,11 +118,19 @@ class UserModeLinux:
             network, carrier = netproc.wanted(machine), None
             with _cable(network) as (outer, inner):
                 if network is not None and outer is not None:
-                    carrier = netproc.start(machine, network, fd=outer.fileno(), mtu=MTU)
+                    carrier = netproc.start(
+                        machine,
+                        network,
+                        fd=outer.fileno(),
+                        mtu=MTU,
+                        processors=held.processors,
+                    )
                     self._adopt(machine.name, carrier.process)
                 argv = [*self._command(machine), *disks, *_network_device(inner)]
-                self._boot(machine, argv, inner)
+                kernel = self._boot(machine, argv, inner)
+            self._holder.hold(held, machine.name, lambda: self._pids(machine.name))
             if carrier is not None:
+                carrier.regulate(kernel)
                 carrier.ready()  # long since: the kernel takes longer to come up
             undo.pop_all()
 
@@ -127,6 +144,7 @@ class UserModeLinux:
         # The kernel's processes live on, and spin, when only their leader is killed.
         procs.kill_all(lambda: self._find(name) + netproc.find(name), self._kill_seconds, name)
         self._reap(name)
+        self._holder.release(name)
         with self._lock:
             self._kernels.pop(name, None)
 
@@ -135,8 +153,13 @@ class UserModeLinux:
         main = self._main(name)
         if main is None:
             raise HypervisorError(f"{name} does not run")
-        if main.stopped:
+        if self._paused(main, name):
             return
+        # What halts it and lets it go on at times must not do so now.
+        for process in netproc.regulating(name):
+            _signal(process.pid, signal.SIGSTOP)
+            procs.wait_stopped(process.pid, ANSWER_SECONDS)
+            _signal(main.pid, signal.SIGCONT)
         # First the guest is halted at a point of the kernel's choice, with no process of it
         # running; only then can the kernel itself be stopped, which shows from outside.
         mconsole.command(_console(main.pid, name), "stop", ANSWER_SECONDS)
@@ -148,9 +171,11 @@ class UserModeLinux:
         main = self._main(name)
         if main is None:
             raise HypervisorError(f"{name} does not run")
-        if main.stopped:
+        if self._paused(main, name):
             _signal(main.pid, signal.SIGCONT)
             mconsole.command(_console(main.pid, name), "go", ANSWER_SECONDS)
+        for process in netproc.regulating(name):
+            _signal(process.pid, signal.SIGCONT)
 
     # ----------------------------------------------------------------- what there is
 
@@ -160,7 +185,7 @@ class UserModeLinux:
         if main is None:
             self._reap(name)
             return MachineState.GONE
-        return MachineState.PAUSED if main.stopped else MachineState.RUNNING
+        return MachineState.PAUSED if self._paused(main, name) else MachineState.RUNNING
 
     def wait(self, name: str, timeout: float) -> MachineState:
         """See :meth:`Hypervisor.wait`."""
@@ -208,7 +233,8 @@ class UserModeLinux:
             "vmjobs=1",
         ]
 
-    def _boot(self, machine: Machine, argv: _Words, inner: socket.socket | None) -> None:
+    def _boot(self, machine: Machine, argv: _Words, inner: socket.socket | None) -> int:
+        """Start the kernel; its process's number, once it is up."""
         with (
             _notify_socket(machine.workdir) as ready,
             machine.console.open("ab", buffering=0) as console,
@@ -233,6 +259,7 @@ class UserModeLinux:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
             _wait_up(process, ready, machine.console, began)
+            return process.pid
 
     def _adopt(self, name: str, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
@@ -263,6 +290,13 @@ class UserModeLinux:
         foreign = {process.pid for process in everyone if process.leads and process not in ours}
         sessions = {process.session for process in ours} - foreign
         return [p for p in everyone if p in ours or p.session in sessions]
+
+    def _paused(self, main: procs.Process, name: str) -> bool:
+        """Whether it is stopped until it is resumed, and not for having used its share."""
+        return main.stopped and all(process.stopped for process in netproc.regulating(name))
+
+    def _pids(self, name: str) -> _Pids:
+        return [process.pid for process in self._find(name) + netproc.find(name)]
 
     def _child(self, name: str) -> int | None:
         """The kernel, where this process started it."""

@@ -8,6 +8,9 @@ Ethernet frames come from the machine, TCP connections go to the job's endpoint 
 and, in mode ``outbound``, to the world. A stack that a hostile guest talks to is no part of the
 agent's process; and this one ends when the machine does.
 
+It also holds the machine to limits: ``--bits`` each way, and ``--processors`` (``regulator``), for
+which it reads the number of the machine's process from its standard input.
+
 Frames travel over ``--fd`` as datagrams (a SEQPACKET socket: UML), or over a stream socket made
 at ``--listen``, each after its length in four bytes (QEMU's ``-netdev stream``).
 """
@@ -15,18 +18,24 @@ at ``--listen``, each after its length in four bytes (QEMU's ``-netdev stream``)
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import resource
 import select
 import socket
 import struct
 import sys
+import threading
+import time
+import traceback
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from vmjobs.hypervisor import slirp
+from vmjobs.hypervisor import regulator, slirp
+from vmjobs.hypervisor.bucket import Bucket
 from vmjobs.hypervisor.slirp import Settings, Stack
 
 #: Frames kept for a guest that does not read; more are dropped, and TCP sends them again.
@@ -35,6 +44,14 @@ MAX_QUEUED = 2048
 BATCH = 64
 #: The longest Ethernet frame.
 MAX_FRAME = 65536 + 18
+#: Bytes of frames taken from the guest in a row, where nothing limits it.
+MAX_TAKEN = MAX_FRAME * 4
+#: Bytes taken in a row on a limited link at least: a frame of the usual length.
+LEAST_TAKEN = 2048
+#: Seconds' worth of bytes that may go at once on a limited link that was idle.
+BURST_SECONDS = 0.1
+#: Seconds' worth of frames kept for a guest on a limited link; more are dropped.
+QUEUE_SECONDS = 1.0
 #: Seconds that a hypervisor has to connect to ``--listen``.
 CONNECT_SECONDS = 60.0
 #: Longest name of a Unix socket, in bytes.
@@ -49,14 +66,18 @@ class Link(Protocol):
     def fileno(self) -> int:
         """For poll."""
 
-    def frames(self) -> list[bytes] | None:
-        """Frames that have come, without waiting; ``None`` once the machine is gone."""
+    def frames(self, most: int = MAX_TAKEN) -> list[bytes] | None:
+        """Frames that have come, ``most`` bytes of them or a frame more, without waiting; ``None``
+        once the machine is gone."""
 
     def send(self, frame: bytes) -> None:
         """Send a frame now or later, or drop it."""
 
     def flush(self) -> bool:
-        """Send what is queued as far as possible; whether something is left."""
+        """Send what is queued as far as possible; whether something waits for the guest to read."""
+
+    def pause(self) -> tuple[float, float]:
+        """Seconds until frames may be taken, and until more may be sent (``inf``: none waits)."""
 
 
 class DatagramLink:
@@ -68,14 +89,15 @@ class DatagramLink:
         self._queue: deque[bytes] = deque()
         self.fileno = sock.fileno
 
-    def frames(self) -> list[bytes] | None:
+    def frames(self, most: int = MAX_TAKEN) -> list[bytes] | None:
         found: list[bytes] = []
         try:
-            while len(found) < BATCH:
+            while len(found) < BATCH and most > 0:
                 frame = self._sock.recv(MAX_FRAME)
                 if not frame:
                     return None
                 found.append(frame)
+                most -= len(frame)
         except BlockingIOError:
             pass
         except OSError:
@@ -95,6 +117,9 @@ class DatagramLink:
                 self._queue.popleft()
         return bool(self._queue)
 
+    def pause(self) -> tuple[float, float]:
+        return 0.0, math.inf
+
 
 class StreamLink:
     """Each frame after its length, as QEMU sends them."""
@@ -106,9 +131,9 @@ class StreamLink:
         self._out = bytearray()
         self.fileno = sock.fileno
 
-    def frames(self) -> list[bytes] | None:
+    def frames(self, most: int = MAX_TAKEN) -> list[bytes] | None:
         try:
-            data = self._sock.recv(MAX_FRAME * 4)
+            data = self._sock.recv(min(most, MAX_TAKEN))
         except BlockingIOError:
             return []
         except OSError:
@@ -141,6 +166,47 @@ class StreamLink:
                 del self._out[:sent]
         return bool(self._out)
 
+    def pause(self) -> tuple[float, float]:
+        return 0.0, math.inf
+
+
+class LimitedLink:
+    """Another link, on which no more than so many bytes a second go each way.
+
+    From a guest that sends more nothing is read for a while, and its own queue fills. What is for
+    the guest waits here.
+    """
+
+    def __init__(self, link: Link, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._link = link
+        self._taken, self._sent = Bucket(rate, BURST_SECONDS, clock), Bucket(rate, BURST_SECONDS, clock)
+        self._queue: deque[bytes] = deque()
+        self._queued, self._most = 0, max(MAX_FRAME, int(rate * QUEUE_SECONDS))
+        self.fileno = link.fileno
+
+    def frames(self, most: int = MAX_TAKEN) -> list[bytes] | None:
+        level = int(self._taken.level)
+        # Asked for while nothing may be taken: the machine is gone, and says so behind the frames.
+        found = self._link.frames(most if level <= 0 else min(most, max(LEAST_TAKEN, level)))
+        self._taken.take(sum(map(len, found or ())))
+        return found
+
+    def send(self, frame: bytes) -> None:
+        if self._queued + len(frame) <= self._most:
+            self._queue.append(frame)
+            self._queued += len(frame)
+
+    def flush(self) -> bool:
+        while self._queue and self._sent.level > 0:
+            frame = self._queue.popleft()
+            self._queued -= len(frame)
+            self._sent.take(len(frame))
+            self._link.send(frame)
+        return self._link.flush()
+
+    def pause(self) -> tuple[float, float]:
+        return self._taken.wait(), self._sent.wait() if self._queue else math.inf
+
 
 def serve(link: Link, stack: Stack) -> None:
     """Carry frames until the machine is gone."""
@@ -150,8 +216,10 @@ def serve(link: Link, stack: Stack) -> None:
         for fd, events in watched:
             poller.register(fd, events)
         waiting = link.flush()
-        poller.register(link.fileno(), select.POLLIN | (select.POLLOUT if waiting else 0))
-        happened = dict(poller.poll(timeout))
+        reading, sending = link.pause()
+        wanted = (0 if reading else select.POLLIN) | (select.POLLOUT if waiting else 0)
+        poller.register(link.fileno(), wanted)
+        happened = dict(poller.poll(_soonest(timeout, reading or math.inf, sending)))
         if happened.pop(link.fileno(), 0) & ~select.POLLOUT:
             frames = link.frames()
             if frames is None:
@@ -159,6 +227,12 @@ def serve(link: Link, stack: Stack) -> None:
             for frame in frames:
                 stack.receive(frame)
         stack.handle(happened)
+
+
+def _soonest(milliseconds: int | None, *seconds: float) -> int | None:
+    """The shortest of these times in ms, none of them cut short; ``None``: there is no end to any."""
+    times = [math.ceil(time * 1000) for time in seconds if time != math.inf]
+    return min([*times, *([] if milliseconds is None else [milliseconds])], default=None)
 
 
 def connect(fd: int | None, listen: Path | None) -> Link | None:
@@ -192,6 +266,16 @@ def _seen(address: str) -> str:
     return address.replace("/self/", f"/{os.getpid()}/")
 
 
+def _regulate(processors: float) -> None:
+    """Hold the machine to its share of the processors; without that, it is to have no network."""
+    try:
+        # Nothing there: whoever started us is gone, and nobody knows which process to hold.
+        regulator.regulate(int(sys.stdin.readline()), processors)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
 def _say_ready(address: str = "") -> None:
     sys.stdout.write(f"ready {address}\n")
     sys.stdout.flush()
@@ -212,6 +296,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--nameserver", required=True)
     parser.add_argument("--guest", required=True)
     parser.add_argument("--mtu", type=int, default=1500)
+    parser.add_argument("--bits", type=int, help="a second, each way")
+    parser.add_argument("--processors", type=float, help="that the machine may use on average")
     return parser.parse_args(argv)
 
 
@@ -223,6 +309,10 @@ def main(argv: list[str] | None = None) -> int:
     link = connect(options.fd, options.listen)
     if link is None:
         return 1
+    if options.bits:
+        link = LimitedLink(link, options.bits / 8)
+    if options.processors:
+        threading.Thread(target=_regulate, args=[options.processors], daemon=True).start()
     settings = Settings(
         network=options.network,
         gateway=options.gateway,

@@ -39,9 +39,10 @@ _ALIVE = frozenset({Phase.BOOTING, Phase.RUNNING, Phase.DRAINING, Phase.STOPPING
 
 @dataclass(frozen=True)
 class Staged:
-    """The image is here, and this is what will run it."""
+    """The image is here, and this is what will run it; and what it will not do, in sentences."""
 
     kind: HypervisorKind
+    unenforced: str = ""
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ class Keeper:
     def _carry_out(self, member: Member, effect: Effect) -> None:
         machine = member.machine = member.machine or self._machine(member.record)
         if effect is Effect.STAGE:
-            self._work(member, "stage", lambda: Staged(machine.stage()))
+            self._work(member, "stage", lambda: Staged(machine.stage(), machine.unenforced))
         elif effect is Effect.BOOT:
             record = member.record
             self._work(member, "boot", lambda: machine.boot(record))
@@ -337,7 +338,7 @@ class Keeper:
 def _noted(facts: Facts, news: _Heard, now: float) -> Facts:
     """The facts, and what was heard of a member's present machine."""
     if isinstance(news, Staged):
-        facts = facts.but(working=False, staged=news.kind)
+        facts = facts.but(working=False, staged=news.kind, unenforced=news.unenforced)
     elif isinstance(news, Done):
         facts = facts.but(working=False, end=facts.end or news.failed)
     elif isinstance(news, Destroyed):

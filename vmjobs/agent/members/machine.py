@@ -17,7 +17,7 @@ from vmjobs.agent.endpoint import MAX_WAIT, GuestLink, serving
 from vmjobs.agent.inbox import ExitReported, GuestSilent, MachineGone, Observation, Panicked, Ready
 from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk, write_job_tar
 from vmjobs.agent.members.journal import MemberPlace
-from vmjobs.agent.members.parts import MemberParts, ticket_of
+from vmjobs.agent.members.parts import MemberParts, limits_of, ticket_of
 from vmjobs.agent.members.plan import ended
 from vmjobs.agent.members.record import End, Record
 from vmjobs.agent.members.telling import Console
@@ -76,7 +76,7 @@ News = Observation | Renewed | Over
 class MemberMachine:
     """The machine of a record. What takes time is called from a thread of its own.
 
-    tell: takes news, from any thread.
+    tell: takes news, from any thread. unenforced: the limits that it will not be held to, in sentences.
     """
 
     parts: MemberParts
@@ -86,6 +86,7 @@ class MemberMachine:
     unwanted: threading.Event = field(default_factory=threading.Event)
     driver: Hypervisor | None = None
     name: str = ""
+    unenforced: str = ""
     ready: bool = False
     _exit: ExitStatus | None = None
     _image: BootImage | None = None
@@ -106,6 +107,8 @@ class MemberMachine:
         leased = self.parts.images.lease(self.order.image, lambda _done, _all: self._check())
         self._image = self._lease.enter_context(leased)
         self.driver = self.parts.choose(self.order.hypervisor, self._image.kinds)
+        unenforced = self.driver.unenforced(limits_of(self.order), self._place.directory)
+        self.unenforced = "; ".join(unenforced)
         return self.driver.kind
 
     def boot(self, record: Record) -> None:
@@ -130,6 +133,7 @@ class MemberMachine:
                 workdir=place.machine / "vm",
                 network=Network(self.order.network, place.endpoint),
                 overlay=place.kept / "root.overlay" if self._persistent else None,
+                limits=limits_of(self.order),
             )
         )
         self._look(place, record)

@@ -10,13 +10,14 @@ from vmjobs.agent.members.journal import MemberJournal
 from vmjobs.agent.members.telling import Reporter, Shipper
 from vmjobs.agent.run import Choose
 from vmjobs.cluster.wire import MemberOrder
-from vmjobs.hypervisor.base import Hypervisor
+from vmjobs.hypervisor.base import Hypervisor, MachineLimits
 from vmjobs.local import describe_inputs
-from vmjobs.model import HypervisorKind, JobSpec, JobTicket
+from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket
 from vmjobs.paths import below
 from vmjobs.ports import GuestKit, ImageSource, SeedSource, ShareSource
 
 SCRIPT = "script"
+MEGABIT = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,17 @@ class MemberParts:
     kit: GuestKit
     settings: MemberSettings
     seeds: SeedSource | None = None
+
+
+def limits_of(order: MemberOrder) -> MachineLimits:
+    """The order's limits in a driver's units."""
+    disk, network = order.limits.disk_mib_s, order.limits.network_mbit_s
+    return MachineLimits(
+        cpu_percent=order.limits.cpu_percent,
+        cpu_weight=order.limits.cpu_weight,
+        disk_bytes=None if disk is None else disk * MIB,
+        network_bits=None if network is None else network * MEGABIT,
+    )
 
 
 def ticket_of(order: MemberOrder, incarnation: int, kit: GuestKit, inputs: Path) -> JobTicket:

@@ -92,9 +92,8 @@ def decide(order: MemberOrder | None, record: Record, facts: Facts, now: float) 
     if record.phase is Phase.STOPPING:
         return _stopping(record, facts, now)
     if record.phase is Phase.BOOTING and facts.ready:
-        record = _timed(record, now).enter(
-            Phase.RUNNING, MemberCode.PROGRESS, "the guest is ready", now
-        )
+        message = "; ".join(filter(None, ["the guest is ready", record.message]))
+        record = _timed(record, now).enter(Phase.RUNNING, MemberCode.PROGRESS, message, now)
     end = _ordered_end(record, wanted=wanted) or _seen_end(record, facts, now)
     if end is None:
         return _go_on(record, facts, now)
@@ -236,7 +235,7 @@ def _staging(record: Record, facts: Facts, now: float) -> Decision:
         return Decision(record)
     if facts.staged is None:  # whoever was at it is no more
         return Decision(record, (Effect.STAGE,))
-    booting = _timed(record, now).enter(Phase.BOOTING, MemberCode.PROGRESS, "", now)
+    booting = _timed(record, now).enter(Phase.BOOTING, MemberCode.PROGRESS, facts.unenforced, now)
     deadline = now + record.order.boot_seconds
     return Decision(
         booting.but(hypervisor=facts.staged, deadline=deadline), (Effect.BOOT,), until=deadline

@@ -75,7 +75,8 @@ class End(Frozen):
 class Facts(Frozen):
     """What is known of a member's present machine beside its record, and goes with this process.
 
-    working: a thread fetches its image, boots it or destroys it. staged: what will run it.
+    working: a thread fetches its image, boots it or destroys it. staged: what will run it;
+    unenforced: the limits that this will not hold it to, in sentences.
     ready: its guest said so. exit: how the guest's script ended, told at ``exit_at``.
     end: it has ended, or could not be started. destroyed: verified, nothing of it is left.
     renewed: its pool token was replaced; this is when the next is due.
@@ -83,6 +84,7 @@ class Facts(Frozen):
 
     working: bool = False
     staged: HypervisorKind | None = None
+    unenforced: str = ""
     ready: bool = False
     exit: ExitStatus | None = None
     exit_at: float = 0.0

@@ -1,0 +1,65 @@
+"""Run by test_cgroup.py as root of a kernel of its own, in a group that was delegated to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from vmjobs.hypervisor.base import BootImage, Machine, MachineLimits
+from vmjobs.hypervisor.cgroup import delegated
+from vmjobs.hypervisor.limits import Holder
+from vmjobs.hypervisor.procs import children
+from vmjobs.hypervisor.regulator import processor_seconds
+
+GROUP = Path("/sys/fs/cgroup/agent.service")
+DISK = Path("/mnt/disk")
+HOLDER = Holder(throttles_disks=False, one_processor=False)
+
+
+def tell(what: str, value: object) -> None:
+    sys.stdout.write(f"{what}: {value}\n")
+
+
+def machine(limits: MachineLimits) -> Machine:
+    image = BootImage("", DISK / "root")
+    image.root.touch()
+    return Machine("vmjobs-1", 1, 64, image, (), DISK / "console", DISK, limits=limits)
+
+
+def processors() -> None:
+    limits = MachineLimits(cpu_percent=30, cpu_weight=50, disk_bytes=1 << 20)
+    tell("unenforced", HOLDER.unenforced(limits, DISK))
+    held = HOLDER.plan(machine(limits))
+    with subprocess.Popen(["sh", "-c", "(while :; do :; done) & while :; do :; done"]) as busy:
+        HOLDER.hold(held, "vmjobs-1", lambda: [busy.pid, *children(busy.pid)])
+        began, before = time.monotonic(), processor_seconds(busy.pid)
+        threading.Event().wait(2)
+        tell("share", (processor_seconds(busy.pid) - before) / (time.monotonic() - began))
+        tell("weight", (GROUP / "vmjobs-1" / "cpu.weight").read_text().strip())
+        for pid in (*children(busy.pid), busy.pid):
+            os.kill(pid, 9)
+    HOLDER.release("vmjobs-1")
+
+
+def disks() -> None:
+    write = f"read go; exec dd if=/dev/zero of={DISK}/file bs=64k count=64 oflag=direct status=none"
+    held = HOLDER.plan(machine(MachineLimits(disk_bytes=2 << 20)))
+    with subprocess.Popen(["sh", "-c", write], stdin=subprocess.PIPE) as writer:
+        HOLDER.hold(held, "vmjobs-1", lambda: [writer.pid])
+        began = time.monotonic()
+        writer.communicate(b"go\n")
+        tell("writing", time.monotonic() - began)
+    HOLDER.release("vmjobs-1")
+    HOLDER.release("vmjobs-1")
+
+
+tell("before", delegated())
+os.setxattr(GROUP, "user.delegate", b"1")
+processors()
+disks()
+tell("groups", " ".join(path.name for path in GROUP.iterdir() if path.is_dir()))
+tell("done", "all of it")

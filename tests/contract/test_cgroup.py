@@ -1,0 +1,57 @@
+"""cgroup v2 for real, whatever this machine mounts: on a UML kernel that sees this machine's files."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60.0
+_INIT = """#!/bin/sh
+export PATH=/usr/bin:/bin:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={root}
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t tmpfs tmp /mnt
+mount -t cgroup2 cgroup /sys/fs/cgroup
+echo "+cpu +io" > /sys/fs/cgroup/cgroup.subtree_control
+mkdir /sys/fs/cgroup/agent.service /mnt/disk
+mknod /mnt/ubda b 98 0
+mount -t ext4 /mnt/ubda /mnt/disk
+echo $$ > /sys/fs/cgroup/agent.service/cgroup.procs
+{python} {body} 2>&1
+echo o > /proc/sysrq-trigger
+while :; do wait; done
+"""
+
+
+def test_a_delegated_group_holds_machines(tmp_path: Path) -> None:
+    disk, init = tmp_path / "disk", tmp_path / "init"
+    with disk.open("wb") as file:
+        file.truncate(32 << 20)
+    subprocess.run(["mke2fs", "-q", "-t", "ext4", disk], check=True)
+    body = Path(__file__).with_name("cgroup_body.py")
+    init.write_text(_INIT.format(root=ROOT, python=sys.executable, body=body))
+    init.chmod(0o755)
+    program = shutil.which("linux.uml")
+    assert program is not None, "user-mode-linux is not installed: this must run, not be skipped"
+    # Read-only: nothing of this machine's is changed, and /mnt and what is below it are the guest's.
+    words = ["rootfstype=hostfs", "rootflags=/", "ro", f"init={init}", f"ubd0={disk}", "mem=256M"]
+    told = subprocess.run(
+        [program, *words, "con=null", "con0=null,fd:1", "noreboot", "panic=1"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)},
+    ).stdout.decode("utf-8", "replace")
+    said = dict(line.strip().partition(": ")[::2] for line in told.splitlines())
+    assert said.get("done") == "all of it", told
+    assert said["before"] == "None", "a group that nobody delegated was taken"
+    assert said["unenforced"] == "()"
+    assert 0.25 < float(said["share"]) < 0.36
+    assert said["weight"] == "50"
+    assert 1.5 < float(said["writing"]) < 6, "4 MiB at 2 MiB a second"
+    assert said["groups"] == "agent"

@@ -1,0 +1,217 @@
+"""Limits of machines, with real guests: what they use is measured from outside."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
+from hypervisor_host import endpoint, said, wait_until
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import procs
+from vmjobs.hypervisor.base import (
+    BootImage,
+    DataDisk,
+    Hypervisor,
+    Machine,
+    MachineLimits,
+    MachineState,
+    Network,
+)
+from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.regulator import processor_seconds
+from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.model import HypervisorKind, NetworkMode
+
+BOOT = 90.0
+#: Starts a machine and is gone at once, as an agent that is killed.
+_STARTER = """
+import os, pickle, sys
+from vmjobs.hypervisor.uml import UserModeLinux
+UserModeLinux().start(pickle.load(sys.stdin.buffer))
+os._exit(0)
+"""
+
+
+@dataclass
+class Bench:
+    """A driver, and machines that are gone after the test."""
+
+    driver: Hypervisor
+    image: BootImage
+    directory: Path
+    names: list[str] = field(default_factory=list)
+
+    def machine(
+        self, do: str, limits: MachineLimits | None, *disks: DataDisk, net: bool = True
+    ) -> Machine:
+        name = f"vmjobs-test-{secrets.token_hex(6)}"
+        self.names.append(name)
+        workdir = self.directory / name
+        workdir.mkdir()
+        return Machine(
+            name=name,
+            cpus=1,
+            memory=192,
+            image=self.image,
+            disks=disks,
+            console=self.directory / f"{name}.console",
+            workdir=workdir,
+            network=Network(NetworkMode.REPOSITORY, self.directory / "endpoint") if net else None,
+            cmdline=(f"do={do}",),
+            limits=limits,
+        )
+
+    def ended(self, machine: Machine) -> str:
+        """The console, once it has ended by itself."""
+        self.driver.start(machine)
+        assert self.driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
+        return said(machine.console)
+
+
+@pytest.fixture(scope="module")
+def uml_guest(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
+    return root_disk_guest(tmp_path_factory.mktemp("guest"))
+
+
+def _bench(driver: Hypervisor, image: BootImage, directory: Path) -> Iterator[Bench]:
+    bench = Bench(driver, image, directory)
+    with endpoint(directory / "endpoint") as server:
+        server.large = b"x" * 2097152
+        yield bench
+        for name in bench.names:
+            driver.destroy(name)
+            assert processes(name) == []
+    assert not set(bench.names) & set(driver.list())
+
+
+@pytest.fixture
+def uml(uml_guest: BootImage, tmp_path: Path) -> Iterator[Bench]:
+    yield from _bench(UserModeLinux(), uml_guest, tmp_path)
+
+
+@pytest.fixture
+def qemu(tmp_path: Path) -> Iterator[Bench]:
+    pytest.importorskip("libvirt")
+    driver, directory = Libvirt(HypervisorKind.QEMU, Connection()), tmp_path / "qemu"
+    directory.mkdir()
+    yield from _bench(driver, direct_boot_guest(directory, kernel_tree()), directory)
+
+
+def processes(name: str) -> list[procs.Process]:
+    """The machine's main process and its network process."""
+    found = [process for process in procs.scan() if name in " ".join(process.argv)]
+    return [process for process in found if process.leads or "qemu" in process.argv[0]]
+
+
+def share(name: str, seconds: float) -> float:
+    """Processors that a machine uses on average, by what the kernel counts."""
+    pids = [process.pid for process in processes(name)]
+    assert len(pids) == 2
+    began, before = time.monotonic(), sum(map(processor_seconds, pids))
+    threading.Event().wait(seconds)
+    return (sum(map(processor_seconds, pids)) - before) / (time.monotonic() - began)
+
+
+def seconds_of(what: str, console: str) -> float:
+    told = re.search(rf"{what}=([\d.]+)-([\d.]+)", console)
+    assert told is not None, console
+    return float(told[2]) - float(told[1])
+
+
+def test_a_greedy_machine_keeps_to_its_share_without_its_starter(uml: Bench) -> None:
+    limits = MachineLimits(cpu_percent=30)
+    assert uml.driver.unenforced(limits, uml.directory) == ()
+    limited, free = uml.machine("spin", limits), uml.machine("spin", None)
+    subprocess.run([sys.executable, "-c", _STARTER], input=pickle.dumps(limited), check=True)
+    uml.driver.start(free)
+    for machine in (limited, free):
+        wait_until(lambda m=machine: "spinning" in said(m.console), BOOT, "the guest spins")  # type: ignore[misc]
+    found = share(limited.name, 3)
+    assert 0.2 < found < 0.4
+    assert share(free.name, 1) > found + 0.05
+    assert uml.driver.state(limited.name) is MachineState.RUNNING
+
+
+def test_a_limited_machine_is_paused_and_goes_on_limited(uml: Bench) -> None:
+    machine = uml.machine("spin", MachineLimits(cpu_percent=30))
+    uml.driver.start(machine)
+    wait_until(lambda: "spinning" in said(machine.console), BOOT, "the guest spins")
+    for _ in range(5):  # at whatever moment of the regulator's
+        uml.driver.pause(machine.name)
+        uml.driver.pause(machine.name)
+        assert uml.driver.state(machine.name) is MachineState.PAUSED
+        assert share(machine.name, 0.2) < 0.02
+        uml.driver.resume(machine.name)
+        assert uml.driver.state(machine.name) is MachineState.RUNNING
+    assert 0.2 < share(machine.name, 2) < 0.45
+    uml.driver.pause(machine.name)  # and is destroyed like that
+
+
+def test_a_guest_notices_nothing_but_that_it_is_slow(uml: Bench) -> None:
+    text = uml.ended(uml.machine("network", MachineLimits(cpu_percent=20)))
+    assert "small=hello" in text
+    assert "uploaded=1048576" in text
+    assert "guest: done" in text
+
+
+def test_the_network_is_as_fast_as_asked_for_each_way(uml: Bench) -> None:
+    text = uml.ended(uml.machine("pace", MachineLimits(network_bits=8_000_000)))
+    for way in ("down", "up"):
+        assert 6.8 < 2097152 * 8 / 1e6 / seconds_of(way, text) < 9.2, text
+
+
+def test_a_low_weight_is_a_high_nice_level(uml: Bench) -> None:
+    if uml.driver.unenforced(MachineLimits(cpu_weight=50), uml.directory):
+        pytest.fail("this process is at the highest nice level itself")
+    machine = uml.machine("spin", MachineLimits(cpu_weight=50))
+    uml.driver.start(machine)
+    wait_until(lambda: "spinning" in said(machine.console), BOOT, "the guest spins")
+    main, network = processes(machine.name)
+    levels = set()
+    for pid in {main.pid, network.pid, *procs.children(main.pid), *procs.children(network.pid)}:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        levels.add(int(stat[16]))
+    own = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[16])
+    assert levels == {min(19, own + 3)}
+
+
+def test_a_machine_that_could_not_be_held_is_refused(uml: Bench) -> None:
+    machine = uml.machine("hello", MachineLimits(cpu_percent=30), net=False)
+    with pytest.raises(HypervisorError, match="cannot be held to cpu_percent"):
+        uml.driver.start(machine)
+    assert processes(machine.name) == []
+
+
+def test_unlimited_disks_are_told_of(uml: Bench, qemu: Bench) -> None:
+    limits = MachineLimits(disk_bytes=1 << 20)
+    (told,) = uml.driver.unenforced(limits, uml.directory)
+    assert "disks is not limited" in told
+    assert qemu.driver.unenforced(limits, qemu.directory) == ()
+
+
+def test_qemu_keeps_to_its_share(qemu: Bench) -> None:
+    machine = qemu.machine("spin", MachineLimits(cpu_percent=30))
+    qemu.driver.start(machine)
+    assert 0.2 < share(machine.name, 3) < 0.4
+    qemu.driver.pause(machine.name)
+    assert qemu.driver.state(machine.name) is MachineState.PAUSED
+    assert share(machine.name, 0.5) < 0.05
+    qemu.driver.resume(machine.name)
+
+
+def test_qemu_disks_are_as_fast_as_asked_for(qemu: Bench) -> None:
+    scratch = qemu.directory / "scratch"
+    scratch.write_bytes(b"\0" * (8 << 20))
+    machine = qemu.machine("write", MachineLimits(disk_bytes=2 << 20), DataDisk(scratch))
+    assert 1.7 < seconds_of("wrote", qemu.ended(machine)) < 5

@@ -1,0 +1,244 @@
+"""What machines are held to their limits by: arithmetic and decisions, with a clock of our own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from vmjobs.hypervisor.base import MachineLimits
+from vmjobs.hypervisor.bucket import Bucket
+from vmjobs.hypervisor.cgroup import Delegation, delegated
+from vmjobs.hypervisor.limits import Node, Plan, nice_step, plan
+from vmjobs.hypervisor.regulator import BURST_SECONDS, PERIOD, Allowance
+from vmjobs.hypervisor.usernet import MAX_FRAME, DatagramLink, LimitedLink, _soonest
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# --------------------------------------------------------------------------- the bucket
+
+
+def test_a_bucket_fills_at_its_rate_and_no_further_than_its_brim() -> None:
+    clock = Clock()
+    bucket = Bucket(1000, 0.1, clock)
+    assert bucket.level == 100
+    clock.now += 60
+    assert bucket.level == 100
+    bucket.take(50)
+    clock.now += 0.02
+    assert bucket.level == pytest.approx(70)
+    assert bucket.wait() == 0
+
+
+def test_a_debt_is_paid_before_more_is_had() -> None:
+    clock = Clock()
+    bucket = Bucket(1000, 0.1, clock)
+    bucket.take(1100)
+    assert bucket.level == -1000
+    assert bucket.wait() == 1
+    clock.now += 0.75
+    assert bucket.wait() == pytest.approx(0.25)
+    clock.now += 0.25
+    assert bucket.wait() == 0
+
+
+# --------------------------------------------------------------------------- processors
+
+
+def use(share: float, greed: float, seconds: float, late: float = 0.0) -> float:
+    """Processors that a machine has on average that would use ``greed`` of them whenever it runs.
+
+    late: seconds that each turn comes later than it was asked for.
+    """
+    clock = Clock()
+    allowance, used, end = Allowance(share, clock), 0.0, clock.now + seconds
+    while clock.now < end:
+        turn = allowance.turn(used)
+        assert turn.seconds > 0
+        clock.now += turn.seconds + late
+        used += greed * (turn.seconds + late) if turn.runs else 0.0
+    return used / seconds
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.3, 0.95, 2.0])
+@pytest.mark.parametrize("late", [0.0, 0.02])
+def test_a_greedy_machine_gets_its_share(share: float, late: float) -> None:
+    assert use(share, 4.0, 60, late) == pytest.approx(share, rel=0.1, abs=0.002)
+
+
+def test_a_modest_machine_is_never_halted() -> None:
+    assert use(0.3, 0.25, 60) == pytest.approx(0.25, rel=0.01)
+
+
+def test_what_was_used_before_is_free_and_a_rest_is_a_period_and_the_debt() -> None:
+    clock = Clock()
+    allowance = Allowance(0.5, clock)
+    assert allowance.turn(1000.0).runs
+    turn = allowance.turn(1000.0 + 0.5 * BURST_SECONDS + 0.2)
+    assert not turn.runs
+    assert turn.seconds == pytest.approx(PERIOD + 0.4)
+
+
+def test_processes_that_vanish_earn_nothing() -> None:
+    """A child's time shows nowhere for a moment after its end."""
+    clock = Clock()
+    allowance = Allowance(0.5, clock)
+    allowance.turn(10.0)
+    allowance.turn(10.2)
+    allowance.turn(4.0)
+    assert allowance.turn(10.2).runs
+    assert not allowance.turn(10.2 + 0.5 * BURST_SECONDS).runs
+
+
+# --------------------------------------------------------------------------- the network
+
+
+@pytest.fixture
+def cable() -> Iterator[tuple[LimitedLink, socket.socket, Clock]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        clock = Clock()
+        theirs.settimeout(5)
+        yield LimitedLink(DatagramLink(ours), 100_000, clock), theirs, clock
+
+
+def test_a_guest_is_not_read_from_while_it_is_in_debt(
+    cable: tuple[LimitedLink, socket.socket, Clock],
+) -> None:
+    link, guest, clock = cable
+    for _ in range(20):
+        guest.send(b"x" * 1000)
+    assert link.pause()[0] == 0
+    assert len(link.frames() or []) == 10  # a tenth of a second's worth
+    clock.now += 0.005
+    assert len(link.frames() or []) == 3  # what goes at once at least
+    assert link.pause()[0] == pytest.approx(0.025)
+    clock.now += 0.03
+    assert link.pause()[0] == 0
+
+
+def test_what_is_for_the_guest_waits_and_is_bounded(
+    cable: tuple[LimitedLink, socket.socket, Clock],
+) -> None:
+    link, guest, clock = cable
+    assert link.pause()[1] == float("inf")
+    for _ in range(1000):
+        link.send(b"y" * 1000)
+    assert not link.flush(), "nothing waits for the guest to read"
+    sent = 0
+    guest.setblocking(False)
+    for _ in range(1000):
+        link.flush()
+        while True:
+            try:
+                sent += len(guest.recv(MAX_FRAME))
+            except BlockingIOError:
+                break
+        waits = link.pause()[1]
+        if waits == float("inf"):
+            break
+        clock.now += waits + 0.001
+    assert sent == 100_000, "a second's worth was kept"
+    assert clock.now - 100 == pytest.approx(0.9, rel=0.15)
+
+
+def test_a_guest_that_is_gone_is_seen_even_in_debt(
+    cable: tuple[LimitedLink, socket.socket, Clock],
+) -> None:
+    link, guest, _clock = cable
+    guest.send(b"x" * 20_000)
+    assert link.frames() == [b"x" * 20_000]
+    guest.close()
+    assert link.pause()[0] > 0, "nothing may be taken now"
+    assert link.frames() is None
+
+
+def test_no_time_is_cut_short_to_a_spin() -> None:
+    assert _soonest(None, float("inf")) is None
+    assert _soonest(None, 0.0001, float("inf")) == 1
+    assert _soonest(7, 0.5, 0.0201) == 7
+    assert _soonest(700, 0.5, 0.0201) == 21
+
+
+# --------------------------------------------------------------------------- what holds what
+
+GROUPS = Delegation(Path("/sys/fs/cgroup/x"), frozenset({"cpu", "io"}))
+WITH = Node(GROUPS, nice=0, lowest=0)
+WITHOUT = Node(None, nice=0, lowest=0)
+LIMITS = MachineLimits(cpu_percent=30, cpu_weight=50, disk_bytes=1000)
+
+
+def test_with_a_cgroup_all_is_held_by_it() -> None:
+    assert plan(LIMITS, 2, WITH, ["8:0", "8:0", ""]) == Plan(
+        settings=(
+            ("cpu.max", "60000 100000"),
+            ("cpu.weight", "50"),
+            ("io.max", "8:0 rbps=1000 wbps=1000"),
+        )
+    )
+
+
+def test_without_one_the_network_process_and_nice_levels_do_it_and_disks_are_told_of() -> None:
+    found = plan(LIMITS, 2, WITHOUT, ["8:0"])
+    assert (found.settings, found.processors, found.nice) == ((), 0.6, 3)
+    (said,) = found.unenforced
+    assert "disks is not limited" in said
+    assert "delegated cgroup" in said
+
+
+def test_a_hypervisor_that_limits_its_disks_needs_nothing_for_that() -> None:
+    assert plan(MachineLimits(disk_bytes=1000), 1, WITHOUT, None) == Plan()
+
+
+def test_disks_on_no_device_are_told_of() -> None:
+    (said,) = plan(MachineLimits(disk_bytes=1000), 1, WITH, [""]).unenforced
+    assert "on no disk of the node" in said
+
+
+@pytest.mark.parametrize(
+    ("weight", "step"), [(1, 19), (10, 10), (50, 3), (100, 0), (200, -3), (1000, -10), (10000, -20)]
+)
+def test_nice_levels_of_weights(weight: int, step: int) -> None:
+    assert nice_step(weight) == step
+
+
+@pytest.mark.parametrize(
+    ("weight", "nice", "lowest", "level", "said"),
+    [
+        (200, 0, -20, -3, ""),
+        (200, 0, 0, 0, "cpu_weight 200 is not enforced"),
+        (200, 0, -2, -2, "only as far as nice level -2"),
+        (10, 5, 5, 15, ""),
+        (10, 15, 15, 19, "only as far as nice level 19"),
+        (10, 19, 19, 19, "cpu_weight 10 is not enforced"),
+        (100, 19, 19, 19, ""),
+    ],
+)
+def test_weights_that_no_nice_level_is_left_for(
+    weight: int, nice: int, lowest: int, level: int, said: str
+) -> None:
+    found = plan(MachineLimits(cpu_weight=weight), 1, Node(None, nice, lowest), None)
+    assert found.nice == level
+    assert said in "".join(found.unenforced)
+    assert bool(said) == bool(found.unenforced)
+
+
+def test_a_group_that_nobody_delegated_is_left_alone(tmp_path: Path) -> None:
+    group = tmp_path / "system.slice" / "ssh.service"
+    group.mkdir(parents=True)
+    (group / "cgroup.controllers").write_text("cpu io memory")
+    (tmp_path / "cgroup").write_text("0::/system.slice/ssh.service\n")
+    (tmp_path / "mountinfo").write_text(f"30 20 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n")
+    assert delegated(tmp_path) is None
+    (tmp_path / "cgroup").write_text("4:memory:/x\n")
+    assert delegated(tmp_path) is None

@@ -1,0 +1,231 @@
+"""What a machine is held to its limits by on this node: a delegated cgroup, or else what there is.
+
+================  ==========================  ======================================================
+limit             with a delegated cgroup     without
+================  ==========================  ======================================================
+cpu_percent       cpu.max                     the network process halts it at times (``regulator``)
+cpu_weight        cpu.weight                  nice levels, as far as they go
+disk_bytes (UML)  io.max, each way            not at all
+disk_bytes        libvirt's iotune, read and written together
+network_bits      the network process (``usernet``), each way
+================  ==========================  ======================================================
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import cgroup
+from vmjobs.hypervisor.base import Machine, MachineLimits
+from vmjobs.hypervisor.netproc import wanted
+
+#: cpu.weight of who asks for none. A nice level more or less is a quarter more or less of the rest.
+NORMAL_WEIGHT = 100
+WEIGHT_OF_A_LEVEL = 1.25
+LOWEST_NICE, HIGHEST_NICE = -20, 19
+#: Microseconds that cpu.max counts processor time in.
+CPU_PERIOD = 100_000
+#: Seconds in which the kernel must take the priority of a session: it takes a few a second.
+PATIENCE = 5.0
+_CAP_SYS_NICE = 23
+_AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
+
+
+@dataclass(frozen=True)
+class Node:
+    """What this node has for holding machines to limits.
+
+    nice: this process's level, to which machines' are relative. lowest: that it may set.
+    """
+
+    groups: cgroup.Delegation | None
+    nice: int
+    lowest: int
+
+    def has(self, controller: str) -> bool:
+        """Whether machines can be held by a controller of cgroup v2."""
+        return self.groups is not None and controller in self.groups.controllers
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a machine is held. settings: files of its cgroup and what is written there, in this order.
+
+    processors: that its network process holds it to. unenforced: a sentence for each limit, or part of
+    one, that nothing holds it to.
+    """
+
+    settings: tuple[tuple[str, str], ...] = ()
+    nice: int | None = None
+    processors: float | None = None
+    unenforced: tuple[str, ...] = ()
+
+
+def plan(limits: MachineLimits, processors: int, node: Node, devices: Iterable[str] | None) -> Plan:
+    """How a machine is held to its limits. Pure.
+
+    Args:
+        processors: that the machine has.
+        devices: where its disks lie, as io.max names them; None: its hypervisor limits its disks.
+    """
+    settings: list[tuple[str, str]] = []
+    nice, share, said = None, None, []
+    if limits.cpu_percent is not None:
+        wanted_share = processors * limits.cpu_percent / 100
+        if node.has("cpu"):
+            settings.append(("cpu.max", f"{round(wanted_share * CPU_PERIOD)} {CPU_PERIOD}"))
+        else:
+            share = wanted_share
+    if limits.cpu_weight is not None:
+        if node.has("cpu"):
+            settings.append(("cpu.weight", str(limits.cpu_weight)))
+        else:
+            nice, fault = _nice(limits.cpu_weight, node)
+            said += [fault] if fault else []
+    if limits.disk_bytes is not None and devices is not None:
+        found = {device for device in devices if device}
+        if node.has("io") and found:
+            rate = limits.disk_bytes
+            settings += [("io.max", f"{one} rbps={rate} wbps={rate}") for one in sorted(found)]
+        else:
+            lacking = "its disks lie on no disk of the node's" if node.has("io") else _NO_IO
+            said.append(f"the speed of its disks is not limited: {lacking}")
+    return Plan(tuple(settings), nice, share, tuple(said))
+
+
+_NO_IO = "uml needs a delegated cgroup with the controller io for that, and the node has none"
+
+
+def nice_step(weight: int) -> int:
+    """Nice levels that a weight is apart from the normal one; above zero: it gets less."""
+    step = round(math.log(NORMAL_WEIGHT / weight, WEIGHT_OF_A_LEVEL))
+    return min(max(step, LOWEST_NICE), HIGHEST_NICE)
+
+
+def _nice(weight: int, node: Node) -> tuple[int, str]:
+    level = node.nice + nice_step(weight)
+    reached = min(max(level, min(node.nice, node.lowest)), HIGHEST_NICE)
+    if reached == level:
+        return level, ""
+    how = "not enforced" if reached == node.nice else f"enforced only as far as nice level {reached}"
+    return reached, f"cpu_weight {weight} is {how}: without a delegated cgroup the agent has no other"
+
+
+def this_node() -> Node:
+    """What there is here."""
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    lowest = 20 - min(resource.getrlimit(resource.RLIMIT_NICE)[0] % 2**64, 40)
+    return Node(cgroup.delegated(), nice, LOWEST_NICE if _may_raise() else min(nice, lowest))
+
+
+def _may_raise() -> bool:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _CAP_SYS_NICE & 1)
+    return False
+
+
+class Holder:
+    """Holds a driver's machines to their limits.
+
+    throttles_disks: the hypervisor does that itself. one_processor: whatever a machine asks for.
+    """
+
+    def __init__(self, *, throttles_disks: bool, one_processor: bool) -> None:
+        self._throttles_disks = throttles_disks
+        self._one_processor = one_processor
+
+    def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
+        """See :meth:`Hypervisor.unenforced`."""
+        return self._plan(limits, 1, [directory]).unenforced
+
+    def plan(self, machine: Machine) -> Plan:
+        """How a machine is going to be held.
+
+        Raises:
+            HypervisorError: it would have to be by its network process, and has none.
+        """
+        if machine.limits is None:
+            return Plan()
+        lie = [machine.workdir, machine.image.root, *(disk.path for disk in machine.disks)]
+        found = self._plan(machine.limits, machine.cpus, lie)
+        if found.processors is not None and wanted(machine) is None:
+            raise HypervisorError(
+                f"{machine.name} has no network, and cannot be held to cpu_percent on this node",
+                hint="delegate a cgroup to the agent (Delegate=cpu), or give the machine a network",
+            )
+        return found
+
+    def hold(self, held: Plan, name: str, find: Callable[[], list[int]]) -> None:
+        """Hold a machine that runs. find: its processes.
+
+        Raises:
+            HypervisorError: it cannot be held.
+        """
+        if held.nice is not None:
+            done: set[int] = set()
+            while fresh := set(find()) - done:  # some were started before their parent's turn came
+                for pid in fresh:
+                    _renice(pid, held.nice)
+                done |= fresh
+        if held.settings:
+            groups = cgroup.delegated()
+            if groups is None:
+                raise HypervisorError(
+                    f"{name} cannot be held to its limits: the agent's cgroup is gone"
+                )
+            groups.hold(name, held.settings, find)
+
+    def release(self, name: str) -> None:
+        """Remove what is left of holding a machine that is gone."""
+        groups = cgroup.delegated()
+        if groups is not None:
+            groups.release(name)
+
+    def _plan(self, limits: MachineLimits, processors: int, lie: list[Path]) -> Plan:
+        devices = None if self._throttles_disks else [cgroup.block_device(path) for path in lie]
+        return plan(limits, 1 if self._one_processor else processors, this_node(), devices)
+
+
+def _renice(pid: int, level: int) -> None:
+    """Set the priority of a process, and of its session where the kernel weighs sessions."""
+    try:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, int(thread.name), level)
+            if os.getsid(pid) == pid and _weighs_sessions():
+                _renice_session(Path(f"/proc/{pid}/autogroup"), level)
+    except OSError as error:
+        message = f"cannot set process {pid} to nice level {level}: {error.strerror}"
+        raise HypervisorError(message) from error
+
+
+def _weighs_sessions() -> bool:
+    with suppress(OSError):
+        return _AUTOGROUP.read_text().strip() == "1"
+    return False
+
+
+def _renice_session(file: Path, level: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            file.write_text(str(level))
+        except OSError as error:
+            if error.errno != errno.EAGAIN or time.monotonic() > deadline:
+                raise
+            time.sleep(
+                0.02
+            )  # the kernel takes no more than ten a second of all users, and tells nobody
+        else:
+            return
