@@ -214,6 +214,21 @@ def resume(name: str) -> Response:
     return _done(lambda clusters: clusters.resume(name, caller().subject))
 
 
+@blueprint.post("/clusters/<cluster:name>/retry")
+@operation(
+    "retryCluster",
+    tag=TAG,
+    access=CHANGE,
+    replies={200: Reply("the cluster", Cluster)},
+    errors=(404, 409, 422),
+)
+def retry(name: str) -> Response:
+    """Try again at once what has failed: nodes and images where machines only failed, machines that
+    wait for another try, and a declaration that the cluster went back from.
+    """
+    return _done(lambda clusters: clusters.retry(name, caller().subject))
+
+
 @blueprint.delete("/clusters/<cluster:name>")
 @operation(
     "deleteCluster",

@@ -54,3 +54,8 @@ def locked_cluster(session: Session, name: str) -> ClusterRow:
 def no_cluster(name: str) -> NotFound:
     """The error for a cluster that is not there."""
     return NotFound(f"there is no cluster {name[:64]}")
+
+
+def console_of(incarnation: int) -> str:
+    """Under which attempt a machine's console is kept."""
+    return f"{incarnation:032x}"

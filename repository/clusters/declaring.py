@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import builtins
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
-from sqlalchemy.orm.attributes import flag_modified
 
-from repository.clusters.core import ClusterCore, locked_cluster, no_cluster
+from repository.clusters.core import ClusterCore, console_of, locked_cluster, no_cluster
+from repository.clusters.generations import (
+    Standing,
+    declared,
+    failed_view,
+    generations,
+    new_generation,
+    resize,
+    same,
+)
+from repository.clusters.guarding import clear, guard_views
 from repository.clusters.history import KEPT, Told, record
 from repository.clusters.loading import cluster_view, load, member_view, nodes_now
-from repository.clusters.tables import ClusterEventRow, ClusterRow, MemberRow
+from repository.clusters.sharing import bump
+from repository.clusters.tables import ClusterEventRow, ClusterRow, GenerationRow, GuardRow, MemberRow
 from repository.images import Viewer
 from repository.streams import StreamReader
 from repository.validation import unknown_image
-from vmjobs.cluster.member import Goal, MemberState
+from vmjobs.cluster.member import Goal, MemberState, Phase
 from vmjobs.cluster.plan import room_on, wanted_by
 from vmjobs.cluster.spec import ClusterSpec, Size
 from vmjobs.cluster.wire import Applied, Assessment, Cluster, ClusterEvent, Outcome
@@ -41,7 +49,9 @@ class Declaring(ClusterCore):
         with self.database.read() as session:
             up = {row[0]: row[1] for row in session.execute(ups.group_by(MemberRow.cluster))}
             rows = session.scalars(select(ClusterRow).order_by(ClusterRow.name))
-            return [cluster_view(row, up.get(row.name, 0)) for row in rows]
+            kept = generations(session)
+            failed = {name: failed_view(kept.get((name, Standing.FAILED))) for name, _ in kept}
+            return [cluster_view(row, up.get(row.name, 0), failed=failed.get(row.name)) for row in rows]
 
     def get(self, name: str) -> Cluster:
         """One cluster with its members."""
@@ -52,12 +62,18 @@ class Declaring(ClusterCore):
             return self._view(session, row)
 
     def _view(self, session: Session, row: ClusterRow) -> Cluster:
-        nodes = nodes_now(session, self.lease, utc_now())
+        present = utc_now()
+        nodes = nodes_now(session, self.lease, present)
         alive = {name for name, node in nodes.items() if node.alive}
         rows = session.scalars(select(MemberRow).where(MemberRow.cluster == row.name))
         members = [member_view(member, member.node in alive) for member in rows]
         members.sort(key=lambda member: int(member.name.rpartition("-")[2]))
-        return cluster_view(row, sum(m.state is MemberState.UP for m in members), members)
+        failed = generations(session, row.name).get((row.name, Standing.FAILED))
+        images = {row.image, *(m.image for m in members), *([failed.image] if failed else [])}
+        known = session.scalars(select(GuardRow).where(GuardRow.image.in_(sorted(images))))
+        guards = guard_views(known, images, present)
+        up = sum(m.state is MemberState.UP for m in members)
+        return cluster_view(row, up, members, guards, failed_view(failed))
 
     def events(self, name: str, after: int = 0) -> builtins.list[ClusterEvent]:
         """The last lines of the cluster's history, past event number ``after``, oldest first."""
@@ -105,15 +121,16 @@ class Declaring(ClusterCore):
 
         Raises InvalidSpec.
         """
-        _, kinds = self._checked(viewer, spec)
+        image, kinds = self._checked(viewer, spec)
         present = utc_now()
         with self.database.read() as session:
             world = load(session, self.lease, present)
         others = [cluster for cluster in world.planned({}) if cluster.name != spec.name]
-        room = room_on(world.nodes.values(), others)
+        guards = world.guarded(present)
+        room = room_on(world.nodes.values(), others, guards)
         placed: Counter[str] = Counter()
         for number in range(spec.range.max):
-            place = room.place(wanted_by(spec, frozenset(kinds)))
+            place = room.place(wanted_by(spec, frozenset(kinds), image))
             if not place.node:
                 pending = spec.range.max - number
                 return Assessment(placed=dict(placed), pending=pending, why=place.why)
@@ -131,7 +148,8 @@ class Declaring(ClusterCore):
         return []
 
     def apply(self, viewer: Viewer, spec: ClusterSpec) -> Applied:
-        """Have this cluster. The same declaration again, of the same image, changes nothing.
+        """Have this cluster. The same declaration again, of the same image, changes nothing; nor does
+        one that has failed: see :meth:`retry`.
 
         Raises InvalidSpec with every fault, Conflict: the cluster of that name is being deleted.
         """
@@ -203,10 +221,13 @@ class Declaring(ClusterCore):
                 session.flush()
             else:
                 _refuse_if_deleting(row)
-                known = ClusterSpec.model_validate(row.spec)
-                if row.image == image and _same(_plain(known), _plain(spec)):
+                known = declared(session, row)
+                old = ClusterSpec.model_validate(known.spec)
+                if known.image == image and same(old, spec):
                     return Applied(outcome=Outcome.UNCHANGED, cluster=self._view(session, row))
-                _change(session, row, spec, image, present)
+                new_generation(session, row, spec, image, present)
+                if isinstance(known, GenerationRow):
+                    session.delete(known)
             row.kinds = [kind.value for kind in kinds]
             text = f"{outcome} by {viewer.user}: {row.target} machines of {image}"
             record(session, row, Told(outcome.upper(), message=text), present)
@@ -230,7 +251,7 @@ class Declaring(ClusterCore):
                 raise InvalidRequest(text, hint="apply another declaration", faults=[fault])
             if size != row.target:
                 if not isinstance(spec.size, Size):
-                    _change(session, row, spec.model_copy(update={"size": size}), row.image, present)
+                    resize(session, row, size, present)
                 row.target, row.updated = size, present
                 record(session, row, Told("SCALED", message=f"{size} machines, by {who}"), present)
                 session.flush()
@@ -256,6 +277,37 @@ class Declaring(ClusterCore):
                 session.flush()
             return self._view(session, row)
 
+    def retry(self, name: str, who: str) -> Cluster:
+        """Try again at once what has failed: forget failures of the cluster's images, replace machines
+        that wait for another try, and declare again what the cluster went back from.
+
+        Raises Conflict: it is being deleted.
+        """
+        present = utc_now()
+        with self.database.write() as session:
+            row = locked_cluster(session, name)
+            _refuse_if_deleting(row)
+            told = f"asked for by {who}"
+            failed = declared(session, row)
+            images = {row.image, failed.image}
+            if isinstance(failed, GenerationRow):
+                spec = ClusterSpec.model_validate(failed.spec)
+                told += f": generation {failed.generation} is declared again"
+                new_generation(session, row, spec, failed.image, present)
+                row.kinds = failed.kinds
+                session.delete(failed)
+            mine = select(MemberRow).where(MemberRow.cluster == name).order_by(MemberRow.id)
+            for member in session.scalars(mine.with_for_update()):
+                images.add(member.image)
+                if member.phase == Phase.WAITING.value and member.goal == Goal.RUN.value:
+                    member.goal = Goal.DRAIN.value
+                    bump(session, member.node)
+            clear(session, images)
+            row.stalled, row.updated = 0, present
+            record(session, row, Told("RETRIED", message=told), present)
+            session.flush()
+            return self._view(session, row)
+
     def delete(self, name: str, goal: Goal, who: str) -> Cluster:
         """Have the cluster gone once its machines are, which end as ``goal`` says: drain, or stop.
 
@@ -270,11 +322,6 @@ class Declaring(ClusterCore):
                 record(session, row, Told("DELETING", message=f"{how}, by {who}"), present)
                 session.flush()
             return self._view(session, row)
-
-
-def console_of(incarnation: int) -> str:
-    """Under which attempt a machine's console is kept."""
-    return f"{incarnation:032x}"
 
 
 def _refuse_if_deleting(row: ClusterRow) -> None:
@@ -301,33 +348,3 @@ def _new(viewer: Viewer, spec: ClusterSpec, image: str, present: datetime) -> Cl
         created=present,
         updated=present,
     )
-
-
-def _change(
-    session: Session, row: ClusterRow, spec: ClusterSpec, image: str, present: datetime
-) -> None:
-    """A new generation. Members that are what it asks for become members of it."""
-    if row.image == image and _same(_machine(row.spec), _machine(_plain(spec))):
-        mine = update(MemberRow).where(MemberRow.cluster == row.name)
-        mine = mine.where(MemberRow.generation == row.generation)
-        session.execute(mine.values(generation=row.generation + 1))
-    allowed = spec.range
-    row.target = min(max(row.target, allowed.min), allowed.max)
-    row.spec, row.image = _plain(spec), image
-    flag_modified(row, "spec")  # or 1 in place of True would be no change to SQLAlchemy, too
-    row.generation += 1
-    row.updated = present
-
-
-def _plain(spec: ClusterSpec) -> dict[str, Any]:
-    return spec.model_dump(mode="json")
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether both say the same. To Python 1 and True are equal, to HTCondor they are not."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
-def _machine(spec: dict[str, Any]) -> dict[str, Any]:
-    """What a declaration says of each machine."""
-    return {name: value for name, value in spec.items() if name not in {"size", "image"}}

@@ -10,14 +10,24 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from repository.clusters.generations import Generations, Standing, generations
+from repository.clusters.guarding import guard_of
 from repository.clusters.history import present_state, reason_of
-from repository.clusters.tables import ClusterRow, MemberRow, NodeShareRow, PoolRow
+from repository.clusters.tables import (
+    ClusterRow,
+    GenerationRow,
+    GuardRow,
+    MemberRow,
+    NodeShareRow,
+    PoolRow,
+)
 from repository.models import NodeRow
+from vmjobs.cluster.guard import Guards
 from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
 from vmjobs.cluster.placement import Need, NodeNow
 from vmjobs.cluster.plan import ClusterNow, MemberNow
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.cluster.wire import Cluster, Member
+from vmjobs.cluster.wire import Cluster, ClusterGuard, FailedGeneration, Member
 from vmjobs.model import HypervisorKind, Node
 from vmjobs.ports import ProbeState
 
@@ -27,12 +37,17 @@ Probes = Mapping[tuple[str, int], ProbeState]
 
 @dataclass(frozen=True)
 class World:
-    """All clusters with their members, nodes and pools, as they are stored."""
+    """All clusters with their members, nodes and pools, as they are stored.
+
+    guards: by image and node. generations: beside the present ones.
+    """
 
     clusters: dict[str, ClusterRow]
     members: dict[str, MemberRow]
     nodes: dict[str, NodeNow]
     pools: dict[str, PoolRow]
+    guards: dict[tuple[str, str], GuardRow]
+    generations: Generations
 
     def heard(self, row: MemberRow) -> bool:
         """Whether a member's node has been heard of of late."""
@@ -40,17 +55,34 @@ class World:
         return node is not None and node.alive
 
     def moved(self) -> bool:
-        """Whether a member's state is another than the history says."""
+        """Whether the state of a member or a guard is another than the history says."""
         return any(
             row.state != present_state(row, self.heard(row)).value for row in self.members.values()
-        )
+        ) or any(row.told != row.until for row in self.guards.values())
+
+    def guarded(self, present: datetime) -> Guards:
+        """Guards as the planner sees them."""
+        return Guards(map(guard_of, self.guards.values()), present)
+
+    def images(self) -> dict[str, set[str]]:
+        """The images that each cluster has to do with."""
+        found = {name: {row.image} for name, row in self.clusters.items()}
+        for member in self.members.values():
+            found[member.cluster].add(member.image)
+        for (name, _), kept in self.generations.items():
+            if name in found:
+                found[name].add(kept.image)
+        return found
 
     def planned(self, probes: Probes) -> list[ClusterNow]:
         """As the planner sees it."""
         of: dict[str, list[MemberNow]] = defaultdict(list)
         for row in self.members.values():
             of[row.cluster].append(self._member(row, probes))
-        return [_cluster(row, of[name]) for name, row in self.clusters.items()]
+        return [
+            _cluster(row, self.generations.get((name, Standing.GOOD)), of[name])
+            for name, row in self.clusters.items()
+        ]
 
     def _member(self, row: MemberRow, probes: Probes) -> MemberNow:
         pool = self.pools.get(row.pool)
@@ -71,23 +103,28 @@ class World:
             busy=row.busy,
             probe=probes.get((row.id, row.incarnation)),
             waiting=row.waiting if answers else None,
+            image=row.image,
             code=MemberCode(row.code),
             why=row.message,
         )
 
 
 def load(session: Session, lease: timedelta, present: datetime, *, lock: bool = False) -> World:
-    """All of it. lock: clusters and members are ours until the (write) transaction ends."""
+    """All of it. lock: clusters, members and guards are ours until the (write) transaction ends."""
     clusters = select(ClusterRow).order_by(ClusterRow.name)
     members = select(MemberRow).order_by(MemberRow.id)
+    guards = select(GuardRow).order_by(GuardRow.image, GuardRow.node)
     if lock:
         clusters, members = clusters.with_for_update(), members.with_for_update()
+        guards = guards.with_for_update()
     known = {row.name: row for row in session.scalars(clusters)}
     return World(
         known,
         {row.id: row for row in session.scalars(members) if row.cluster in known},
         nodes_now(session, lease, present),
         {row.name: row for row in session.scalars(select(PoolRow))},
+        {(row.image, row.node): row for row in session.scalars(guards)},
+        generations(session),
     )
 
 
@@ -120,7 +157,7 @@ def kinds_of(row: ClusterRow) -> frozenset[HypervisorKind]:
     return frozenset(HypervisorKind(kind) for kind in row.kinds)
 
 
-def _cluster(row: ClusterRow, members: Iterable[MemberNow]) -> ClusterNow:
+def _cluster(row: ClusterRow, good: GenerationRow | None, members: Iterable[MemberNow]) -> ClusterNow:
     return ClusterNow(
         name=row.name,
         spec=ClusterSpec.model_validate(row.spec),
@@ -130,11 +167,19 @@ def _cluster(row: ClusterRow, members: Iterable[MemberNow]) -> ClusterNow:
         draining=row.draining,
         deleting=Goal(row.deleting) if row.deleting else None,
         stalled=row.stalled,
+        image=row.image,
+        good=good.generation if good else 0,
         members=tuple(members),
     )
 
 
-def cluster_view(row: ClusterRow, up: int, members: Sequence[Member] = ()) -> Cluster:
+def cluster_view(
+    row: ClusterRow,
+    up: int,
+    members: Sequence[Member] = (),
+    guards: Sequence[ClusterGuard] = (),
+    failed: FailedGeneration | None = None,
+) -> Cluster:
     """A cluster as operators see it."""
     return Cluster(
         name=row.name,
@@ -147,6 +192,8 @@ def cluster_view(row: ClusterRow, up: int, members: Sequence[Member] = ()) -> Cl
         deleting=bool(row.deleting),
         up=up,
         members=tuple(members),
+        guards=tuple(guards),
+        failed=failed,
         created=row.created,
         updated=row.updated,
     )

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from sqlalchemy.orm import Session
 
+from repository.clusters import guarding
 from repository.clusters import pools as looking
 from repository.clusters.core import ClusterCore
+from repository.clusters.generations import keep_good, roll_back
 from repository.clusters.history import Told, follow, record
 from repository.clusters.loading import World, load
 from repository.clusters.pools import Looks
@@ -26,8 +29,10 @@ from vmjobs.cluster.actions import (
     Condemn,
     Create,
     Forget,
+    Keep,
     Place,
     Remove,
+    RollBack,
     SetGoal,
     SetPending,
     Stall,
@@ -61,7 +66,7 @@ class Reconciling(ClusterCore):
         looks = looking.ask(world, pools, present)
         news = looking.is_news(world, looks)
         looking.overlay(world, looks, present)
-        actions = plan(world.planned(looks.probes), world.nodes, present)
+        actions = plan(world.planned(looks.probes), world.nodes, present, world.guarded(present))
         withdrawn = _withdraw(actions, world, pools)
         if actions or news or world.moved():
             for member in self._write(looks, withdrawn, present):
@@ -76,11 +81,12 @@ class Reconciling(ClusterCore):
             world = load(session, self.lease, present, lock=True)
             looking.note(session, world, looks, present)
             _follow(session, world, present)
-            actions = plan(world.planned(looks.probes), world.nodes, present)
+            actions = plan(world.planned(looks.probes), world.nodes, present, world.guarded(present))
             doing = _Doing(self, session, world, withdrawn, present)
             for action in actions:
                 doing.carry_out(action)
             _follow(session, world, present)
+            _watch(session, world, present)
             for node in sorted(doing.nodes):
                 bump(session, node)
             session.flush()
@@ -136,6 +142,7 @@ class _Doing:
             case Admit(member, incarnation):
                 row = self._world.members[member]
                 row.admitted, row.waiting = incarnation, None
+                guarding.note_success(self._session, self._world.guards, row.image, row.node)
                 self.nodes.add(row.node)
             case Condemn():
                 self._condemn(action)
@@ -144,12 +151,22 @@ class _Doing:
                     self._world.members[member].advertised = 0
             case Forget(member):
                 self._forget(member)
-            case Stall(cluster, why):
-                found = self._world.clusters[cluster]
-                found.stalled = found.generation
-                record(self._session, found, Told("STALLED", "REPLACEMENT_FAILED", why), self._present)
-            case Remove(cluster):
-                self._session.delete(self._world.clusters.pop(cluster))
+            case Stall() | Keep() | RollBack() | Remove():
+                self._turn(action)
+
+    def _turn(self, action: Stall | Keep | RollBack | Remove) -> None:
+        session, generations = self._session, self._world.generations
+        row = self._world.clusters[action.cluster]
+        match action:
+            case Stall(_, why):
+                row.stalled = row.generation
+                record(session, row, Told("STALLED", "REPLACEMENT_FAILED", why), self._present)
+            case Keep():
+                keep_good(session, generations, row, self._present)
+            case RollBack(_, why):
+                roll_back(session, generations, row, why, self._present)
+            case Remove(name):
+                session.delete(self._world.clusters.pop(name))
 
     def _create(self, action: Create) -> None:
         cluster = self._world.clusters[action.cluster]
@@ -192,6 +209,18 @@ class _Doing:
 def _follow(session: Session, world: World, present: datetime) -> None:
     for row in world.members.values():
         follow(session, world.clusters[row.cluster], row, world.heard(row), present)
+
+
+def _watch(session: Session, world: World, present: datetime) -> None:
+    """Tell of guards that closed or opened, and forget those of images that nobody has any more."""
+    concerned: dict[str, list[ClusterRow]] = defaultdict(list)
+    for name, images in world.images().items():
+        for image in images:
+            concerned[image].append(world.clusters[name])
+    guarding.tell(session, world.guards.values(), concerned, present)
+    for row in world.guards.values():
+        if row.image not in concerned:
+            session.delete(row)
 
 
 def _withdraw(actions: Iterable[Action], world: World, pools: Mapping[str, Pool]) -> set[str]:

@@ -11,7 +11,7 @@ class Clusters(Declaring, Sharing, Reconciling):
     """Clusters and their members. Safe to share between threads.
 
     operators (declaring): list, get, events, open_console, assess, faults, apply, scale, drain,
-    resume, delete.
+    resume, retry, delete.
     agents (sharing): share, revisions, take_reports, order_for, append_console.
     worker (reconciling): reconcile.
     """

@@ -9,12 +9,13 @@ from typing import Final
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session, undefer
 
-from repository.clusters.core import ClusterCore
-from repository.clusters.declaring import console_of
+from repository.clusters.core import ClusterCore, console_of
+from repository.clusters.guarding import note_failures
 from repository.clusters.history import follow, tellable
 from repository.clusters.tables import ClusterRow, MemberRow, NodeShareRow
 from repository.ids import is_id
 from repository.images.sql import add_missing
+from vmjobs.cluster.guard import Failure
 from vmjobs.cluster.member import Goal, MemberCode, Phase
 from vmjobs.cluster.wire import MemberOrder, MemberReport, MemberReports, NodeShare
 from vmjobs.errors import Forbidden
@@ -63,12 +64,17 @@ class Sharing(ClusterCore):
             # In the order in which the reconciler locks them.
             known = select(ClusterRow).where(ClusterRow.name.in_(clusters)).order_by(ClusterRow.name)
             of = {row.name: row for row in session.scalars(known.with_for_update())}
+            failed: list[tuple[str, Failure]] = []
             mine = select(MemberRow).where(MemberRow.id.in_(ids), MemberRow.node == node)
             for row in session.scalars(mine.order_by(MemberRow.id).with_for_update()):
                 said = _said(row, by_id, told.complete)
                 if said is not None and _differs(row, said) and row.cluster in of:
+                    if failure := _failure(row, said):
+                        failed.append((row.image, failure))
                     _take(row, said, present)
                     follow(session, of[row.cluster], row, True, present)
+            if failed:
+                note_failures(session, failed, present)
 
     def order_for(self, node: str, member: str, incarnation: int) -> MemberOrder:
         """The order of a member, for a machine that may have a token.
@@ -176,6 +182,15 @@ def _differs(row: MemberRow, said: MemberReport | None) -> bool:
         _retry(said),
         said.hypervisor.value if said.hypervisor else None,
     )
+
+
+def _failure(row: MemberRow, said: MemberReport) -> Failure | None:
+    """What a report says of machines that failed since the one before, if any."""
+    known = row.phase == Phase.WAITING.value and row.incarnation == said.incarnation
+    if said.phase is not Phase.WAITING or known or not said.failures:
+        return None
+    count = max(1, said.failures - row.failures)
+    return Failure(row.node, said.code, tellable(said.message), count)
 
 
 def _take(row: MemberRow, said: MemberReport, present: datetime) -> None:

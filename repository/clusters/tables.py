@@ -109,6 +109,43 @@ class ClusterEventRow(Base):
     message: Mapped[str] = mapped_column(Text, default="")
 
 
+class GenerationRow(Base):
+    """A generation of a cluster beside the present one; ``why`` it is kept, ``since`` when.
+
+    standing: ``good``: the last one that was fully up. ``failed``: declared, and taken back.
+    """
+
+    __tablename__ = "cluster_generations"
+
+    cluster: Mapped[str] = mapped_column(
+        ForeignKey("clusters.name", ondelete=_CASCADE), primary_key=True
+    )
+    standing: Mapped[str] = mapped_column(STATE, primary_key=True)
+    generation: Mapped[int]
+    spec: Mapped[dict[str, Any]]
+    image: Mapped[str] = mapped_column(DIGEST, index=True)
+    kinds: Mapped[list[Any]]
+    why: Mapped[str] = mapped_column(Text, default="")
+    since: Mapped[datetime]
+
+
+class GuardRow(Base):
+    """A guard of ``vmjobs.cluster.guard``. told: its ``until``, as the histories had it last."""
+
+    __tablename__ = "cluster_guards"
+
+    image: Mapped[str] = mapped_column(DIGEST, primary_key=True)
+    node: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    failures: Mapped[int] = mapped_column(default=0)
+    closures: Mapped[int] = mapped_column(default=0)
+    until: Mapped[datetime | None]
+    code: Mapped[str] = mapped_column(_CODE, default="PROGRESS")
+    why: Mapped[str] = mapped_column(Text, default="")
+    nodes: Mapped[list[Any]]
+    proven: Mapped[bool] = mapped_column(default=False)
+    told: Mapped[datetime | None]
+
+
 class NodeShareRow(Base):
     """A node's share of all clusters: how often it has changed, and when its agent last spoke of it."""
 

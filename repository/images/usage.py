@@ -7,7 +7,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import Session
 
-from repository.clusters.tables import ClusterRow, MemberRow
+from repository.clusters.tables import ClusterRow, GenerationRow, MemberRow
 from repository.images.tables import HoldingRow, ImageRow, ShareRow
 from repository.images.viewer import LIBRARY, Viewer
 from repository.models import JobRow, SubmissionRow
@@ -30,7 +30,9 @@ def needed() -> ColumnElement[bool]:
     clusters = select(ClusterRow.name).where(ClusterRow.image == ImageRow.digest)
     # Of earlier declarations, until the last machine of it has gone.
     members = select(MemberRow.id).where(MemberRow.image == ImageRow.digest)
-    return or_(jobs.exists(), clusters.exists(), members.exists())
+    # To go back to, or to be tried again.
+    kept = select(GenerationRow.cluster).where(GenerationRow.image == ImageRow.digest)
+    return or_(jobs.exists(), clusters.exists(), members.exists(), kept.exists())
 
 
 def unheld() -> ColumnElement[bool]:
@@ -76,8 +78,13 @@ def _jobs(digest: str) -> Select[Any]:
 
 def _clusters(digest: str) -> Select[Any]:
     of_members = select(MemberRow.cluster).where(MemberRow.image == digest)
+    kept = select(GenerationRow.cluster).where(GenerationRow.image == digest)
     return select(ClusterRow.name).where(
-        or_(ClusterRow.image == digest, ClusterRow.name.in_(of_members))
+        or_(
+            ClusterRow.image == digest,
+            ClusterRow.name.in_(of_members),
+            ClusterRow.name.in_(kept),
+        )
     )
 
 

@@ -73,8 +73,9 @@ def at_work(world: World) -> Iterator[None]:
 
     def work() -> None:
         while not over.wait(0.05):
-            world.bring_up()
-            world.obey("n1", "n2")
+            if world.clusters.list():  # it may take a moment to be declared
+                world.bring_up()
+                world.obey("n1", "n2")
 
     thread = threading.Thread(target=work)
     thread.start()

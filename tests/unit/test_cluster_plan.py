@@ -15,13 +15,16 @@ from vmjobs.cluster.actions import (
     Condemn,
     Create,
     Forget,
+    Keep,
     Place,
     Remove,
+    RollBack,
     SetGoal,
     SetPending,
     Stall,
     Withdraw,
 )
+from vmjobs.cluster.guard import Failure, Guard, Guards
 from vmjobs.cluster.member import Goal, MemberCode, Phase
 from vmjobs.cluster.placement import Need, NodeNow, Placement
 from vmjobs.cluster.plan import AD_LIFETIME, GIVEN_UP, ClusterNow, MemberNow, plan
@@ -30,6 +33,7 @@ from vmjobs.model import HypervisorKind
 from vmjobs.ports import ProbeState
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+IMAGE, OLD_IMAGE = f"sha256:{'2' * 64}", f"sha256:{'1' * 64}"
 KINDS = frozenset({HypervisorKind.UML, HypervisorKind.QEMU})
 SMALL = Need(1, 1024, 1000)
 PLAIN = {"image": "worker", "size": 0, "memory": 1024, "disk": 1000, "join_seconds": 100}
@@ -56,7 +60,7 @@ def node(name: str, machines: int = 10, silent: float = 0, **more: Any) -> NodeN
 def member(number: int, on: str = "", **more: Any) -> MemberNow:
     """Of the cluster ``vc``; its id is its name."""
     values = {"id": f"vc-{number}", "name": f"vc-{number}", "need": SMALL, "generation": 1, "node": on}
-    return MemberNow(**{**values, **more})
+    return MemberNow(**{**values, "image": IMAGE, **more})
 
 
 def runs(number: int, on: str = "n1", **more: Any) -> MemberNow:
@@ -76,6 +80,7 @@ def failing(number: int, on: str = "n1", **more: Any) -> MemberNow:
 def cluster(*members: MemberNow, target: int = 0, **more: Any) -> ClusterNow:
     spec = ClusterSpec.model_validate({"name": "vc", **PLAIN, **more.pop("spec", {})})
     values = {"kinds": KINDS, "generation": 1, "target": target, "members": members}
+    values |= {"image": IMAGE, "good": more.get("generation", 1)}
     return ClusterNow(name="vc", spec=spec, **{**values, **more})
 
 
@@ -94,6 +99,8 @@ def gone(number: int) -> Forget:
 ONE, TWO = [node("n1")], [node("n1"), node("n2")]
 LOST = [node("n1", silent=400), node("n2")]
 DRAIN: dict[str, Any] = {"goal": Goal.DRAIN}
+
+BACK = "generation 2 failed (vc-2 failed 3 times: BOOT_FAILED: no kernel): back to generation 1"
 
 #: What there is, on which nodes, and what is done about it.
 TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
@@ -390,6 +397,48 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
         ONE,
         [],
     ),
+    # -- what was good before
+    "all is up: remembered": (cluster(up(0), target=1, good=0), ONE, [Keep("vc")]),
+    "of each generation": (
+        cluster(up(0, generation=2), target=1, generation=2, good=1),
+        ONE,
+        [Keep("vc")],
+    ),
+    "not yet all": (cluster(up(0), runs(1), target=2, good=0), ONE, []),
+    "not all of it": (
+        cluster(up(0), up(1, **DRAIN), up(2, generation=2), target=2, generation=2, good=1),
+        ONE,
+        [],
+    ),
+    "not while one is lost": (
+        cluster(up(0), up(1, "n2"), target=1, good=0),
+        [node("n1"), node("n2", silent=400)],
+        [],
+    ),
+    "nothing is up where nothing is wanted": (cluster(good=0), ONE, []),
+    "a failing successor takes it back": (
+        cluster(
+            up(0),
+            up(1, generation=2),
+            failing(2, generation=2, why="no kernel"),
+            runs(3, generation=2),
+            target=4,
+            generation=2,
+            good=1,
+        ),
+        ONE,
+        [RollBack("vc", BACK), drained(2), drained(3)],
+    ),
+    "then those of the failed one that are up follow, one at a time": (
+        cluster(up(0), up(1, generation=2), up(2, generation=2), target=3, generation=1, good=1),
+        ONE,
+        [drained(2)],
+    ),
+    "what is good itself is not taken back": (
+        cluster(up(0, generation=2), failing(1), target=2, generation=1, good=1, stalled=1),
+        ONE,
+        [],
+    ),
 }
 
 
@@ -482,3 +531,143 @@ def test_a_new_declaration_replaces_every_machine_and_ends() -> None:
             there = _settle(there, action)
         assert len(there.members) >= 4
     assert sorted(m.generation for m in there.members) == [2] * 5
+
+
+# ------------------------------------------------------------------------- where machines only fail
+
+
+def closed(on: str, *, image: str = IMAGE, code: MemberCode = MemberCode.BOOT_FAILED) -> Guard:
+    """Closed for a minute from now on; on: empty: everywhere."""
+    guard = Guard(image, on)
+    for failed in ("n1", "n2") if not on else (on,):
+        guard = guard.after_failure(Failure(failed, code, "no kernel", 3), NOW)
+    return guard
+
+
+PROVEN = Guard(IMAGE).after_success()
+LATER = timedelta(seconds=61)
+MOVED = [drained(0), created(1, "n2")]
+UPGRADE: dict[str, Any] = {"target": 2, "generation": 2, "good": 1}
+
+#: What there is, where it is closed, after how long, and what is done. All is on two nodes.
+GUARDED: dict[str, tuple[ClusterNow, list[Guard], timedelta, list[Action]]] = {
+    "a new one goes elsewhere": (
+        cluster(target=1),
+        [closed("n1")],
+        timedelta(),
+        [created(0, "n2")],
+    ),
+    "another image is another matter": (
+        cluster(target=1),
+        [closed("n1", image=OLD_IMAGE)],
+        timedelta(),
+        [created(0, "n1")],
+    ),
+    "then one is tried": (
+        cluster(up(0, "n2"), up(1, "n2"), target=3),
+        [closed("n1")],
+        LATER,
+        [created(2, "n1")],
+    ),
+    "one at a time": (
+        cluster(target=4),
+        [closed("n1")],
+        LATER,
+        [created(0, "n1"), created(1, "n2"), created(2, "n2"), created(3, "n2")],
+    ),
+    "not while one is under way": (
+        cluster(runs(0), up(1, "n2"), target=3),
+        [closed("n1")],
+        LATER,
+        [created(2, "n2")],
+    ),
+    "one that only fails is moved": (cluster(failing(0), target=1), [closed("n1")], timedelta(), MOVED),
+    "not before it is closed there": (cluster(failing(0), target=1), [], timedelta(), []),
+    "nor when it may be tried again": (cluster(failing(0), target=1), [closed("n1")], LATER, []),
+    "nor where there is nowhere else": (
+        cluster(failing(0), target=1),
+        [closed("n1"), closed("n2")],
+        timedelta(),
+        [],
+    ),
+    "nor if the image fails everywhere": (
+        cluster(failing(0), target=1),
+        [closed("n1"), closed("")],
+        timedelta(),
+        [],
+    ),
+    "nor while its machine runs": (cluster(runs(0), target=1), [closed("n1")], timedelta(), []),
+    "an upgrade with a new image tries another node first": (
+        cluster(up(5, "n2"), failing(0, generation=2), **UPGRADE),
+        [closed("n1")],
+        timedelta(),
+        MOVED,
+    ),
+    "one with a known image is at fault itself": (
+        cluster(up(5, "n2"), failing(2, generation=2, why="no kernel"), **UPGRADE),
+        [closed("n1"), PROVEN],
+        timedelta(),
+        [RollBack("vc", BACK), drained(2)],
+    ),
+    "unless it is the node's": (
+        cluster(up(5, "n2"), failing(0, generation=2, code=MemberCode.NODE_FAILED), **UPGRADE),
+        [closed("n1"), PROVEN],
+        timedelta(),
+        MOVED,
+    ),
+    "or others of it came up": (
+        cluster(
+            up(5, "n2"),
+            up(6, "n2", generation=2),
+            failing(0, generation=2),
+            **{**UPGRADE, "target": 3},
+        ),
+        [closed("n1"), PROVEN],
+        timedelta(),
+        MOVED,
+    ),
+    "an upgrade whose image fails everywhere is taken back": (
+        cluster(up(5, "n2"), failing(2, generation=2, why="no kernel"), **UPGRADE),
+        [closed("n1"), closed("")],
+        timedelta(),
+        [RollBack("vc", BACK), drained(2)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GUARDED, ids=list(GUARDED))
+def test_where_machines_only_fail(case: str) -> None:
+    there, guards, after, expected = GUARDED[case]
+    nodes = {name: node(name, silent=-after.total_seconds()) for name in ("n1", "n2")}
+    assert plan([there], nodes, NOW + after, Guards(guards, NOW + after)) == expected
+
+
+def test_why_a_guarded_node_is_not_chosen() -> None:
+    nodes = {"n1": node("n1"), "n2": node("n2", 0), "n3": node("n3")}
+    there = cluster(target=1)
+    guards = Guards([closed("n1"), closed("n3", code=MemberCode.KERNEL_PANIC)], NOW)
+    (action,) = plan([there], nodes, NOW, guards)
+    assert isinstance(action, Create)
+    short = "sha256:222222222222…"
+    assert action.place.code is MemberCode.GUARDED
+    assert action.place.why == (
+        f"n1: 3 machines of {short} failed there in a row, last: BOOT_FAILED no kernel; next try at "
+        "12:01:00 UTC; n2 lacks 1 processors and 1024 MiB of memory and 1000 MiB of disk; "
+        f"n3: 3 machines of {short} failed there in a row, last: KERNEL_PANIC no kernel; next try at "
+        "12:01:00 UTC"
+    )
+    (wide,) = plan([there], nodes, NOW, Guards([closed("")], NOW))
+    assert isinstance(wide, Create)
+    assert "failed on n1, n2, and none ever came up" in wide.place.why
+    assert wide.place.why.count("next try") == 1
+
+
+def test_clusters_of_the_same_image_try_one_machine_at_a_time() -> None:
+    other = replace(cluster(target=1), name="other")
+    actions = plan(
+        [cluster(target=1), other], {"n1": node("n1")}, NOW, Guards([closed("n1")], NOW - LATER)
+    )
+    assert [a.place.node for a in actions if isinstance(a, Create)] == ["", ""]
+    later = Guards([closed("n1")], NOW + LATER)
+    actions = plan([cluster(target=1), other], {"n1": node("n1")}, NOW, later)
+    assert [a.place.node for a in actions if isinstance(a, Create)] == ["n1", ""]

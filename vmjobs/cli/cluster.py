@@ -19,6 +19,7 @@ VERBS = {
     "upgrade": ("vmjobs.cli.cluster_change", "upgrade", "Have another image, one machine at a time."),
     "drain": ("vmjobs.cli.cluster_change", "drain", "Let all machines end with their jobs."),
     "resume": ("vmjobs.cli.cluster_change", "resume", "Start machines again after drain."),
+    "retry": ("vmjobs.cli.cluster_change", "retry", "Try again what has failed, at once."),
     "delete": ("vmjobs.cli.cluster_change", "delete", "Have a cluster gone."),
 }
 

@@ -13,6 +13,7 @@ from vmjobs.cli.cluster_support import (
     changes,
     files_argument,
     machines,
+    try_again,
     wait_options,
     wait_until_up,
 )
@@ -73,5 +74,7 @@ def tell(applied: Applied, changed: list[Change]) -> None:
     cluster = applied.cluster
     wanted = f", {machines(cluster.target)} of {cluster.spec.image}"
     click.echo(f"{cluster.name} {applied.outcome}" + wanted * (applied.outcome is Outcome.CREATED))
+    if cluster.failed:
+        click.echo(f"  {cluster.failed.message}; {try_again(cluster)}")
     for change in changed:
         click.echo(f"  {change}")

@@ -1,4 +1,4 @@
-"""``vmjobs cluster scale``, ``upgrade``, ``drain``, ``resume`` and ``delete``."""
+"""``vmjobs cluster scale``, ``upgrade``, ``drain``, ``resume``, ``retry`` and ``delete``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scale(name: str, size: int, wait: bool, timeout: float | None, as_json: bool
         if not as_json:
             click.echo(f"{name}: {before.target} -> {machines(found.target)}")
         if wait:
-            (found,) = wait_until_up(api.clusters, [name], timeout)
+            (found,) = wait_until_up(api.clusters, [name], timeout, as_declared=False)
     if as_json:
         print_json(found)
 
@@ -77,6 +77,28 @@ def resume(name: str, as_json: bool) -> None:
         print_json(found)
         return
     click.echo(f"{name} goes on: {machines(found.target)} wanted, {found.up} UP")
+
+
+@click.command()
+@name_argument
+@wait_options
+@json_option
+def retry(name: str, wait: bool, timeout: float | None, as_json: bool) -> None:
+    """Try again at once what has failed in the cluster NAME.
+
+    Failures of its images are forgotten, machines that wait for another try are made anew, and a
+    declaration that the cluster went back from is declared again.
+    """
+    with client() as api:
+        before = api.clusters.get(name)
+        found = api.clusters.retry(name)
+        if not as_json:
+            again = f"generation {before.failed.generation} is declared again" if before.failed else ""
+            click.echo(f"{name} tries again" + (f": {again}" if again else ""))
+        if wait:
+            (found,) = wait_until_up(api.clusters, [name], timeout)
+    if as_json:
+        print_json(found)
 
 
 @click.command()

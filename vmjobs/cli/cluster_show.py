@@ -53,7 +53,9 @@ def show(name: str, as_json: bool) -> None:
 
 
 def _doing(cluster: Cluster) -> str:
-    return "deleting" if cluster.deleting else "draining" if cluster.draining else ""
+    if cluster.deleting or cluster.draining:
+        return "deleting" if cluster.deleting else "draining"
+    return f"generation {cluster.failed.generation} failed" if cluster.failed else ""
 
 
 def _header(cluster: Cluster) -> list[tuple[str, str]]:
@@ -68,6 +70,7 @@ def _header(cluster: Cluster) -> list[tuple[str, str]]:
         ("owner", cluster.owner),
         ("image", f"{spec.image} = {cluster.image}"),
         ("generation", f"{cluster.generation}, of {ago(cluster.updated)}"),
+        *_failed(cluster),
         ("machines", f"{cluster.up} UP of {cluster.target} (size {size_text(spec.size)})"),
         ("each", ", ".join(machine)),
         ("where", "; ".join(where) or "any node"),
@@ -75,6 +78,14 @@ def _header(cluster: Cluster) -> list[tuple[str, str]]:
         ("start", spec.start),
         *((f"attribute {key}", f"{value}") for key, value in spec.attributes.items()),
     ]
+
+
+def _failed(cluster: Cluster) -> list[tuple[str, str]]:
+    found = [("guard", guard.message) for guard in cluster.guards]
+    if cluster.failed:
+        text = f"{cluster.failed.message}; {ago(cluster.failed.since)}, {cluster.failed.spec.image}"
+        found.insert(0, ("failed", text))
+    return found
 
 
 def _row(member: Member, cluster: Cluster) -> tuple[object, ...]:

@@ -117,10 +117,13 @@ def _said(value: Any) -> str:
 
 
 def changes(cluster: Cluster, spec: ClusterSpec, image: str) -> list[Change]:
-    """What ``spec``, whose image is the digest ``image``, changes of a cluster: field by field."""
-    old, new = dict(_flat(cluster.spec)), dict(_flat(spec))
-    if cluster.image != image:  # the same name may mean another image by now
-        old["image"] = f"{old['image']} ({short(cluster.image)})"
+    """What ``spec``, whose image is the digest ``image``, changes of a cluster as it was declared
+    last, be it that this failed: field by field.
+    """
+    declared = cluster.failed or cluster
+    old, new = dict(_flat(declared.spec)), dict(_flat(spec))
+    if declared.image != image:  # the same name may mean another image by now
+        old["image"] = f"{old['image']} ({short(declared.image)})"
         new["image"] = f"{new['image']} ({short(image)})"
     fields = dict.fromkeys([*new, *old])
     found = [Change(f, old.get(f), new.get(f)) for f in fields]
@@ -146,11 +149,15 @@ def settled(cluster: Cluster) -> bool:
     return len(fresh) == len(up) and len(up) >= cluster.target
 
 
-def wait_until_up(api: Clusters, names: Sequence[str], timeout: float | None) -> list[Cluster]:
+def wait_until_up(
+    api: Clusters, names: Sequence[str], timeout: float | None, *, as_declared: bool = True
+) -> list[Cluster]:
     """Wait until all clusters are settled, and show how far they are. Exits with 124 after ``timeout``.
 
+    as_declared: one that went back to an earlier generation is not what is waited for.
+
     Raises:
-        Conflict: a cluster is draining or being deleted, and will not be up.
+        Conflict: a cluster is draining or being deleted, or went back: it will not be up.
     """
     end = None if timeout is None else time.monotonic() + timeout
     terminal = Console(stderr=True)
@@ -158,7 +165,7 @@ def wait_until_up(api: Clusters, names: Sequence[str], timeout: float | None) ->
     pause = FIRST_POLL
     with terminal.status("waiting") as status:
         while True:
-            found = [_going_up(api.get(name)) for name in names]
+            found = [_going_up(api.get(name), as_declared) for name in names]
             if watch.news(found):
                 pause = FIRST_POLL
             status.update("; ".join(_progress(cluster) for cluster in found))
@@ -195,13 +202,20 @@ class _Watch:
         return fresh
 
 
-def _going_up(cluster: Cluster) -> Cluster:
+def _going_up(cluster: Cluster, as_declared: bool) -> Cluster:
     if cluster.deleting:
         raise Conflict(f"{cluster.name} is being deleted: its machines will not be up")
     if cluster.draining:
         hint = f"`vmjobs cluster resume {cluster.name}` has machines started again"
         raise Conflict(f"{cluster.name} is drained: its machines will not be up", hint=hint)
+    if cluster.failed and as_declared:
+        raise Conflict(f"{cluster.name}: {cluster.failed.message}", hint=try_again(cluster))
     return cluster
+
+
+def try_again(cluster: Cluster) -> str:
+    """What to do about a declaration that the cluster went back from."""
+    return f"mend the declaration, or try it again: `vmjobs cluster retry {cluster.name}`"
 
 
 def _progress(cluster: Cluster) -> str:

@@ -96,6 +96,15 @@ class Clusters:
         """
         return self._send(Cluster, "POST", f"{_cluster(name)}/resume")
 
+    def retry(self, name: str) -> Cluster:
+        """Try again at once what has failed: nodes and images that only failed, and a declaration
+        that the cluster went back from.
+
+        Raises:
+            Conflict: the cluster is being deleted.
+        """
+        return self._send(Cluster, "POST", f"{_cluster(name)}/retry")
+
     def delete(self, name: str, mode: Literal["drain", "now"] = "drain") -> Cluster:
         """Have a cluster gone: once its jobs have ended, or now. It is there until its machines are
         known to be gone.

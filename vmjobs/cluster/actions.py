@@ -83,10 +83,38 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class Keep:
+    """All machines are up, and of the present generation: remember what it was."""
+
+    cluster: str
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """Go back to the last generation that was fully up."""
+
+    cluster: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Remove:
     """The cluster has no members any more, and was to go."""
 
     cluster: str
 
 
-Action = Create | Place | SetPending | SetGoal | Admit | Condemn | Withdraw | Forget | Stall | Remove
+Action = (
+    Create
+    | Place
+    | SetPending
+    | SetGoal
+    | Admit
+    | Condemn
+    | Withdraw
+    | Forget
+    | Stall
+    | Keep
+    | RollBack
+    | Remove
+)

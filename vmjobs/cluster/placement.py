@@ -9,6 +9,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
+from vmjobs.cluster.guard import Guard, Guards
 from vmjobs.cluster.member import MemberCode
 from vmjobs.model import HypervisorKind
 
@@ -45,13 +46,17 @@ class NodeNow:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A machine that looks for a node. kinds: any of them can boot its image, and is asked for."""
+    """A machine that looks for a node. kinds: any of them can boot its image, and is asked for.
+
+    image: its digest; empty: nobody guards it.
+    """
 
     cluster: str
     need: Need
     kinds: frozenset[HypervisorKind]
     patterns: tuple[str, ...] = ()
     site: str = ""
+    image: str = ""
 
 
 class Placement(NamedTuple):
@@ -72,7 +77,9 @@ class _Left:
 class Room:
     """What is left on all nodes, while machines are being placed."""
 
-    def __init__(self, nodes: Iterable[NodeNow]) -> None:
+    def __init__(self, nodes: Iterable[NodeNow], guards: Guards | None = None) -> None:
+        self._guards = guards or Guards()
+        self._tried: set[tuple[str, str]] = set()
         self._nodes = sorted(nodes, key=lambda node: node.name)
         self._left = {n.name: _Left(n.cpus, n.memory, n.disk) for n in self._nodes}
         self._here: Counter[tuple[str, str]] = Counter()
@@ -88,6 +95,10 @@ class Room:
         """A machine of the cluster is there to stay: others of it rather go elsewhere."""
         self._here[node, cluster] += 1
 
+    def try_there(self, node: str, image: str) -> None:
+        """A machine of the image that is not up yet is on a node that lives."""
+        self._tried |= {(image, node), (image, "")}
+
     def place(self, wanted: Wanted) -> Placement:
         """Find a node, and take its room: where the cluster has fewest machines, then most memory."""
         if not self._nodes:
@@ -102,10 +113,31 @@ class Room:
         fitting = [node for node in able if not self._lacks(node, wanted.need)]
         if not fitting:
             return Placement(code=MemberCode.NO_ROOM, why=self._too_full(able, wanted.need))
-        best = min(fitting, key=lambda node: self._order(node, wanted.cluster))
+        free = [node for node in fitting if self._barring(node, wanted.image) is None]
+        if not free:
+            return Placement(code=MemberCode.GUARDED, why=self._guarded(able, wanted))
+        best = min(free, key=lambda node: self._order(node, wanted.cluster))
         self.take(best.name, wanted.need)
+        self.try_there(best.name, wanted.image)
         self.settle(best.name, wanted.cluster)
         return Placement(best.name)
+
+    def _barring(self, node: NodeNow, image: str) -> Guard | None:
+        return self._guards.barring(
+            image,
+            node.name,
+            trying=(image, "") in self._tried,
+            trying_there=(image, node.name) in self._tried,
+        )
+
+    def _guarded(self, able: Sequence[NodeNow], wanted: Wanted) -> str:
+        words = []
+        for node in able:
+            if lacking := self._lacks(node, wanted.need):
+                words.append(f"{node.name} lacks {' and '.join(lacking)}")
+            elif guard := self._barring(node, wanted.image):
+                words.append(guard.sentence(self._guards.present))
+        return _listed(list(dict.fromkeys(words)), "; ")
 
     def _order(self, node: NodeNow, cluster: str) -> tuple[int, int, str]:
         return self._here[node.name, cluster], -self._left[node.name].memory, node.name
@@ -154,6 +186,6 @@ def _unfit(node: NodeNow, wanted: Wanted) -> str:
     return f"has no hypervisor for it ({', '.join(sorted(wanted.kinds))}; working there: {there})"
 
 
-def _listed(words: Sequence[str]) -> str:
+def _listed(words: Sequence[str], between: str = ", ") -> str:
     more = len(words) - NAMED
-    return ", ".join([*words[:NAMED], *([f"and {more} more"] if more > 0 else [])])
+    return between.join([*words[:NAMED], *([f"and {more} more"] if more > 0 else [])])

@@ -5,7 +5,7 @@ Nothing here does I/O. ``repository/clusters/`` gathers what is there and carrie
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
@@ -17,13 +17,16 @@ from vmjobs.cluster.actions import (
     Condemn,
     Create,
     Forget,
+    Keep,
     Place,
     Remove,
+    RollBack,
     SetGoal,
     SetPending,
     Stall,
     Withdraw,
 )
+from vmjobs.cluster.guard import Blame, Guards, blame
 from vmjobs.cluster.member import Goal, MemberCode, Phase
 from vmjobs.cluster.placement import Need, NodeNow, Room, Wanted
 from vmjobs.cluster.spec import ClusterSpec
@@ -65,6 +68,7 @@ class MemberNow:
     busy: bool = False
     probe: ProbeState | None = None
     waiting: datetime | None = None
+    image: str = ""
     code: MemberCode = MemberCode.PROGRESS
     why: str = ""
 
@@ -100,7 +104,7 @@ class ClusterNow:
     """A cluster and its members.
 
     kinds: what boots its image. deleting: how, if it is being deleted. stalled: the generation
-    whose replacement of machines was found to fail.
+    whose replacement of machines was found to fail. good: the last one that was fully up; 0: none.
     """
 
     name: str
@@ -111,6 +115,8 @@ class ClusterNow:
     draining: bool = False
     deleting: Goal | None = None
     stalled: int = 0
+    image: str = ""
+    good: int = 0
     members: tuple[MemberNow, ...] = ()
 
 
@@ -118,25 +124,32 @@ def plan(
     clusters: Iterable[ClusterNow],
     nodes: Mapping[str, NodeNow],
     present: datetime,
+    guards: Guards | None = None,
 ) -> list[Action]:
     """What is to be done now; doing it changes the next answer."""
+    guards = guards or Guards()
     known = sorted(clusters, key=lambda cluster: cluster.name)
-    room = room_on(nodes.values(), known)
+    room = room_on(nodes.values(), known, guards)
     actions: list[Action] = []
     for cluster in known:
-        actions += _Planner(cluster, nodes, room, present).actions()
+        actions += _Planner(cluster, nodes, room, present, guards).actions()
     return actions
 
 
-def room_on(nodes: Iterable[NodeNow], clusters: Iterable[ClusterNow]) -> Room:
+def room_on(
+    nodes: Collection[NodeNow], clusters: Iterable[ClusterNow], guards: Guards | None = None
+) -> Room:
     """What the clusters' machines leave of the nodes; those that end still hold what they have."""
-    room = Room(nodes)
+    room = Room(nodes, guards)
+    alive = {node.name for node in nodes if node.alive}
     for cluster in clusters:
         for member in cluster.members:
             if member.node and member.phase is not Phase.GONE:
                 room.take(member.node, member.need)
             if member.node and member.goal is Goal.RUN:
                 room.settle(member.node, cluster.name)
+                if not member.proven and member.node in alive:
+                    room.try_there(member.node, member.image)
     return room
 
 
@@ -145,10 +158,10 @@ def need_of(spec: ClusterSpec) -> Need:
     return Need(spec.cpus, spec.memory, spec.disk)
 
 
-def wanted_by(spec: ClusterSpec, kinds: frozenset[HypervisorKind]) -> Wanted:
-    """A machine of a cluster whose image ``kinds`` can boot."""
+def wanted_by(spec: ClusterSpec, kinds: frozenset[HypervisorKind], image: str) -> Wanted:
+    """A machine of a cluster whose image, a digest, ``kinds`` can boot."""
     able = frozenset(kind for kind in kinds if spec.hypervisor in {None, kind})
-    return Wanted(spec.name, need_of(spec), able, spec.nodes, spec.site)
+    return Wanted(spec.name, need_of(spec), able, spec.nodes, spec.site, image)
 
 
 class _Planner:
@@ -160,12 +173,17 @@ class _Planner:
         nodes: Mapping[str, NodeNow],
         room: Room,
         present: datetime,
+        guards: Guards,
     ) -> None:
         self._cluster = cluster
+        self._guards = guards
         self._nodes = nodes
         self._room = room
         self._present = present
         self._over: set[str] = set()
+        taken = {m.name for m in cluster.members}
+        names = (f"{cluster.name}-{n}" for n in count())
+        self._names = (name for name in names if name not in taken)
 
     def actions(self) -> Iterator[Action]:
         """All of them."""
@@ -268,6 +286,8 @@ class _Planner:
             victims = sorted(there, key=self._expendable)[:surplus]
             yield from self._end(victims, Goal.DRAIN)
         yield from self._places(m for m in there if not m.node and m.id not in self._over)
+        if surplus <= 0:
+            yield from self._moves(there)
         if surplus < 0:
             yield from self._creations(-surplus, len(lost))
         elif surplus == 0:
@@ -285,7 +305,7 @@ class _Planner:
         )
 
     def _wanted(self) -> Wanted:
-        return wanted_by(self._cluster.spec, self._cluster.kinds)
+        return wanted_by(self._cluster.spec, self._cluster.kinds, self._cluster.image)
 
     def _places(self, members: Iterable[MemberNow]) -> Iterator[Action]:
         for member in sorted(members, key=lambda m: m.number):
@@ -297,14 +317,31 @@ class _Planner:
 
     def _creations(self, missing: int, lost: int) -> Iterator[Action]:
         """Members that are missing; in place of lost ones only such as find room at once."""
-        taken = {m.name for m in self._cluster.members}
-        names = (f"{self._cluster.name}-{n}" for n in count())
-        free = (name for name in names if name not in taken)
         for made in range(missing):
             place = self._room.place(self._wanted())
             if not place.node and made >= missing - lost:
                 return
-            yield Create(self._cluster.name, next(free), place)
+            yield Create(self._cluster.name, next(self._names), place)
+
+    def _moves(self, there: Sequence[MemberNow]) -> Iterator[Action]:
+        """In place of members that only fail where they are, others where there is room."""
+        for member in there:
+            closed = self._guards.closed(member.image, member.node)
+            if member.phase is not Phase.WAITING or not closed or not self._movable(member, there):
+                continue
+            if member.id not in self._over and (place := self._room.place(self._wanted())).node:
+                yield from self._end([member], Goal.DRAIN)
+                yield Create(self._cluster.name, next(self._names), place)
+
+    def _movable(self, member: MemberNow, there: Sequence[MemberNow]) -> bool:
+        """Whether the node may be at fault, rather than what was declared anew."""
+        generation = self._cluster.generation
+        if member.generation != generation or all(m.generation == generation for m in there):
+            return member.generation == generation
+        whom = blame(member.code)
+        untried = whom is Blame.PAIR and not self._guards.of(member.image).proven
+        proven = any(m.admitted for m in there if m.generation == generation)
+        return untried or proven or whom is Blame.NODE
 
     def _replacement(self, there: Sequence[MemberNow], lost: Sequence[MemberNow]) -> Iterator[Action]:
         """Let one member of an old generation end, if all others are well: its successor follows."""
@@ -312,10 +349,15 @@ class _Planner:
         old = [m for m in there if m.generation != cluster.generation]
         new = [m for m in there if m.generation == cluster.generation]
         if not old:
+            if new and not lost and all(m.up for m in new) and cluster.good != cluster.generation:
+                yield Keep(cluster.name)
             return
-        failing = [m for m in new if not m.up and m.failures >= FAILED]
+        failing = [m for m in new if m.id not in self._over and not m.up and m.failures >= FAILED]
         if failing:
-            if cluster.stalled != cluster.generation:
+            if cluster.good not in {0, cluster.generation}:
+                yield RollBack(cluster.name, _rolled_back(failing[0], cluster))
+                yield from self._end([m for m in new if not m.admitted], Goal.DRAIN)
+            elif cluster.stalled != cluster.generation:
                 yield Stall(cluster.name, _stalled(failing[0], cluster.generation, len(old)))
             return
         ending = [
@@ -339,6 +381,17 @@ def _stale_ad(member: MemberNow) -> bool:
         return False
     ended = member.phase is Phase.WAITING and member.advertised == member.incarnation
     return ended or member.advertised < member.incarnation
+
+
+def _rolled_back(member: MemberNow, cluster: ClusterNow) -> str:
+    return (
+        f"generation {cluster.generation} failed ({_failed(member)}): back to generation {cluster.good}"
+    )
+
+
+def _failed(member: MemberNow) -> str:
+    why = f"{member.code}{': ' if member.why else ''}{member.why}"
+    return f"{member.name} failed {member.failures} times: {why}"
 
 
 def _stalled(member: MemberNow, generation: int, old: int) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from vmjobs.cluster.guard import GuardState
 from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
 from vmjobs.cluster.spec import AttributeValue, ClusterName, ClusterSpec, Lifecycle, Limits
 from vmjobs.model import Digest, Frozen, HypervisorKind, NetworkMode
@@ -137,11 +138,39 @@ class Member(Envelope):
     retry: datetime | None = None
 
 
+class ClusterGuard(Envelope):
+    """Where an image is not tried for now, because it only failed there.
+
+    node: empty: on all nodes. failures: in a row. code: of the last one. until: when it is tried
+    again; HALF_OPEN since then.
+    """
+
+    image: Digest
+    node: str = ""
+    state: GuardState
+    failures: int
+    code: MemberCode
+    message: str
+    until: datetime | None = None
+
+
+class FailedGeneration(Envelope):
+    """What was declared last, and failed: the cluster went back to what it was before."""
+
+    generation: int
+    spec: ClusterSpec
+    image: Digest
+    message: str
+    since: datetime
+
+
 class Cluster(Envelope):
     """A cluster as it is: what was declared, what is there.
 
     generation: grows with every change of the declaration. target: machines wanted now.
     draining: the whole cluster is. deleting: it goes once its machines have gone.
+    guards: that keep machines of it from nodes. failed: what was declared last, if the cluster went
+    back from it; ``spec``, ``image`` and ``generation`` are those that it went back to.
     """
 
     name: str
@@ -154,6 +183,8 @@ class Cluster(Envelope):
     deleting: bool = False
     up: int = Field(description="members that are UP")
     members: tuple[Member, ...] = ()
+    guards: tuple[ClusterGuard, ...] = ()
+    failed: FailedGeneration | None = None
     created: datetime
     updated: datetime
 

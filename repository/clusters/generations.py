@@ -1,0 +1,139 @@
+"""Generations of a cluster beside the present one: the last good one, and one that was taken back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import flag_modified
+
+from repository.clusters.history import Told, record
+from repository.clusters.tables import ClusterRow, GenerationRow, MemberRow
+from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.wire import FailedGeneration
+
+
+class Standing(StrEnum):
+    """Why a generation is kept."""
+
+    GOOD = "good"
+    FAILED = "failed"
+
+
+#: Generations by cluster and standing.
+Generations = dict[tuple[str, str], GenerationRow]
+
+
+def generations(session: Session, cluster: str | None = None) -> Generations:
+    """All that are kept; cluster: only of this one."""
+    query = select(GenerationRow)
+    if cluster is not None:
+        query = query.where(GenerationRow.cluster == cluster)
+    return {(row.cluster, row.standing): row for row in session.scalars(query)}
+
+
+def keep_good(session: Session, known: Generations, row: ClusterRow, present: datetime) -> None:
+    """The present generation is fully up."""
+    _keep(session, known, row, Standing.GOOD, "fully up", present)
+
+
+def roll_back(
+    session: Session, known: Generations, row: ClusterRow, why: str, present: datetime
+) -> None:
+    """Declare the last good generation again; the number of machines stays.
+
+    Members of that generation are what they are to be, and the others are replaced.
+    """
+    good = known[row.name, Standing.GOOD]
+    _keep(session, known, row, Standing.FAILED, why, present)
+    row.spec = {**good.spec, "size": row.spec["size"]}
+    row.image, row.kinds, row.generation = good.image, good.kinds, good.generation
+    row.updated = present
+    flag_modified(row, "spec")  # to SQLAlchemy 1 in place of True is no change
+    record(session, row, Told("ROLLED_BACK", "REPLACEMENT_FAILED", why), present)
+
+
+def declared(session: Session, row: ClusterRow) -> ClusterRow | GenerationRow:
+    """What was declared last, whether it has failed or not."""
+    return generations(session, row.name).get((row.name, Standing.FAILED)) or row
+
+
+def new_generation(
+    session: Session, row: ClusterRow, spec: ClusterSpec, image: str, present: datetime
+) -> None:
+    """A new generation. Members that are what it asks for become members of it."""
+    kept = generations(session, row.name)
+    last = max(row.generation, *(other.generation for other in kept.values()), 0)
+    good = kept.get((row.name, Standing.GOOD))
+    present_spec = ClusterSpec.model_validate(row.spec)
+    if row.image == image and _same(_machine(present_spec), _machine(spec)):
+        mine = update(MemberRow).where(MemberRow.cluster == row.name)
+        mine = mine.where(MemberRow.generation == row.generation)
+        session.execute(mine.values(generation=last + 1))
+        if good and good.generation == row.generation:
+            good.generation = last + 1
+    allowed = spec.range
+    row.target = min(max(row.target, allowed.min), allowed.max)
+    row.spec, row.image = spec.model_dump(mode="json"), image
+    flag_modified(row, "spec")  # or 1 in place of True would be no change to SQLAlchemy, too
+    row.generation = last + 1
+    row.updated = present
+
+
+def resize(session: Session, row: ClusterRow, size: int, present: datetime) -> None:
+    """Another number of machines; of what was declared and failed, too."""
+    failed = declared(session, row)
+    if isinstance(failed, GenerationRow):
+        failed.spec = {**failed.spec, "size": size}
+        flag_modified(failed, "spec")
+    spec = ClusterSpec.model_validate({**row.spec, "size": size})
+    new_generation(session, row, spec, row.image, present)
+
+
+def same(one: ClusterSpec, other: ClusterSpec) -> bool:
+    """Whether both say the same. To Python 1 and True are equal, to HTCondor they are not."""
+    return _same(one.model_dump(mode="json"), other.model_dump(mode="json"))
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _machine(spec: ClusterSpec) -> dict[str, Any]:
+    """What a declaration says of each machine."""
+    return spec.model_dump(mode="json", exclude={"size", "image"})
+
+
+def failed_view(row: GenerationRow | None) -> FailedGeneration | None:
+    """A generation that was taken back, as operators see it."""
+    if row is None:
+        return None
+    return FailedGeneration(
+        generation=row.generation,
+        spec=ClusterSpec.model_validate(row.spec),
+        image=row.image,
+        message=row.why,
+        since=row.since,
+    )
+
+
+def _keep(
+    session: Session,
+    known: Generations,
+    row: ClusterRow,
+    standing: Standing,
+    why: str,
+    present: datetime,
+) -> None:
+    kept = known.get((row.name, standing))
+    if kept is None:
+        kept = known[row.name, standing] = GenerationRow(cluster=row.name, standing=standing.value)
+        session.add(kept)
+    kept.generation, kept.spec, kept.image, kept.kinds = row.generation, row.spec, row.image, row.kinds
+    flag_modified(kept, "spec")
+    kept.why, kept.since = why, present

@@ -1,0 +1,147 @@
+"""When no more machines are tried where they only fail: the table of ``vmjobs.cluster.guard``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from vmjobs.cluster.guard import (
+    LONGEST_PAUSE,
+    Blame,
+    Failure,
+    Guard,
+    Guards,
+    GuardState,
+    blame,
+)
+from vmjobs.cluster.member import MemberCode
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+IMAGE = f"sha256:{'1' * 64}"
+PAIR, WIDE = Guard(IMAGE, "n1"), Guard(IMAGE)
+OPEN, CLOSED, HALF_OPEN = GuardState.OPEN, GuardState.CLOSED, GuardState.HALF_OPEN
+
+
+def failed(node: str = "n1", code: MemberCode = MemberCode.BOOT_TIMED_OUT, count: int = 1) -> Failure:
+    return Failure(node, code, "the guest was not ready within 180 s", count)
+
+
+def after(guard: Guard, *failures: Failure) -> Guard:
+    for failure in failures:
+        guard = guard.after_failure(failure, NOW)
+    return guard
+
+
+REJECTED, NO_NODE_DISK = MemberCode.IMAGE_REJECTED, MemberCode.NODE_FAILED
+#: A guard, what failed, and what it is then.
+TABLE: dict[str, tuple[Guard, list[Failure], GuardState]] = {
+    "two failures": (PAIR, [failed(), failed()], OPEN),
+    "three": (PAIR, [failed(), failed(), failed()], CLOSED),
+    "three that were told of at once": (PAIR, [failed(count=3)], CLOSED),
+    "for the node's sake": (PAIR, [failed(code=NO_NODE_DISK, count=3)], CLOSED),
+    "for the service's sake": (PAIR, [failed(code=MemberCode.TOKEN_REFUSED, count=9)], OPEN),
+    "an image on one node": (WIDE, [failed(count=4)], OPEN),
+    "an image five times": (WIDE, [failed(count=4), failed()], CLOSED),
+    "an image on two nodes": (WIDE, [failed("n1"), failed("n2")], CLOSED),
+    "an image that is rejected by two": (
+        WIDE,
+        [failed("n1", REJECTED), failed("n2", REJECTED)],
+        CLOSED,
+    ),
+    "two nodes that are not able to": (
+        WIDE,
+        [failed("n1", NO_NODE_DISK, 9), failed("n2", MemberCode.NO_HYPERVISOR, 9)],
+        OPEN,
+    ),
+    "an image that came up some time": (
+        WIDE.after_success(),
+        [failed("n1", count=9), failed("n2", count=9)],
+        OPEN,
+    ),
+    "a node where it came up some time": (PAIR.after_success(), [failed(count=3)], CLOSED),
+}
+
+
+@pytest.mark.parametrize("case", TABLE, ids=list(TABLE))
+def test_what_closes(case: str) -> None:
+    guard, failures, state = TABLE[case]
+    assert after(guard, *failures).state(NOW) is state
+
+
+def test_pauses_double_up_to_an_hour_and_begin_anew_after_a_success() -> None:
+    guard, present, pauses = after(PAIR, failed(count=3)), NOW, []
+    for _ in range(9):
+        assert guard.until is not None
+        pauses.append((guard.until - present).total_seconds())
+        assert guard.state(guard.until - timedelta(seconds=1)) is CLOSED
+        assert guard.state(guard.until) is HALF_OPEN
+        present = guard.until
+        guard = guard.after_failure(failed(), present)
+    assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
+    opened = guard.after_success()
+    assert (opened.state(present), opened.failures) == (OPEN, 0)
+    again = opened.after_failure(failed(count=3), present)
+    assert again.until == present + timedelta(seconds=60)
+    assert guard.cleared() == PAIR
+    endless = Guard(IMAGE, "n1", failures=5000, closures=5000, until=NOW)
+    assert endless.after_failure(failed(), NOW).until == NOW + LONGEST_PAUSE
+
+
+def test_failures_meanwhile_do_not_lengthen_a_pause() -> None:
+    guard = after(PAIR, failed(count=3))
+    later = guard.after_failure(failed(code=MemberCode.KERNEL_PANIC), NOW + timedelta(seconds=30))
+    assert (later.until, later.failures, later.code) == (guard.until, 4, MemberCode.KERNEL_PANIC)
+
+
+def test_every_reason_is_somebodys_or_nobodys() -> None:
+    nobodys = {code for code in MemberCode if blame(code) is Blame.NOBODY}
+    assert nobodys == {
+        MemberCode.PROGRESS,
+        MemberCode.NO_NODE,
+        MemberCode.NO_ROOM,
+        MemberCode.GUARDED,
+        MemberCode.NODE_LOST,
+        MemberCode.TOKEN_REFUSED,
+        MemberCode.DRAINED,
+        MemberCode.DRAIN_TIMED_OUT,
+        MemberCode.STOPPED,
+    }
+
+
+def test_who_may_come() -> None:
+    """One at a time where it is tried again, by anybody where it is open."""
+    pair, later = after(PAIR, failed(count=3)), NOW + timedelta(seconds=61)
+    wide = after(WIDE, failed("n1"), failed("n2"))
+    for known, present, trying, there, barred in (
+        ([], NOW, True, True, None),
+        ([pair], NOW, False, False, pair),
+        ([pair], later, False, False, None),
+        ([pair], later, True, False, None),
+        ([pair], later, True, True, pair),
+        ([wide], NOW, False, False, wide),
+        ([wide], later, False, False, None),
+        ([wide], later, True, False, wide),
+        ([wide, pair], NOW, False, False, wide),
+    ):
+        guards = Guards(known, present)
+        assert guards.barring(IMAGE, "n1", trying=trying, trying_there=there) == barred
+    assert Guards([pair], NOW).barring(IMAGE, "n2", trying=True, trying_there=True) is None
+
+
+def test_it_says_why_and_until_when() -> None:
+    pair = after(PAIR, failed(count=3))
+    short = "sha256:111111111111…"
+    assert pair.sentence(NOW) == (
+        f"n1: 3 machines of {short} failed there in a row, last: BOOT_TIMED_OUT the guest was not "
+        "ready within 180 s; next try at 12:01:00 UTC"
+    )
+    assert pair.sentence(NOW + timedelta(hours=1)).endswith("; now one is tried at a time")
+    assert pair.after_success().sentence(NOW) == f"n1: machines of {short} come again"
+    wide = after(WIDE, failed("n1"), failed("n2"))
+    assert wide.sentence(NOW).startswith(
+        f"2 machines of {short} failed on n1, n2, and none ever came up, last: BOOT_TIMED_OUT"
+    )
+    assert wide.cleared().sentence(NOW) == f"machines of {short} come again"
+    long = Failure("n1", MemberCode.BOOT_FAILED, "a" * 5000 + "\nmore", 3)
+    assert len(after(PAIR, long).sentence(NOW)) < 400

@@ -1,0 +1,190 @@
+"""When no more machines are tried where they only fail. No I/O.
+
+Failures in a row are counted for each image on each node, and for each image on all nodes. Too many
+of them close the one or the other for new machines, for a while that doubles each time; then one
+machine at a time is tried, and one that comes up opens it again.
+
+=========  =================================  ==============================================
+state      a failure                          a machine that comes up
+=========  =================================  ==============================================
+OPEN       counts; one too many: CLOSED       counts from 0 again
+CLOSED     counts                             OPEN
+HALF_OPEN  CLOSED for twice as long           OPEN
+=========  =================================  ==============================================
+
+CLOSED becomes HALF_OPEN by time alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from vmjobs.cluster.member import MemberCode
+
+#: Failures in a row of an image on one node that close it there.
+PAIR_LIMIT: Final = 3
+#: An image that never came up anywhere is closed everywhere after failures on so many nodes...
+IMAGE_NODES: Final = 2
+#: ... or after so many of them.
+IMAGE_LIMIT: Final = 5
+FIRST_PAUSE: Final = timedelta(seconds=60)
+LONGEST_PAUSE: Final = timedelta(hours=1)
+#: Nodes that are remembered, and characters of a message that are said.
+NAMED: Final = 5
+_SAID: Final = 200
+
+
+class GuardState(StrEnum):
+    """OPEN: machines may come. CLOSED: none for now. HALF_OPEN: one at a time."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    HALF_OPEN = "half-open"
+
+
+class Blame(StrEnum):
+    """What a failed machine tells against. PAIR: this image on this node."""
+
+    NOBODY = "nobody"
+    NODE = "node"
+    IMAGE = "image"
+    PAIR = "pair"
+
+
+_BLAMED: Final = {
+    MemberCode.IMAGE_REJECTED: Blame.IMAGE,
+    MemberCode.KERNEL_PANIC: Blame.IMAGE,
+    MemberCode.IMAGE_UNAVAILABLE: Blame.NODE,
+    MemberCode.NO_HYPERVISOR: Blame.NODE,
+    MemberCode.NODE_FAILED: Blame.NODE,
+    MemberCode.INTERNAL: Blame.NODE,
+    MemberCode.BOOT_FAILED: Blame.PAIR,
+    MemberCode.BOOT_TIMED_OUT: Blame.PAIR,
+    MemberCode.GUEST_LOST: Blame.PAIR,
+    MemberCode.GUEST_ENDED: Blame.PAIR,
+    MemberCode.JOIN_TIMED_OUT: Blame.PAIR,
+    MemberCode.PROBE_FAILED: Blame.PAIR,
+}
+
+
+def blame(code: MemberCode) -> Blame:
+    """Whom a machine that ended for this reason tells against."""
+    return _BLAMED.get(code, Blame.NOBODY)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Machines of an image that failed on a node: how many, and why the last one did."""
+
+    node: str
+    code: MemberCode
+    why: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What is known of an image on a node; node: empty: on all of them.
+
+    failures: in a row. closures: how often it was closed since a machine came up. until: when it
+    is tried again; None: it is open. code, why: of the last failure. nodes: where it failed, if it
+    is of all nodes. proven: a machine came up some time.
+    """
+
+    image: str
+    node: str = ""
+    failures: int = 0
+    closures: int = 0
+    until: datetime | None = None
+    code: MemberCode = MemberCode.PROGRESS
+    why: str = ""
+    nodes: tuple[str, ...] = ()
+    proven: bool = False
+
+    def state(self, present: datetime) -> GuardState:
+        """Whether machines may come."""
+        if self.until is None:
+            return GuardState.OPEN
+        return GuardState.CLOSED if present < self.until else GuardState.HALF_OPEN
+
+    def counts(self, failure: Failure) -> bool:
+        """Whether a failure tells against what this is about."""
+        whom = blame(failure.code)
+        return whom is not Blame.NOBODY and not (whom is Blame.NODE and not self.node)
+
+    @property
+    def too_many(self) -> bool:
+        """Whether so many failures close it."""
+        if self.node:
+            return self.failures >= PAIR_LIMIT
+        spread = self.failures >= IMAGE_LIMIT or len(self.nodes) >= IMAGE_NODES
+        return spread and not self.proven
+
+    def after_failure(self, failure: Failure, present: datetime) -> Guard:
+        """What it is once machines have failed."""
+        if not self.counts(failure):
+            return self
+        nodes = self.nodes
+        if not self.node and failure.node not in nodes:
+            nodes = (*nodes, failure.node)[-NAMED:]
+        failures = self.failures + failure.count
+        seen = replace(self, failures=failures, code=failure.code, why=failure.why, nodes=nodes)
+        if not seen.too_many or self.state(present) is GuardState.CLOSED:
+            return seen
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.closures, 30))
+        return replace(seen, closures=self.closures + 1, until=present + pause)
+
+    def after_success(self) -> Guard:
+        """What it is once a machine came up."""
+        return replace(self.cleared(), proven=True)
+
+    def cleared(self) -> Guard:
+        """What it is once an operator has it forgotten."""
+        return Guard(self.image, self.node, proven=self.proven)
+
+    def sentence(self, present: datetime) -> str:
+        """Why it is closed, and until when."""
+        last = f"{self.code} {self.why.partition(chr(10))[0][:_SAID]}".strip()
+        image = f"{self.image[:19]}…"
+        if self.node:
+            failed = f"{self.node}: {self.failures} machines of {image} failed there in a row"
+        else:
+            where = ", ".join(self.nodes)
+            failed = f"{self.failures} machines of {image} failed on {where}, and none ever came up"
+        if self.until is None:
+            return f"{self.node}: machines of {image} come again".removeprefix(": ")
+        again = f"next try at {self.until.astimezone(UTC):%H:%M:%S} UTC"
+        if self.state(present) is GuardState.HALF_OPEN:
+            again = "now one is tried at a time"
+        return f"{failed}, last: {last}; {again}"
+
+
+class Guards:
+    """All guards at one moment."""
+
+    def __init__(self, known: Iterable[Guard] = (), present: datetime | None = None) -> None:
+        self._known = {(guard.image, guard.node): guard for guard in known}
+        self.present = present or datetime.min.replace(tzinfo=UTC)
+
+    def of(self, image: str, node: str = "") -> Guard:
+        """One of them."""
+        return self._known.get((image, node)) or Guard(image, node)
+
+    def closed(self, image: str, node: str = "") -> bool:
+        """Whether this one lets nobody in."""
+        return self.of(image, node).state(self.present) is GuardState.CLOSED
+
+    def barring(self, image: str, node: str, *, trying: bool, trying_there: bool) -> Guard | None:
+        """What keeps a new machine of an image from a node; None: it may come.
+
+        trying, trying_there: a machine of the image that is not up yet is on any node, on this one.
+        """
+        for guard, tried in ((self.of(image), trying), (self.of(image, node), trying_there)):
+            state = guard.state(self.present)
+            if state is GuardState.CLOSED or (state is GuardState.HALF_OPEN and tried):
+                return guard
+        return None
