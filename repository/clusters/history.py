@@ -79,7 +79,9 @@ def reason_of(row: MemberRow, state: MemberState) -> tuple[str, str]:
     if state is MemberState.LOST:
         return MemberCode.NODE_LOST.value, f"its node {row.node} has not been heard of lately"
     if state in _SAID:
-        return MemberCode.PROGRESS.value, _SAID[state]
+        # An agent adds to that what a machine which runs is not held to.
+        added = row.message if row.phase == Phase.RUNNING.value else ""
+        return MemberCode.PROGRESS.value, "; ".join(filter(None, (_SAID[state], added)))
     return row.code, row.message
 
 

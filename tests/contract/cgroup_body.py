@@ -59,6 +59,9 @@ def disks() -> None:
 
 tell("before", delegated())
 os.setxattr(GROUP, "user.delegate", b"1")
+(GROUP / "cgroup.procs").write_text(str(os.getpid()))
+tell("not apart", delegated())
+(GROUP / "agent" / "cgroup.procs").write_text(str(os.getpid()))
 processors()
 disks()
 tell("groups", " ".join(path.name for path in GROUP.iterdir() if path.is_dir()))

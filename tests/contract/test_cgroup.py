@@ -16,10 +16,10 @@ mount -t sysfs sys /sys
 mount -t tmpfs tmp /mnt
 mount -t cgroup2 cgroup /sys/fs/cgroup
 echo "+cpu +io" > /sys/fs/cgroup/cgroup.subtree_control
-mkdir /sys/fs/cgroup/agent.service /mnt/disk
+mkdir -p /sys/fs/cgroup/agent.service/agent /mnt/disk
 mknod /mnt/ubda b 98 0
 mount -t ext4 /mnt/ubda /mnt/disk
-echo $$ > /sys/fs/cgroup/agent.service/cgroup.procs
+echo $$ > /sys/fs/cgroup/agent.service/agent/cgroup.procs
 {python} {body} 2>&1
 echo o > /proc/sysrq-trigger
 while :; do wait; done
@@ -50,6 +50,7 @@ def test_a_delegated_group_holds_machines(tmp_path: Path) -> None:
     said = dict(line.strip().partition(": ")[::2] for line in told.splitlines())
     assert said.get("done") == "all of it", told
     assert said["before"] == "None", "a group that nobody delegated was taken"
+    assert said["not apart"] == "None", "a group was taken that this process's successor is to start in"
     assert said["unenforced"] == "()"
     assert 0.25 < float(said["share"]) < 0.36
     assert said["weight"] == "50"

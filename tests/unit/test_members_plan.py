@@ -178,7 +178,7 @@ def test_limits_that_nothing_enforces_are_told_for_as_long_as_the_machine_runs()
     booting = decide(record.order, record, facts, NOW).record
     assert booting.report().message == "its disks are as fast as they are"
     running = decide(record.order, booting, Facts(ready=True), NOW).record
-    assert running.report().message == "the guest is ready; its disks are as fast as they are"
+    assert running.report().message == "its disks are as fast as they are"
 
 
 def test_how_long_each_phase_took_is_told() -> None:

@@ -1,11 +1,11 @@
-"""Control groups (v2) for machines, below the one that was delegated to this process.
+"""Control groups (v2) for machines, beside this process's own, below one that was delegated.
 
 Delegated is a group that is marked so: systemd puts ``user.delegate`` on the groups of units with
-``Delegate=`` (its version 251 and later). Nothing is done in any other, whoever may write there: the
-processes of a delegated group have to be moved, and may be nobody's but ours.
+``Delegate=`` (its version 251 and later). Nothing is done in any other, whoever may write there.
 
-A group has either processes or groups with controllers below it. So the agent's own processes go to
-the group ``agent``, and each machine's to one of the machine's name beside it.
+A group has either processes or groups with controllers below it, so this process must be in a group
+below the delegated one already (``DelegateSubgroup=``, systemd 254 and later). It does not move there
+by itself: whoever starts its successor would find the group closed while machines run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 from vmjobs.errors import HypervisorError
 
 MARK = "user.delegate"
-OWN = "agent"
 #: What machines are held by; memory is there so that written pages count for their writer (io.max).
 CONTROLLERS = ("cpu", "io", "memory")
 #: Seconds until all processes of a machine are in its group, and until a group can be removed.
@@ -49,7 +48,8 @@ class Delegation:
         """
         group = self.root / name
         try:
-            self._prepare()
+            for controller in self.controllers:
+                (self.root / "cgroup.subtree_control").write_text(f"+{controller}")
             group.mkdir(exist_ok=True)
             for file, content in settings:
                 (group / file).write_text(content)
@@ -73,22 +73,16 @@ class Delegation:
             else:
                 return
 
-    def _prepare(self) -> None:
-        own = self.root / OWN
-        own.mkdir(exist_ok=True)
-        _move_all(lambda: _members(self.root), own)
-        for controller in self.controllers:
-            (self.root / "cgroup.subtree_control").write_text(f"+{controller}")
-
 
 def delegated(proc: Path = Path("/proc/self")) -> Delegation | None:
-    """The group that was delegated to this process; None: none was."""
+    """The delegated group that this process's own is in; None: none was delegated."""
     own = _own_group(proc)
-    for root in (own, own.parent) if own is not None else ():
-        with suppress(OSError):
-            if os.getxattr(root, MARK) == b"1" and os.access(root, os.W_OK):
-                there = (root / "cgroup.controllers").read_text().split()
-                return Delegation(root, frozenset(there) & set(CONTROLLERS))
+    if own is None:
+        return None
+    with suppress(OSError):
+        if os.getxattr(own.parent, MARK) == b"1" and os.access(own.parent, os.W_OK):
+            there = (own.parent / "cgroup.controllers").read_text().split()
+            return Delegation(own.parent, frozenset(there) & set(CONTROLLERS))
     return None
 
 

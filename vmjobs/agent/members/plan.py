@@ -92,8 +92,8 @@ def decide(order: MemberOrder | None, record: Record, facts: Facts, now: float) 
     if record.phase is Phase.STOPPING:
         return _stopping(record, facts, now)
     if record.phase is Phase.BOOTING and facts.ready:
-        message = "; ".join(filter(None, ["the guest is ready", record.message]))
-        record = _timed(record, now).enter(Phase.RUNNING, MemberCode.PROGRESS, message, now)
+        # What its machine is not held to stays to be seen; that it runs, the phase says.
+        record = _timed(record, now).enter(Phase.RUNNING, MemberCode.PROGRESS, record.message, now)
     end = _ordered_end(record, wanted=wanted) or _seen_end(record, facts, now)
     if end is None:
         return _go_on(record, facts, now)
