@@ -115,7 +115,12 @@ def find(name: str) -> list[procs.Process]:
 
 def regulating(name: str) -> list[procs.Process]:
     """Those of them that hold the machine to a share of the processors."""
-    return [process for process in find(name) if "--processors" in process.argv]
+    return [process for process in find(name) if regulates(process)]
+
+
+def regulates(process: procs.Process) -> bool:
+    """Whether a network process holds its machine to a share of the processors."""
+    return "--processors" in process.argv
 
 
 def machine_of(process: procs.Process) -> str:

@@ -293,7 +293,12 @@ class UserModeLinux:
 
     def _paused(self, main: procs.Process, name: str) -> bool:
         """Whether it is stopped until it is resumed, and not for having used its share."""
-        return main.stopped and all(process.stopped for process in netproc.regulating(name))
+        if not main.stopped:
+            return False
+        carriers = netproc.find(name)
+        if not carriers and any(word.startswith("vec0:") for word in main.argv):
+            return False  # what would let it go on has died: it is lost, and must not look well
+        return all(process.stopped for process in carriers if netproc.regulates(process))
 
     def _pids(self, name: str) -> _Pids:
         return [process.pid for process in self._find(name) + netproc.find(name)]
