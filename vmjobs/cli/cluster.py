@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
+
+from vmjobs.cli.verbs import Verbs
 
 #: verb -> (module, attribute, one line of help).
 VERBS = {
@@ -24,23 +24,7 @@ VERBS = {
 }
 
 
-class _Verbs(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        module, attribute, _ = VERBS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in VERBS.items()])
-
-
-@click.command(cls=_Verbs)
+@click.command(cls=Verbs, verbs=VERBS)
 def cluster() -> None:
     """Operate virtual clusters: machines that stay, and are workers of an HTCondor pool.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-
 import click
+
+from vmjobs.cli.verbs import Verbs
 
 #: verb -> (module, attribute, one line of help).
 VERBS = {
@@ -28,23 +27,7 @@ VERBS = {
 }
 
 
-class _Verbs(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [verb for verb, (module, _, _) in VERBS.items() if importlib.util.find_spec(module)]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        module, attribute, _ = VERBS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, VERBS[verb][2]) for verb in self.list_commands(ctx)])
-
-
-@click.command(cls=_Verbs)
+@click.command(cls=Verbs, verbs=VERBS)
 def image() -> None:
     """Build images, and keep them in the service's repository.
 

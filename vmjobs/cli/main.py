@@ -6,7 +6,6 @@ a server, and ``vmjobs --help`` is quick.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import Any
 
@@ -14,10 +13,10 @@ import click
 
 from vmjobs import __version__
 from vmjobs.cli.logs import configure_logging
+from vmjobs.cli.verbs import Verbs
 from vmjobs.errors import ConfigError, VMJobsError
 
-#: name -> (module, attribute, one line of help). The help stands here so that listing the
-#: commands imports none of them.
+#: name -> (module, attribute, one line of help).
 COMMANDS = {
     "job": ("vmjobs.cli.job", "job", "Submit jobs and look after them."),
     "image": ("vmjobs.cli.image", "image", "Build images and look at them."),
@@ -34,26 +33,14 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
-    """A group that imports a sub-command when it is called for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+class _Commands(Verbs):
+    """All commands; one whose libraries are not installed says so when it is called."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        module, attribute, text = entry
         try:
-            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return super().get_command(ctx, cmd_name)
         except ModuleNotFoundError as error:
-            return _not_installed(cmd_name, text, str(error.name))
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+            return _not_installed(cmd_name, self.verbs[cmd_name][2], str(error.name))
 
 
 def _not_installed(name: str, text: str, module: str) -> click.Command:
@@ -70,7 +57,7 @@ def _not_installed(name: str, text: str, module: str) -> click.Command:
     return missing
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Commands, verbs=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="vmjobs")
 @click.option("-v", "--verbose", is_flag=True, help="Say more on standard error.")
 @click.pass_context

@@ -1,0 +1,39 @@
+"""Groups of commands that are imported when they are called, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+#: name -> (module, attribute, one line of help). The help stands here so that listing the commands
+#: imports none of them.
+Table = Mapping[str, tuple[str, str, str]]
+
+
+class Verbs(click.Group):
+    """A group of the commands in a table."""
+
+    def __init__(self, *arguments: Any, verbs: Table, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.verbs = verbs
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        return [name for name, (module, _, _) in self.verbs.items() if importlib.util.find_spec(module)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One of them, imported."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module, attribute, _ = self.verbs[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List them in a help text."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.verbs[name][2]) for name in self.list_commands(ctx)])
