@@ -24,7 +24,7 @@ from repository.models import NodeRow
 from repository.service import open_repository
 from vmjobs.client import Client, ShareClient
 from vmjobs.client import agent as agent_client
-from vmjobs.cluster.member import Goal, MemberState, Phase
+from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import MemberReport, MemberReports, Outcome, PoolToken
 from vmjobs.config import Config
@@ -84,10 +84,46 @@ def test_declaring_looking_and_deleting(site: Site, world: World) -> None:
     history = ada("GET", "/v1/clusters/vc/events?after=1").get_json()["events"]
     assert [e["state"] for e in history] == ["CHANGED", "SCALED", "DRAINING", "RESUMED"]
     assert root("DELETE", "/v1/clusters/vc?mode=now").status_code == 202
-    assert root.problem(409, "POST", "/v1/clusters/vc/resume")["code"] == "CONFLICT"
+    for change in ("resume", "retry"):
+        assert root.problem(409, "POST", f"/v1/clusters/vc/{change}")["code"] == "CONFLICT"
     world.step()
     root.problem(404, "DELETE", "/v1/clusters/vc")
     root.problem(404, "GET", "/v1/clusters/vc")
+
+
+def test_guards_and_what_failed_are_shown(site: Site, world: World) -> None:
+    root, ada = site.admin(), site.user()
+    root("PUT", "/v1/clusters/vc", json=body())
+    world.bring_up()
+    world.step()
+    root("PUT", "/v1/clusters/vc", json=body(memory=300))
+    world.step()
+    world.obey("n1", "n2")
+    (new,) = world.members().values()
+    more = {"failures": 3, "code": MemberCode.BOOT_FAILED, "message": "no kernel"}
+    world.report(new, Phase.WAITING, 3, **more)
+    world.step()
+    shown = ada("GET", "/v1/clusters/vc").get_json()
+    (guard,) = shown["guards"]
+    assert (guard["image"], guard["node"], guard["state"], guard["failures"], guard["code"]) == (
+        site.image,
+        new.node,
+        "closed",
+        3,
+        "BOOT_FAILED",
+    )
+    assert "next try at" in guard["message"]
+    assert (shown["generation"], shown["spec"]["memory"]) == (1, 256)
+    assert (shown["failed"]["generation"], shown["failed"]["spec"]["memory"]) == (2, 300)
+    (listed,) = ada("GET", "/v1/clusters").get_json()["clusters"]
+    assert listed["failed"] == shown["failed"]
+    again = root("PUT", "/v1/clusters/vc", json=body(memory=300)).get_json()
+    assert (again["outcome"], again["cluster"]["failed"]) == ("unchanged", shown["failed"])
+    looks = site.queue.looks
+    tried = root("POST", "/v1/clusters/vc/retry").get_json()
+    assert (tried["guards"], tried["failed"], tried["generation"]) == ([], None, 3)
+    assert site.queue.looks == looks + 1
+    root.problem(404, "POST", "/v1/clusters/none/retry")
 
 
 def test_who_may(site: Site) -> None:
@@ -97,6 +133,7 @@ def test_who_may(site: Site) -> None:
         ("POST", "/v1/clusters/vc/scale", {"size": 2}),
         ("POST", "/v1/clusters/vc/drain", None),
         ("POST", "/v1/clusters/vc/resume", None),
+        ("POST", "/v1/clusters/vc/retry", None),
         ("DELETE", "/v1/clusters/vc", None),
     )
     for method, path, data in changes:
@@ -263,6 +300,7 @@ def test_the_operators_client(site: Site, world: World, url: str) -> None:
         assert clusters.scale("vc", 1).target == 1
         assert clusters.drain("vc").draining
         assert not clusters.resume("vc").draining
+        assert clusters.retry("vc").failed is None
         events = clusters.events("vc")
         assert clusters.events("vc", events[-2].seq) == events[-1:]
         member = found.members[0]

@@ -13,7 +13,7 @@ from clusters_kit import POOLS, World, node_of
 
 from vmjobs.cli.main import main
 from vmjobs.cli.support import config
-from vmjobs.cluster.member import Goal, MemberState
+from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
 
 DECLARED = """\
 name: vc
@@ -151,6 +151,40 @@ def test_machines_without_room_are_said_to_be(world: World, shell: Shell) -> Non
     world.repository.put_node(node_of("n3"))
     with at_work(world):
         shell("cluster", "apply", "--wait", "--timeout", "60", "vc.yaml")
+
+
+def test_a_declaration_that_fails_is_taken_back_and_tried_again(world: World, shell: Shell) -> None:
+    shell("cluster", "apply", "vc.yaml")
+    world.bring_up()
+    world.step()
+    Path("vc.yaml").write_text(f"{DECLARED}cpus: 2\n")
+    shell("cluster", "apply", "vc.yaml")
+    world.step()
+    world.obey("n1", "n2")
+    (new,) = [m for m in world.members().values() if m.generation == 2]
+    more = {"failures": 3, "code": MemberCode.KERNEL_PANIC, "message": "no root"}
+    world.report(new, Phase.WAITING, 3, **more)
+    world.step()
+    why = (
+        f"generation 2 failed ({new.name} failed 3 times: KERNEL_PANIC: no root): back to generation 1"
+    )
+    shown = " ".join(shell("cluster", "show", "vc").split())
+    assert why in shown
+    assert f"guard {new.node}: 3 machines of " in shown
+    assert "generation 2 failed" in shell("cluster", "list")
+    said = shell("cluster", "events", "vc")
+    assert why in said
+    assert "GUARD_CLOSED" in said
+    said = shell("cluster", "apply", "vc.yaml")
+    assert said.startswith(f"vc unchanged\n  {why}; mend the declaration, or try it again")
+    assert shell("cluster", "diff", "vc.yaml") == ""
+    assert why in shell("cluster", "apply", "--wait", "vc.yaml", status=65)
+    with at_work(world):
+        shell("cluster", "scale", "vc", "2", "--wait", "--timeout", "60")  # of generation 1
+        said = shell("cluster", "retry", "vc", "--wait", "--timeout", "60")
+    assert said.startswith("vc tries again: generation 2 is declared again\n")
+    assert {member.generation for member in world.members().values()} == {3}
+    assert "guard" not in shell("cluster", "show", "vc")
 
 
 def test_whoever_is_no_administrator_may_look_and_not_touch(

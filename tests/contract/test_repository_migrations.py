@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from datetime import datetime
 
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import MetaData, Table, inspect, select
 
+from repository.clusters.tables import GuardRow
 from repository.database import Database
 from repository.migrations import alembic_config, upgrade
 from repository.models import Base, BuildRow
@@ -59,6 +61,33 @@ def test_a_build_under_way_keeps_its_builder(empty_database: str) -> None:
         (found,) = session.scalars(select(BuildRow))
         assert (found.attempts, found.generation, found.naming) == (3, 3, False)
     database.close()
+
+
+def test_images_whose_machines_came_up_are_known_to(empty_database: str) -> None:
+    """One that was always good is not held to be broken because two nodes are."""
+    database = Database(empty_database)
+    with database.engine.begin() as connection:
+        command.upgrade(alembic_config(connection), "0005")
+        metadata = MetaData()
+        clusters = Table("clusters", metadata, autoload_with=connection)
+        members = Table("cluster_members", metadata, autoload_with=connection)
+        connection.execute(clusters.insert().values(_filled(clusters, name="vc")))
+        for number, admitted in enumerate((3, 1, 0)):
+            values = _filled(members, id=f"{number:032x}", cluster="vc", name=f"vc-{number}")
+            values |= {"image": ("good", "good", "new")[number], "admitted": admitted}
+            connection.execute(members.insert().values(values))
+    upgrade(empty_database)
+    with database.read() as session:
+        (found,) = session.scalars(select(GuardRow))
+        assert (found.image, found.node, found.proven, found.until) == ("good", "", True, None)
+    database.close()
+
+
+def _filled(table: Table, **values: object) -> dict[str, object]:
+    """A row with something in each column."""
+    plain: dict[type, object] = {str: "", int: 0, bool: False, datetime: now()}
+    made = {c.name: plain.get(c.type.python_type, {}) for c in table.columns}
+    return {**made, **values}
 
 
 def test_down_to_nothing(empty_database: str) -> None:

@@ -21,9 +21,19 @@ from vmjobs.cli import cluster_support, cluster_watch
 from vmjobs.cli.cluster_support import changes, complete_cluster, complete_member, settled
 from vmjobs.cli.main import main
 from vmjobs.cli.support import config
+from vmjobs.cluster.guard import GuardState
 from vmjobs.cluster.member import Goal, MemberCode, MemberState
 from vmjobs.cluster.spec import ClusterSpec, Size
-from vmjobs.cluster.wire import Assessment, Cluster, ClusterEvent, Member, Outcome
+from vmjobs.cluster.wire import (
+    Assessment,
+    Cluster,
+    ClusterEvent,
+    ClusterGuard,
+    FailedGeneration,
+    Member,
+    Outcome,
+)
+from vmjobs.errors import Conflict
 from vmjobs.model import Node
 from vmjobs.wire import ImageDetail, Visibility
 
@@ -32,6 +42,15 @@ NEW_IMAGE = f"sha256:{'2' * 64}"
 NOW = datetime.now(UTC)
 DECLARED = "name: workers\nimage: worker\nsize: 2\n"
 SPEC = ClusterSpec(name="workers", image="worker", size=2)
+
+
+FAILED = FailedGeneration(
+    generation=4,
+    spec=SPEC.model_copy(update={"image": "broken"}),
+    image=NEW_IMAGE,
+    message="generation 4 failed (workers-2 failed 3 times: KERNEL_PANIC): back to generation 3",
+    since=NOW - timedelta(minutes=5),
+)
 
 
 def member(number: int, state: MemberState = MemberState.UP, **fields: Any) -> Member:
@@ -191,6 +210,9 @@ def test_changes_are_told_field_by_field() -> None:
 
 
 def test_a_name_that_means_another_image_by_now_is_a_change() -> None:
+    broken = FAILED.spec
+    assert changes(cluster(failed=FAILED), broken, NEW_IMAGE) == []
+    assert [c.field for c in changes(cluster(failed=FAILED), SPEC, IMAGE)] == ["image"]
     (change,) = changes(cluster(), SPEC, NEW_IMAGE)
     assert str(change) == "image: worker (111111111111) -> worker (222222222222)"
     assert changes(cluster(), SPEC, IMAGE) == []
@@ -266,6 +288,27 @@ def test_apply_says_why_not_all_are_up_in_time(service: Service, vmjobs: Run) ->
     assert done.code == 124
     assert "workers: 1 of 2 UP (1 BACKOFF)" in done.err
     assert "  workers-1 BACKOFF on node1: BOOT_FAILED: no init found\n" in done.err
+
+
+def test_what_failed_is_said_and_not_waited_for(service: Service, vmjobs: Run) -> None:
+    service.says("POST /v1/cluster-assessments", FINE)
+    service.says("PUT /v1/clusters/workers", applied(Outcome.UNCHANGED, failed=FAILED))
+    service.says("GET /v1/clusters/workers", cluster(member(0), member(1), failed=FAILED))
+    hint = "mend the declaration, or try it again: `vmjobs cluster retry workers`"
+    assert vmjobs("apply", "c.yaml").out == f"workers unchanged\n  {FAILED.message}; {hint}\n"
+    done = vmjobs("apply", "--wait", "c.yaml")
+    assert done.code == Conflict.exit_code
+    assert FAILED.message in done.err
+    service.says("POST /v1/clusters/workers/scale", cluster(failed=FAILED))
+    assert vmjobs("scale", "workers", "2", "--wait").code == 0
+
+
+def test_retry_says_what_is_declared_again(service: Service, vmjobs: Run) -> None:
+    service.says("GET /v1/clusters/workers", cluster(failed=FAILED), cluster())
+    service.says("POST /v1/clusters/workers/retry", cluster(generation=5))
+    assert vmjobs("retry", "workers").out == "workers tries again: generation 4 is declared again\n"
+    assert vmjobs("retry", "workers").out == "workers tries again\n"
+    assert json.loads(vmjobs("retry", "--json", "workers").out)["generation"] == 5
 
 
 def test_apply_does_not_wait_for_a_cluster_that_is_drained(service: Service, vmjobs: Run) -> None:
@@ -394,6 +437,22 @@ def test_show_has_a_line_for_each_machine(service: Service, vmjobs: Run) -> None
         f"workers-1 node1 BACKOFF 5 min ago - - 0 {short} KERNEL_PANIC: no root (again in 9"
     )
     assert json.loads(vmjobs("show", "--json", "workers").out)["generation"] == 2
+
+
+def test_show_says_what_failed_and_where_nothing_is_tried(service: Service, vmjobs: Run) -> None:
+    guard = ClusterGuard(
+        image=IMAGE,
+        node="node1",
+        state=GuardState.CLOSED,
+        failures=3,
+        code=MemberCode.BOOT_TIMED_OUT,
+        message="node1: 3 machines failed there; next try at 12:34:56 UTC",
+    )
+    service.says("GET /v1/clusters/workers", cluster(member(0), failed=FAILED, guards=(guard,)))
+    lines = [" ".join(line.split()) for line in vmjobs("show", "workers").out.splitlines()]
+    assert "cluster workers (generation 4 failed)" in lines
+    assert f"failed {FAILED.message}; 5 min ago, broken" in lines
+    assert f"guard {guard.message}" in lines
 
 
 def test_list_has_a_line_for_each_cluster(service: Service, vmjobs: Run) -> None:

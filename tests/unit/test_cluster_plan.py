@@ -434,6 +434,16 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
         ONE,
         [drained(2)],
     ),
+    "the only machine fails": (
+        cluster(failing(2, generation=2, why="no kernel"), target=1, generation=2, good=1),
+        ONE,
+        [RollBack("vc", BACK), drained(2)],
+    ),
+    "the last one fails, and others came up": (
+        cluster(up(0, generation=2), failing(1, generation=2), target=2, generation=2, good=1),
+        ONE,
+        [],
+    ),
     "what is good itself is not taken back": (
         cluster(up(0, generation=2), failing(1), target=2, generation=1, good=1, stalled=1),
         ONE,
@@ -599,6 +609,12 @@ GUARDED: dict[str, tuple[ClusterNow, list[Guard], timedelta, list[Action]]] = {
     "nor while its machine runs": (cluster(runs(0), target=1), [closed("n1")], timedelta(), []),
     "an upgrade with a new image tries another node first": (
         cluster(up(5, "n2"), failing(0, generation=2), **UPGRADE),
+        [closed("n1")],
+        timedelta(),
+        MOVED,
+    ),
+    "so does one of the only machine": (
+        cluster(failing(0, generation=2), **{**UPGRADE, "target": 1}),
         [closed("n1")],
         timedelta(),
         MOVED,

@@ -336,8 +336,10 @@ class _Planner:
     def _movable(self, member: MemberNow, there: Sequence[MemberNow]) -> bool:
         """Whether the node may be at fault, rather than what was declared anew."""
         generation = self._cluster.generation
-        if member.generation != generation or all(m.generation == generation for m in there):
-            return member.generation == generation
+        if member.generation != generation:
+            return False
+        if self._cluster.good in {0, generation} and all(m.generation == generation for m in there):
+            return True
         whom = blame(member.code)
         untried = whom is Blame.PAIR and not self._guards.of(member.image).proven
         proven = any(m.admitted for m in there if m.generation == generation)
@@ -348,16 +350,18 @@ class _Planner:
         cluster = self._cluster
         old = [m for m in there if m.generation != cluster.generation]
         new = [m for m in there if m.generation == cluster.generation]
+        failing = [m for m in new if m.id not in self._over and not m.up and m.failures >= FAILED]
+        under_way = old or not any(m.admitted for m in new)
+        if failing and under_way and cluster.good not in {0, cluster.generation}:
+            yield RollBack(cluster.name, _rolled_back(failing[0], cluster))
+            yield from self._end([m for m in new if not m.admitted], Goal.DRAIN)
+            return
         if not old:
             if new and not lost and all(m.up for m in new) and cluster.good != cluster.generation:
                 yield Keep(cluster.name)
             return
-        failing = [m for m in new if m.id not in self._over and not m.up and m.failures >= FAILED]
         if failing:
-            if cluster.good not in {0, cluster.generation}:
-                yield RollBack(cluster.name, _rolled_back(failing[0], cluster))
-                yield from self._end([m for m in new if not m.admitted], Goal.DRAIN)
-            elif cluster.stalled != cluster.generation:
+            if cluster.stalled != cluster.generation:
                 yield Stall(cluster.name, _stalled(failing[0], cluster.generation, len(old)))
             return
         ending = [

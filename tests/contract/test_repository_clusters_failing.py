@@ -1,0 +1,427 @@
+"""Machines that only fail, and declarations that do: guarded, moved, taken back; on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from clusters_kit import OPERATOR, POOLS, World, declared, node_of
+from repository_kit import push_library
+from sqlalchemy import select
+
+from repository.clusters.tables import GuardRow
+from repository.service import Repository, open_repository
+from vmjobs.cluster.guard import GuardState
+from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
+from vmjobs.cluster.wire import Cluster, Outcome
+from vmjobs.config import Config
+from vmjobs.errors import Conflict, ImageInUse, NotFound
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    return config.model_copy(update={"pools": POOLS, "node_lease_seconds": 100000})
+
+
+@pytest.fixture
+def world(repository: Repository) -> World:
+    return World(repository, "n1", "n2")
+
+
+@pytest.fixture
+def again(config: Config) -> Iterator[Repository]:
+    """The same repository in another process."""
+    opened = open_repository(config, migrate=False)
+    yield opened
+    opened.close()
+
+
+def fail(
+    world: World, name: str, times: int = 3, code: MemberCode = MemberCode.BOOT_FAILED, vc: str = "vc"
+) -> None:
+    """Its agent says that so many machines have failed, one after the other."""
+    for number in range(1, times + 1):
+        member = world.members(vc)[name]
+        more = {"failures": number, "code": code, "message": "no kernel"}
+        world.report(member, Phase.WAITING, member.incarnation + 1, **more)
+
+
+def kept(repository: Repository) -> dict[str, tuple[int, bool]]:
+    """Failures in a row by node (empty: all), and whether it is closed."""
+    with repository.database.read() as session:
+        rows = session.scalars(select(GuardRow)).all()
+        return {row.node: (row.failures, row.until is not None) for row in rows}
+
+
+def seen(world: World) -> Cluster:
+    return world.clusters.get("vc")
+
+
+# ------------------------------------------------------------------------- guards
+
+
+def test_a_machine_that_only_fails_is_moved(world: World, again: Repository) -> None:
+    world.apply()
+    world.step()
+    first = world.members()["vc-0"]
+    other = {"n1": "n2", "n2": "n1"}[first.node]
+    fail(world, "vc-0", 2)
+    world.step()
+    assert list(world.states()) == ["vc-0"]
+    assert seen(world).guards == ()
+    fail(world, "vc-0", 1)
+    world.step()
+    assert world.members()["vc-0"].goal is Goal.DRAIN
+    assert world.members()["vc-1"].node == other
+    (guard,) = seen(world).guards
+    assert (guard.node, guard.state, guard.code) == (
+        first.node,
+        GuardState.CLOSED,
+        MemberCode.BOOT_FAILED,
+    )
+    assert guard.message.startswith(f"{first.node}: 3 machines of {guard.image[:19]}… failed there")
+    assert again.clusters.get("vc").guards == (guard,)
+    assert ("", "GUARD_CLOSED", "GUARDED") in world.codes()
+    world.obey(first.node)
+    world.bring_up()
+    assert world.states() == {"vc-1": MemberState.UP}
+    assert [e[1] for e in world.codes()].count("GUARD_CLOSED") == 1
+
+
+def test_what_is_said_again_counts_once(world: World) -> None:
+    world.apply()
+    world.step()
+    member = world.members()["vc-0"]
+    for _ in range(5):
+        world.report(member, Phase.WAITING, failures=1, code=MemberCode.BOOT_FAILED)
+        world.report(member, Phase.WAITING, failures=1, code=MemberCode.BOOT_FAILED, message="x")
+    assert kept(world.repository) == {"": (1, False), member.node: (1, False)}
+    world.report(member, Phase.WAITING, 4, failures=4, code=MemberCode.NODE_FAILED)
+    assert kept(world.repository) == {"": (1, False), member.node: (4, True)}
+    world.report(member, Phase.WAITING, 5, failures=5, code=MemberCode.TOKEN_REFUSED)
+    assert kept(world.repository) == {"": (1, False), member.node: (4, True)}
+
+
+def test_one_that_ended_after_jobs_came_is_no_failure(world: World) -> None:
+    world.apply()
+    world.bring_up()
+    world.report(world.members()["vc-0"], Phase.WAITING, code=MemberCode.GUEST_LOST)
+    assert kept(world.repository) == {"": (0, False)}
+
+
+def test_a_guarded_node_is_told_of_and_tried_again(world: World, repository: Repository) -> None:
+    repository.put_node(node_of("n2", cluster_memory=0))
+    world.apply()
+    world.step()
+    fail(world, "vc-0")
+    world.step()
+    world.clusters.scale("vc", 2, "root")
+    world.step()
+    assert world.members()["vc-0"].goal is Goal.RUN  # there is nowhere else
+    pending = world.members()["vc-1"]
+    assert (pending.state, pending.code) == (MemberState.PENDING, MemberCode.GUARDED)
+    assert "failed there in a row, last: BOOT_FAILED no kernel; next try at " in pending.message
+    outlook = world.clusters.assess(OPERATOR, declared("other"))
+    assert (outlook.pending, outlook.why.partition(":")[0]) == (1, "n1")
+    world.step(61)
+    assert world.members()["vc-1"].state is MemberState.PENDING  # the first one tries itself
+    assert "now one is tried at a time" in world.members()["vc-1"].message
+    world.run("vc-0", 4)
+    world.step()
+    world.step()
+    assert world.states() == {"vc-0": MemberState.UP, "vc-1": MemberState.ASSIGNED}
+    assert seen(world).guards == ()
+    assert [e[1] for e in world.codes() if e[2] == "GUARDED" and not e[0]] == [
+        "GUARD_CLOSED",
+        "GUARD_OPEN",
+    ]
+
+
+def test_it_is_half_open_for_one(world: World, repository: Repository) -> None:
+    repository.put_node(node_of("n2", cluster_memory=0))
+    world.apply()
+    world.step()
+    fail(world, "vc-0")
+    world.clusters.scale("vc", 0, "root")
+    world.step()
+    world.obey("n1")
+    world.clusters.scale("vc", 2, "root")
+    world.step()
+    assert set(world.states().values()) == {MemberState.PENDING}
+    world.step(61)
+    assert sorted(m.node for m in world.members().values()) == ["", "n1"]
+    (tried,) = [m.name for m in world.members().values() if m.node]
+    fail(world, tried, 1)
+    world.step()
+    (guard,) = seen(world).guards
+    assert guard.failures == 4
+    world.step(61)
+    assert sorted(m.node for m in world.members().values()) == ["", "n1"]
+
+
+def test_an_image_that_fails_everywhere_is_tried_nowhere(world: World, repository: Repository) -> None:
+    repository.put_node(node_of("n3"))
+    world.apply(size=2)
+    world.step()
+    for name in ("vc-0", "vc-1"):
+        fail(world, name, 1, MemberCode.KERNEL_PANIC)
+    world.clusters.scale("vc", 3, "root")
+    world.step()
+    (guard,) = seen(world).guards
+    assert (guard.node, guard.failures) == ("", 2)
+    assert "and none ever came up" in world.members()["vc-2"].message
+    # Another image goes there, and is not concerned.
+    push_library(repository.images, "other", b"another disk")
+    world.apply(declared("other", image="other"))
+    world.step()
+    assert world.states("other") == {"other-0": MemberState.ASSIGNED}
+    assert world.clusters.get("other").guards == ()
+    assert not [e for e in world.codes("other") if e[2] == "GUARDED"]
+
+
+def test_a_retry_forgets_failures(world: World) -> None:
+    world.apply(size=2)
+    world.step()
+    for name in ("vc-0", "vc-1"):
+        fail(world, name)
+    world.step()
+    assert {g.node for g in seen(world).guards} == {"", "n1", "n2"}
+    revision = world.clusters.share("n1").revision
+    done = world.clusters.retry("vc", "root")
+    assert done.guards == ()
+    assert {m.goal for m in done.members} == {Goal.DRAIN}
+    assert world.clusters.share("n1").revision > revision
+    world.obey("n1", "n2")
+    world.bring_up()
+    assert set(world.states().values()) == {MemberState.UP}
+    events = [e[1] for e in world.codes() if not e[0]]
+    assert events[1:] == ["GUARD_CLOSED"] * 3 + ["RETRIED"] + ["GUARD_OPEN"] * 3
+
+
+def test_a_retry_lets_running_machines_run(world: World) -> None:
+    world.apply(size=2)
+    world.bring_up()
+    before = world.members()
+    world.clusters.retry("vc", "root")
+    world.step()
+    after = world.members()
+    assert {n: (m.id, m.goal) for n, m in after.items()} == {
+        n: (m.id, Goal.RUN) for n, m in before.items()
+    }
+    with pytest.raises(NotFound):
+        world.clusters.retry("none", "root")
+    world.clusters.delete("vc", Goal.DRAIN, "root")
+    with pytest.raises(Conflict):
+        world.clusters.retry("vc", "root")
+
+
+def test_nothing_is_kept_of_images_that_nobody_has(world: World) -> None:
+    world.apply()
+    world.bring_up()
+    moved = push_library(world.repository.images, "hep", b"another disk").digest
+    world.apply()
+    for _ in range(4):
+        world.bring_up()
+        world.obey("n1", "n2")
+    with world.repository.database.read() as session:
+        assert {row.image for row in session.scalars(select(GuardRow))} == {moved}
+
+
+def test_failures_of_several_clusters_at_once_are_all_counted(world: World) -> None:
+    """The image is the same, and so is its guard."""
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        world.apply(declared(name, nodes=["n1"]))
+    world.step()
+    with ThreadPoolExecutor(4) as pool:
+        done = pool.map(lambda name: fail(world, f"{name}-0", 3, vc=name), names)
+        assert list(done) == [None] * 4
+    assert kept(world.repository) == {"": (12, True), "n1": (12, True)}
+
+
+# ------------------------------------------------------------------------- taking back
+
+
+def upgraded(world: World, size: int = 2) -> str:
+    """A cluster that was up, and was declared with more memory; the first one of that."""
+    world.apply(size=size)
+    world.bring_up()
+    world.step()
+    world.apply(size=size, memory=300)
+    world.step()
+    world.obey("n1", "n2")
+    (new,) = [m.name for m in world.members().values() if m.generation == 2]
+    return new
+
+
+def settle(world: World, rounds: int = 6) -> None:
+    """Nodes do as they are told. No machine that has had jobs is ever ended before they are."""
+    for _ in range(rounds):
+        world.bring_up()
+        for member in world.members().values():
+            assert member.goal in {Goal.RUN, Goal.DRAIN}
+        world.obey("n1", "n2")
+
+
+def test_a_failed_upgrade_is_taken_back(world: World, again: Repository) -> None:
+    new = upgraded(world)
+    fail(world, new, 2)
+    world.step()
+    assert seen(world).failed is None
+    fail(world, new)
+    world.step()
+    found = seen(world)
+    assert (found.generation, found.spec.memory, found.target) == (1, 256, 2)
+    assert found.failed is not None
+    assert (found.failed.generation, found.failed.spec.memory) == (2, 300)
+    assert found.failed.message == (
+        f"generation 2 failed ({new} failed 3 times: BOOT_FAILED: no kernel): back to generation 1"
+    )
+    assert again.clusters.get("vc") == found
+    assert again.clusters.list()[0].failed == found.failed
+    assert world.members()[new].goal is Goal.DRAIN
+    told = [e for e in world.clusters.events("vc") if e.state == "ROLLED_BACK"]
+    assert [(e.code, e.message) for e in told] == [("REPLACEMENT_FAILED", found.failed.message)]
+    settle(world)
+    assert set(world.states().values()) == {MemberState.UP}
+    assert [m.generation for m in world.members().values()] == [1, 1]
+    assert {o.memory for n in ("n1", "n2") for o in world.orders(n).values()} == {256}
+    applied = world.apply(size=2, memory=300)
+    assert (applied.outcome, applied.cluster.failed) == (Outcome.UNCHANGED, found.failed)
+    assert [e[1] for e in world.codes()].count("ROLLED_BACK") == 1
+
+
+def test_what_was_up_of_a_failed_upgrade_drains(world: World) -> None:
+    first = upgraded(world, size=3)
+    world.run(first)
+    for _ in range(3):  # it is up, and the next one drains
+        world.step()
+    world.obey("n1", "n2")
+    world.step()
+    (new,) = [m.name for m in world.members().values() if m.generation == 2 and m.name != first]
+    for node in ("n1", "n2"):  # there is none to try another one on
+        world.repository.put_node(node_of(node, cluster_memory=256))
+    fail(world, new)
+    world.pool.join(first, 1, busy=True)
+    world.step()
+    assert seen(world).generation == 1
+    assert (world.members()[first].goal, world.members()[new].goal) == (Goal.RUN, Goal.DRAIN)
+    for node in ("n1", "n2"):
+        world.repository.put_node(node_of(node))
+    for name, order in {**world.orders("n1"), **world.orders("n2")}.items():
+        if order.goal is Goal.DRAIN:
+            world.report(world.members()[name], Phase.GONE, 3, code=MemberCode.DRAINED)
+    world.bring_up()
+    world.step(20)
+    assert world.members()[first].goal is Goal.DRAIN
+    world.report(world.members()[first], Phase.DRAINING)
+    for _ in range(5):  # its job takes its time
+        world.step(20)
+    assert world.states()[first] is MemberState.DRAINING
+    settle(world)
+    assert [m.generation for m in world.members().values()] == [1, 1, 1]
+
+
+def test_a_cluster_of_one_machine_goes_back(world: World) -> None:
+    new = upgraded(world, size=1)
+    fail(world, new)
+    world.step()
+    settle(world)
+    assert (seen(world).generation, world.states()) == (1, {"vc-0": MemberState.UP})
+
+
+def test_a_retry_declares_it_again(world: World) -> None:
+    new = upgraded(world)
+    fail(world, new)
+    world.step()
+    settle(world)
+    done = world.clusters.retry("vc", "root")
+    assert (done.generation, done.spec.memory, done.failed) == (3, 300, None)
+    assert "generation 2 is declared again" in world.clusters.events("vc")[-1].message
+    settle(world, 10)
+    assert {m.generation for m in world.members().values()} == {3}
+    assert set(world.states().values()) == {MemberState.UP}
+    # That is the one to go back to, from then on.
+    world.apply(size=2, memory=310)
+    world.step()
+    world.obey("n1", "n2")
+    (new,) = [m.name for m in world.members().values() if m.generation == 4]
+    fail(world, new)
+    world.step()
+    assert (seen(world).generation, seen(world).spec.memory) == (3, 300)
+
+
+def test_generations_are_never_counted_twice(world: World) -> None:
+    for memory, generation in ((300, 2), (310, 3), (320, 4)):
+        if generation == 2:
+            new = upgraded(world)
+        else:
+            settle(world)
+            assert world.apply(size=2, memory=memory).cluster.generation == generation
+            world.step()
+            world.obey("n1", "n2")
+            (new,) = [m.name for m in world.members().values() if m.generation == generation]
+        fail(world, new)
+        world.step()
+        found = seen(world)
+        assert found.failed is not None
+        assert (found.generation, found.failed.generation) == (1, generation)
+
+
+def test_the_number_of_machines_is_not_taken_back(world: World) -> None:
+    new = upgraded(world)
+    fail(world, new)
+    world.step()
+    settle(world)
+    scaled = world.clusters.scale("vc", 3, "root")
+    assert (scaled.target, scaled.spec.size, scaled.spec.memory) == (3, 3, 256)
+    assert scaled.failed is not None
+    assert (scaled.failed.spec.size, scaled.generation) == (3, 3)
+    assert world.apply(size=3, memory=300).outcome is Outcome.UNCHANGED
+    settle(world)
+    assert [m.generation for m in world.members().values()] == [3, 3, 3]
+    assert len({m.id for m in world.members().values()}) == 3
+    done = world.clusters.retry("vc", "root")
+    assert (done.target, done.spec.memory, done.generation) == (3, 300, 4)
+
+
+def test_the_earlier_declaration_again_ends_it(world: World) -> None:
+    new = upgraded(world)
+    fail(world, new)
+    world.step()
+    settle(world)
+    before = {m.id for m in world.members().values()}
+    applied = world.apply(size=2)
+    assert (applied.outcome, applied.cluster.failed) == (Outcome.CHANGED, None)
+    assert applied.cluster.generation == 3
+    settle(world)
+    assert {m.id for m in world.members().values()} == before
+    assert world.apply(size=2).outcome is Outcome.UNCHANGED
+
+
+def test_images_to_go_back_to_and_to_try_again_stay(world: World) -> None:
+    images = world.repository.images
+    old = push_library(images, "first", b"a first disk").digest
+    new = push_library(images, "next", b"another disk").digest
+    world.apply(image="first")
+    world.bring_up()
+    world.step()
+    world.apply(image="next")
+    world.step()
+    world.obey("n1", "n2")
+    assert {m.image for m in world.members().values()} == {new}
+    with pytest.raises(ImageInUse, match="vc"):
+        images.remove(OPERATOR, old)
+    fail(world, "vc-1")  # on one node, and its successor on the other
+    world.step()
+    world.obey("n1", "n2")
+    assert (seen(world).image, list(world.states())) == (new, ["vc-0"])
+    fail(world, "vc-0")
+    world.step()
+    settle(world)
+    assert {m.image for m in world.members().values()} == {seen(world).image} == {old}
+    with pytest.raises(ImageInUse, match="vc"):
+        images.remove(OPERATOR, new)
+    world.apply(image="first")
+    images.remove(OPERATOR, new)
