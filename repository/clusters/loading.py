@@ -24,8 +24,8 @@ from repository.clusters.tables import (
 from repository.models import NodeRow
 from vmjobs.cluster.guard import Guards
 from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
+from vmjobs.cluster.now import ClusterNow, MemberNow
 from vmjobs.cluster.placement import Need, NodeNow
-from vmjobs.cluster.plan import ClusterNow, MemberNow
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import Cluster, ClusterGuard, FailedGeneration, Member
 from vmjobs.model import HypervisorKind, Node

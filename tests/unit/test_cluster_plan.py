@@ -26,8 +26,9 @@ from vmjobs.cluster.actions import (
 )
 from vmjobs.cluster.guard import Failure, Guard, Guards
 from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.cluster.now import ClusterNow, MemberNow
 from vmjobs.cluster.placement import Need, NodeNow, Placement
-from vmjobs.cluster.plan import AD_LIFETIME, GIVEN_UP, ClusterNow, MemberNow, plan
+from vmjobs.cluster.plan import AD_LIFETIME, GIVEN_UP, plan
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.model import HypervisorKind
 from vmjobs.ports import ProbeState

@@ -6,7 +6,6 @@ Nothing here does I/O. ``repository/clusters/`` gathers what is there and carrie
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Final
@@ -28,6 +27,7 @@ from vmjobs.cluster.actions import (
 )
 from vmjobs.cluster.guard import Blame, Guards, blame
 from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.cluster.now import ClusterNow, MemberNow
 from vmjobs.cluster.placement import Need, NodeNow, Room, Wanted
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.model import HypervisorKind
@@ -39,85 +39,6 @@ FAILED: Final = 3
 AD_LIFETIME: Final = timedelta(minutes=15)
 #: A node that is not back after so long is taken for gone with all that it had.
 GIVEN_UP: Final = timedelta(days=1)
-
-
-@dataclass(frozen=True)
-class MemberNow:
-    """A member: what was ordered, what its agent says, what its pool says.
-
-    node: empty: it has none yet. generation: of the declaration that it was made by.
-    admitted, condemned: the last incarnation that is. advertised: whose ad the collector had last;
-    0: it has none. probe: what the probe job of the present machine did; None: nobody looked.
-    waiting: since when it is waited for its ad or its probe job; None: the pool does not answer, and
-    no machine is at fault for not being in it.
-    code, why: why it has no node.
-    """
-
-    id: str
-    name: str
-    need: Need
-    generation: int
-    goal: Goal = Goal.RUN
-    node: str = ""
-    phase: Phase | None = None
-    incarnation: int = 0
-    admitted: int = 0
-    condemned: int = 0
-    failures: int = 0
-    advertised: int = 0
-    busy: bool = False
-    probe: ProbeState | None = None
-    waiting: datetime | None = None
-    image: str = ""
-    code: MemberCode = MemberCode.PROGRESS
-    why: str = ""
-
-    @property
-    def number(self) -> int:
-        """N of its name ``CLUSTER-N``."""
-        return int(self.name.rpartition("-")[2])
-
-    @property
-    def joined(self) -> bool:
-        """Whether its present machine is in the pool."""
-        return self.incarnation > 0 and self.advertised == self.incarnation
-
-    @property
-    def proven(self) -> bool:
-        """Whether a probe job ran in its present machine."""
-        return self.incarnation > 0 and self.admitted == self.incarnation
-
-    @property
-    def up(self) -> bool:
-        """Whether its machine runs, and jobs may come; its node may be lost nevertheless."""
-        return self.phase is Phase.RUNNING and self.joined and self.proven
-
-    @property
-    def to_probe(self) -> bool:
-        """Whether its probe job is to be asked about."""
-        runs = self.goal is Goal.RUN and self.phase is Phase.RUNNING and self.joined
-        return runs and not self.proven and self.condemned < self.incarnation
-
-
-@dataclass(frozen=True)
-class ClusterNow:
-    """A cluster and its members.
-
-    kinds: what boots its image. deleting: how, if it is being deleted. stalled: the generation
-    whose replacement of machines was found to fail. good: the last one that was fully up; 0: none.
-    """
-
-    name: str
-    spec: ClusterSpec
-    kinds: frozenset[HypervisorKind]
-    generation: int
-    target: int
-    draining: bool = False
-    deleting: Goal | None = None
-    stalled: int = 0
-    image: str = ""
-    good: int = 0
-    members: tuple[MemberNow, ...] = ()
 
 
 def plan(
