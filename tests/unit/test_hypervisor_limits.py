@@ -179,7 +179,7 @@ LIMITS = MachineLimits(cpu_percent=30, cpu_weight=50, disk_bytes=1000)
 
 
 def test_with_a_cgroup_all_is_held_by_it() -> None:
-    assert plan(LIMITS, 2, WITH, ["8:0", "8:0", ""]) == Plan(
+    assert plan(LIMITS, 2, WITH, ["8:0", "8:0"]) == Plan(
         settings=(
             ("cpu.max", "60000 100000"),
             ("cpu.weight", "50"),
@@ -201,8 +201,10 @@ def test_a_hypervisor_that_limits_its_disks_needs_nothing_for_that() -> None:
 
 
 def test_disks_on_no_device_are_told_of() -> None:
-    (said,) = plan(MachineLimits(disk_bytes=1000), 1, WITH, [""]).unenforced
-    assert "on no disk of the node" in said
+    for devices in ([""], ["8:0", ""]):
+        found = plan(MachineLimits(disk_bytes=1000), 1, WITH, devices)
+        assert found.settings == ()
+        assert "not all lie on a disk of the node" in "".join(found.unenforced)
 
 
 @pytest.mark.parametrize(

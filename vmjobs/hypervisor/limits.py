@@ -75,7 +75,7 @@ def plan(limits: MachineLimits, processors: int, node: Node, devices: Iterable[s
 
     Args:
         processors: that the machine has.
-        devices: where its disks lie, as io.max names them; None: its hypervisor limits its disks.
+        devices: where its disks lie, as io.max names them, or empty; None: its hypervisor limits them.
     """
     settings: list[tuple[str, str]] = []
     nice, share, said = None, None, []
@@ -92,13 +92,13 @@ def plan(limits: MachineLimits, processors: int, node: Node, devices: Iterable[s
             nice, fault = _nice(limits.cpu_weight, node)
             said += [fault] if fault else []
     if limits.disk_bytes is not None and devices is not None:
-        found = {device for device in devices if device}
-        if node.has("io") and found:
-            rate = limits.disk_bytes
-            settings += [("io.max", f"{one} rbps={rate} wbps={rate}") for one in sorted(found)]
+        found, rate = set(devices), limits.disk_bytes
+        if not node.has("io"):
+            said.append(f"the speed of its disks is not limited: {_NO_IO}")
+        elif "" in found:
+            said.append("the speed of its disks is not limited: not all lie on a disk of the node's")
         else:
-            lacking = "its disks lie on no disk of the node's" if node.has("io") else _NO_IO
-            said.append(f"the speed of its disks is not limited: {lacking}")
+            settings += [("io.max", f"{one} rbps={rate} wbps={rate}") for one in sorted(found)]
     return Plan(tuple(settings), nice, share, tuple(said))
 
 
@@ -117,7 +117,8 @@ def _nice(weight: int, node: Node) -> tuple[int, str]:
     if reached == level:
         return level, ""
     how = "not enforced" if reached == node.nice else f"enforced only as far as nice level {reached}"
-    return reached, f"cpu_weight {weight} is {how}: without a delegated cgroup the agent has no other"
+    why = f"the agent may not set level {level}, and was delegated no cgroup"
+    return reached, f"cpu_weight {weight} is {how}: {why}"
 
 
 def this_node() -> Node:
