@@ -10,6 +10,7 @@ from clusters_kit import OPERATOR, POOLS, World, declared, node_of
 from repository_kit import push_library
 from sqlalchemy import select
 
+from repository.clusters import reconciling
 from repository.clusters.tables import GuardRow
 from repository.service import Repository, open_repository
 from vmjobs.cluster.guard import GuardState
@@ -321,6 +322,35 @@ def test_what_was_up_of_a_failed_upgrade_drains(world: World) -> None:
     assert world.states()[first] is MemberState.DRAINING
     settle(world)
     assert [m.generation for m in world.members().values()] == [1, 1, 1]
+
+
+class Killed(BaseException):
+    """The worker is killed at this place."""
+
+
+@pytest.mark.parametrize("done", ["roll_back", "bump"])
+def test_a_worker_that_is_killed_while_it_goes_back(
+    world: World, monkeypatch: pytest.MonkeyPatch, done: str
+) -> None:
+    fail(world, upgraded(world))
+    before, told, real = seen(world), world.codes(), getattr(reconciling, done)
+
+    def killed(*arguments: object) -> None:
+        real(*arguments)
+        raise Killed
+
+    monkeypatch.setattr(reconciling, done, killed)
+    with pytest.raises(Killed):
+        world.step()
+    assert (seen(world), world.codes()) == (before, told)
+    monkeypatch.setattr(reconciling, done, real)
+    world.step()
+    assert (seen(world).generation, world.codes().count(("", "ROLLED_BACK", "REPLACEMENT_FAILED"))) == (
+        1,
+        1,
+    )
+    settle(world)
+    assert [m.generation for m in world.members().values()] == [1, 1]
 
 
 def test_a_cluster_of_one_machine_goes_back(world: World) -> None:
