@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -122,13 +123,73 @@ def _withdraw(_: Any, collector: Any, request: Request) -> dict[str, Any]:
     return {}
 
 
+def _idle(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
+    from condor import matching  # noqa: PLC0415  needed for this alone
+
+    kinds = [matching.Kind(str(k["cluster"]), _ad(k["ad"])) for k in request["kinds"]]
+    groups, problems = [], []
+    named = str(request["schedd"])
+    for ad in matching.schedds(htcondor2, collector, named):
+        try:
+            groups += list(matching.idle_groups(htcondor2.Schedd(ad)))
+        except _failures(htcondor2) as error:
+            problem = f"schedd {ad.get('Name', '')}: {_sentence(error)}"
+            if ad.get("Name") == named:
+                raise CallFailedError(problem) from error
+            problems.append(problem)
+    learn = [str(k["learn"]) for k in request["kinds"] if k["learn"]]
+    constraint = "Offline =!= true && DynamicSlot =!= true"
+    if not groups:
+        constraint += f" && stringListMember(VMJobsMember, {json.dumps(','.join(learn))}) =?= true"
+    slots = collector.query(htcondor2.AdType.Startd, constraint) if groups or learn else []
+    known = {ad["VMJobsMember"]: _plain([ad])[0] for ad in slots if ad.get("VMJobsMember") in learn}
+    waiting = matching.waiting(groups, kinds, [matching.whole(ad) for ad in slots])
+    return {"waiting": waiting, "known": known, "problems": problems}
+
+
+def _offer(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
+    """Advertise the ads that are not there yet, or will not be for long; and forget all others."""
+    ads = {str(ad["Name"]): ad for ad in map(_ad, request["ads"])}
+    ours = "Offline =?= true && VMJobsOffer =!= undefined"
+    there = {}
+    for ad in collector.query(
+        htcondor2.AdType.Startd, ours, ["Name", "VMJobsOffer", "LastHeardFrom", "MyCurrentTime"]
+    ):
+        young = abs(time.time() - int(ad["LastHeardFrom"])) < int(request["renew"])
+        there[str(ad["Name"])] = str(ad["VMJobsOffer"]) if young else ""
+    if stale := [name for name in there if name not in ads]:
+        names = " || ".join(f"Name == {json.dumps(name)}" for name in stale)
+        _withdraw(htcondor2, collector, {"constraint": f"{ours} && ({names})"})
+    news = [ad for name, ad in ads.items() if there.get(name) != ad["VMJobsOffer"]]
+    for ad in news:
+        now = int(time.time())
+        ad["EnteredCurrentState"] = ad["EnteredCurrentActivity"] = ad["MyCurrentTime"] = now
+    if news:
+        collector.advertise(news, "UPDATE_STARTD_AD", True)
+    return {"advertised": [str(ad["Name"]) for ad in news], "withdrawn": stale}
+
+
+def _ad(expressions: Mapping[str, str]) -> Any:
+    import classad2  # noqa: PLC0415  a missing module is an answer, too
+
+    ad = classad2.ClassAd()
+    for name, expression in expressions.items():
+        ad[str(name)] = classad2.ExprTree(str(expression))
+    return ad
+
+
 def _plain(ads: Any) -> list[dict[str, Any]]:
     """Literals only; what is undefined or an expression counts as absent."""
     kinds = (bool, int, float, str)
     return [{str(k): v for k, v in ad.items() if type(v) in kinds} for ad in ads]
 
 
-_COLLECTOR_VERBS: Final[Mapping[str, Verb]] = {"startds": _startds, "withdraw": _withdraw}
+_COLLECTOR_VERBS: Final[Mapping[str, Verb]] = {
+    "startds": _startds,
+    "withdraw": _withdraw,
+    "idle": _idle,
+    "offer": _offer,
+}
 _SCHEDD_VERBS: Final[Mapping[str, Verb]] = {
     "submit": _submit,
     "remove": _remove,

@@ -58,6 +58,10 @@ VIRTUAL_CLUSTER: Final = "VirtualCluster"
 #: Ends every host name of a member's, so that none can be taken for a real host.
 MEMBER_DOMAIN: Final = "vc"
 
+#: Of an ad that stands for machines that could be started: what it was made of, and its host's name.
+OFFER: Final = "VMJobsOffer"
+OFFER_DOMAIN: Final = "offline.vc"
+
 #: HTCondor's own: divisions of a divided slot, jobs begun, the operating system in words.
 DYNAMIC_SLOTS: Final = "NumDynamicSlots"
 JOB_STARTS: Final = "JobStarts"

@@ -6,6 +6,9 @@ collector has seen to it that it speaks of no other machine (condor/config/site-
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +18,16 @@ from typing import Final
 from condor import names
 from condor.call import Ad, CallError, call
 from condor.chirp import literal
+from condor.offers import lasting, offer
 from condor.schedd import Schedd
 from condor.submit import Submission
 from vmjobs.errors import Unavailable
-from vmjobs.ports import PoolMachine, ProbeState
+from vmjobs.ports import IdleJobs, MachineKind, PoolMachine, ProbeState
 
+log = logging.getLogger(__name__)
+
+#: An offer that is not renewed is forgotten by the collector after so many seconds.
+OFFER_SECONDS: Final = 900
 #: A probe job that has not run after so many seconds leaves the queue, and has failed.
 PROBE_SECONDS: Final = 300
 #: How far back the history is read for one, in seconds: a schedd looks after its queue every minute.
@@ -57,6 +65,7 @@ class CondorPool:
     def __init__(self, name: str, collector: str, schedd: str, *, timeout: float = 30.0) -> None:
         self._name = name
         self._collector = collector
+        self._schedd_name = schedd
         self._schedd = Schedd(schedd, collector, timeout)
         self._timeout = timeout
         self._machines: dict[tuple[str, int], str] = {}
@@ -102,6 +111,32 @@ class CondorPool:
             probes = self._schedd.query(member_constraint(names.PROBE_MEMBER, members), _PROBE_AD)
             if ids := [f"{ad[names.CLUSTER_ID]}.{ad[names.PROC_ID]}" for ad in probes]:
                 self._schedd.remove(ids, "the machine that this job was to try is gone")
+
+    def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
+        """What waits for each of these clusters, at all schedds that the collector knows."""
+        asked = [{"cluster": k.cluster, "learn": k.learn, "ad": offer(k)} for k in kinds]
+        with self._translated():
+            answer = call(
+                "idle", self._timeout, pool=self._collector, schedd=self._schedd_name, kinds=asked
+            )
+        for problem in answer["problems"]:
+            log.warning("pool %s: idle jobs are not counted at %s", self._name, problem)
+        return {
+            kind.cluster: IdleJobs(
+                **answer["waiting"][kind.cluster], known=lasting(answer["known"].get(kind.learn, {}))
+            )
+            for kind in kinds
+        }
+
+    def offer(self, kinds: Sequence[MachineKind]) -> None:
+        """Have the collector show one machine of each of these clusters as switched off."""
+        ads = []
+        for kind in kinds:
+            ad = {**offer(kind), "ClassAdLifetime": str(OFFER_SECONDS)}
+            made_of = hashlib.sha256(json.dumps(ad, sort_keys=True).encode()).hexdigest()
+            ads.append({**ad, names.OFFER: literal(made_of)})
+        with self._translated():
+            call("offer", self._timeout, pool=self._collector, ads=ads, renew=OFFER_SECONDS // 3)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

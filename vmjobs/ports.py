@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -245,6 +245,37 @@ class PoolMachine:
     system: str = ""
 
 
+@dataclass(frozen=True)
+class MachineKind:
+    """What a machine of a cluster is, or would be.
+
+    memory, disk: MiB. attributes, start: as declared. known: what ads of such machines said before;
+    learn: a machine whose ad says it now; empty: there is none.
+    """
+
+    cluster: str
+    cpus: int
+    memory: int
+    disk: int
+    attributes: Mapping[str, ClassAdValue]
+    start: str
+    known: Mapping[str, ClassAdValue]
+    learn: str = ""
+
+
+@dataclass(frozen=True)
+class IdleJobs:
+    """What waits for one cluster.
+
+    jobs: idle ones that no other machine of the pool could run, and no cluster before this one.
+    machines: so many they would fill. known: see :class:`MachineKind`; empty: nothing was learnt.
+    """
+
+    jobs: int = 0
+    machines: int = 0
+    known: Mapping[str, ClassAdValue] = field(default_factory=dict)
+
+
 class ProbeState(StrEnum):
     """How far a probe job is."""
 
@@ -264,6 +295,14 @@ class Pool(Protocol):
 
     def withdraw(self, members: Sequence[str]) -> None:
         """Have the collector forget machines that are gone, and remove their probe jobs."""
+
+    def idle(self, kinds: Sequence[MachineKind]) -> Mapping[str, IdleJobs]:
+        """What waits for each of these clusters, by name. Whom several could serve goes to the first
+        that has machines, else to the first."""
+
+    def offer(self, kinds: Sequence[MachineKind]) -> None:
+        """Have the collector show one machine of each of these clusters, and of no others, as one
+        that is switched off; calling it again keeps them there."""
 
 
 class Minter(Protocol):

@@ -106,7 +106,7 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _machine(spec: ClusterSpec) -> dict[str, Any]:
     """What a declaration says of each machine."""
-    return spec.model_dump(mode="json", exclude={"size", "image"})
+    return spec.model_dump(mode="json", exclude={"size", "image", "idle_seconds"})
 
 
 def failed_view(row: GenerationRow | None) -> FailedGeneration | None:

@@ -15,11 +15,13 @@ from repository.clusters.guarding import guard_of
 from repository.clusters.history import present_state, reason_of
 from repository.clusters.tables import (
     ClusterRow,
+    DemandRow,
     GenerationRow,
     GuardRow,
     MemberRow,
     NodeShareRow,
     PoolRow,
+    WeighedRow,
 )
 from repository.models import NodeRow
 from vmjobs.cluster.guard import Guards
@@ -39,7 +41,7 @@ Probes = Mapping[tuple[str, int], ProbeState]
 class World:
     """All clusters with their members, nodes and pools, as they are stored.
 
-    guards: by image and node. generations: beside the present ones.
+    guards: by image and node. generations: beside the present ones. weighed: by pool.
     """
 
     clusters: dict[str, ClusterRow]
@@ -48,6 +50,8 @@ class World:
     pools: dict[str, PoolRow]
     guards: dict[tuple[str, str], GuardRow]
     generations: Generations
+    demands: dict[str, DemandRow]
+    weighed: dict[str, WeighedRow]
 
     def heard(self, row: MemberRow) -> bool:
         """Whether a member's node has been heard of of late."""
@@ -125,6 +129,8 @@ def load(session: Session, lease: timedelta, present: datetime, *, lock: bool = 
         {row.name: row for row in session.scalars(select(PoolRow))},
         {(row.image, row.node): row for row in session.scalars(guards)},
         generations(session),
+        {row.cluster: row for row in session.scalars(select(DemandRow)) if row.cluster in known},
+        {row.pool: row for row in session.scalars(select(WeighedRow))},
     )
 
 

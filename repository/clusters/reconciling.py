@@ -14,7 +14,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from repository.clusters import guarding
+from repository.clusters import guarding, weighing
 from repository.clusters import pools as looking
 from repository.clusters.core import ClusterCore
 from repository.clusters.generations import keep_good, roll_back
@@ -23,6 +23,7 @@ from repository.clusters.loading import World, load
 from repository.clusters.pools import Looks
 from repository.clusters.sharing import bump
 from repository.clusters.tables import ClusterRow, MemberRow
+from repository.clusters.weighing import Weighed
 from vmjobs.cluster.actions import (
     Action,
     Admit,
@@ -61,25 +62,29 @@ class Reconciling(ClusterCore):
         present = present or utc_now()
         with self.database.read() as session:
             world = load(session, self.lease, present)
-        if not world.clusters:
+        if not world.clusters and not any(row.offers for row in world.weighed.values()):
             return
         looks = looking.ask(world, pools, present)
+        weighed = weighing.ask(self, world, pools, present)
         news = looking.is_news(world, looks)
         looking.overlay(world, looks, present)
         actions = plan(world.planned(looks.probes), world.nodes, present, world.guarded(present))
         withdrawn = _withdraw(actions, world, pools)
-        if actions or news or world.moved():
-            for member in self._write(looks, withdrawn, present):
+        if actions or news or weighed or world.moved():
+            for member in self._write(looks, weighed, withdrawn, present):
                 self._drop_consoles(member)
         elif looks.pools:
             with self.database.write() as session:
                 looking.note_asked(session, looks, present)
 
-    def _write(self, looks: Looks, withdrawn: set[str], present: datetime) -> list[str]:
+    def _write(
+        self, looks: Looks, weighed: Mapping[str, Weighed], withdrawn: set[str], present: datetime
+    ) -> list[str]:
         """One transaction: note what was seen, plan, carry it out. Members that are forgotten."""
         with self.database.write() as session:
             world = load(session, self.lease, present, lock=True)
             looking.note(session, world, looks, present)
+            weighing.note(self, session, world, weighed, present)
             _follow(session, world, present)
             actions = plan(world.planned(looks.probes), world.nodes, present, world.guarded(present))
             doing = _Doing(self, session, world, withdrawn, present)

@@ -164,3 +164,35 @@ class PoolRow(Base):
     name: Mapped[str] = mapped_column(_NAME, primary_key=True)
     asked: Mapped[datetime]
     problem: Mapped[str] = mapped_column(Text, default="")
+
+
+class DemandRow(Base):
+    """What is known of demand for a cluster of a range of sizes.
+
+    since, most: since when it has more machines than are wanted, and how many were at most since then.
+    known: what ads of its machines say; kind: a digest of what those machines are made of.
+    """
+
+    __tablename__ = "cluster_demands"
+
+    cluster: Mapped[str] = mapped_column(
+        ForeignKey("clusters.name", ondelete=_CASCADE), primary_key=True
+    )
+    since: Mapped[datetime | None]
+    most: Mapped[int] = mapped_column(default=0)
+    kind: Mapped[str] = mapped_column(String(64))
+    known: Mapped[dict[str, Any]]
+
+
+class WeighedRow(Base):
+    """A pool whose idle jobs are counted: when it is asked again, why it did not answer; empty: it did.
+
+    offers: it may show machines that are switched off.
+    """
+
+    __tablename__ = "cluster_weighings"
+
+    pool: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    again: Mapped[datetime]
+    problem: Mapped[str] = mapped_column(Text, default="")
+    offers: Mapped[bool] = mapped_column(default=False)

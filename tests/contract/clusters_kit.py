@@ -14,7 +14,7 @@ from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import Applied, Member, MemberOrder, MemberReport, MemberReports
 from vmjobs.errors import Unavailable
 from vmjobs.model import HypervisorInfo, HypervisorKind, Node, now
-from vmjobs.ports import PoolMachine, ProbeState
+from vmjobs.ports import IdleJobs, MachineKind, PoolMachine, ProbeState
 
 POOLS = {"site": "site.grid schedd.grid grid", "other": "other.grid other.grid grid"}
 OPERATOR = Viewer("root", admin=True)
@@ -24,6 +24,7 @@ class Roll:
     """A pool: machines that were said to be there, and what it was asked.
 
     down: it does not answer. probing: what probe jobs do. calls: how often it was asked for machines.
+    waiting: idle jobs by cluster; asked: about what; offers: clusters of which a machine is shown.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,10 @@ class Roll:
         self.probed: list[tuple[str, int]] = []
         self.withdrawn: list[str] = []
         self.calls = 0
+        self.waiting: dict[str, IdleJobs] = {}
+        self.asked: dict[str, MachineKind] = {}
+        self.offers: list[str] = []
+        self.weighings = 0
 
     def _check(self) -> None:
         if self.down:
@@ -53,6 +58,20 @@ class Roll:
         for name in members:
             self.withdrawn.append(name)
             self.there.pop(name, None)
+
+    def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
+        self.weighings += 1
+        self._check()
+        self.asked = {kind.cluster: kind for kind in kinds}
+        return {kind.cluster: self.waiting.get(kind.cluster, IdleJobs()) for kind in kinds}
+
+    def offer(self, kinds: Sequence[MachineKind]) -> None:
+        self._check()
+        self.offers = [kind.cluster for kind in kinds]
+
+    def wait(self, jobs: int, cluster: str = "vc", **more: Any) -> None:
+        """Have so many idle jobs that only this cluster can run, each for a machine of its own."""
+        self.waiting[cluster] = IdleJobs(jobs, **{"machines": jobs, **more})
 
     def join(self, name: str, incarnation: int = 1, **more: Any) -> None:
         """Have a machine's ad."""

@@ -13,7 +13,15 @@ from repository.service import open_repository
 from repository.tasks import make_celery, worker_arguments
 from vmjobs.config import Config
 from vmjobs.model import CondorRef
-from vmjobs.ports import BatchJob, BatchStatus, Observation, PoolMachine, ProbeState
+from vmjobs.ports import (
+    BatchJob,
+    BatchStatus,
+    IdleJobs,
+    MachineKind,
+    Observation,
+    PoolMachine,
+    ProbeState,
+)
 
 
 class Directory:
@@ -69,6 +77,12 @@ class Eager:
 
     def withdraw(self, members: Sequence[str]) -> None:
         """Nothing is kept."""
+
+    def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
+        return {kind.cluster: IdleJobs() for kind in kinds}
+
+    def offer(self, kinds: Sequence[MachineKind]) -> None:
+        """Nothing is shown."""
 
 
 def main(file: str, queue: str) -> None:

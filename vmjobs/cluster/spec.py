@@ -116,6 +116,7 @@ class ClusterSpec(Frozen):
     attributes: for the machine ads of all machines. start: a ClassAd expression; jobs that it is not
     true for are not taken. boot_seconds: until the guest speaks; join_seconds: from then until a probe
     job ran in it; drain_seconds: that running jobs may still take when their machine is to go.
+    idle_seconds: that a machine of a range of sizes is kept without need.
     """
 
     name: ClusterName
@@ -143,6 +144,7 @@ class ClusterSpec(Frozen):
     boot_seconds: int = Field(default=180, ge=1, le=3600, strict=True)
     join_seconds: int = Field(default=180, ge=1, le=3600, strict=True)
     drain_seconds: int = Field(default=86400, ge=0, le=30 * 86400, strict=True)
+    idle_seconds: int = Field(default=300, ge=0, le=30 * 86400, strict=True)
 
     @property
     def range(self) -> Size:

@@ -1,0 +1,195 @@
+"""How much there is to do for clusters of a range of sizes, and the size that they are to have for it.
+
+Pools are asked for idle jobs outside of transactions; what follows from it is written within one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy.orm import Session
+
+from repository.clusters.core import ClusterCore
+from repository.clusters.history import Told, record
+from repository.clusters.loading import World
+from repository.clusters.tables import ClusterRow, DemandRow, MemberRow, WeighedRow
+from vmjobs.cluster.demand import Demand, Slack, size
+from vmjobs.cluster.member import Goal, MemberState
+from vmjobs.cluster.spec import ClusterSpec, Size
+from vmjobs.errors import NotFound, Unavailable
+from vmjobs.ports import IdleJobs, MachineKind, Pool
+
+logger = logging.getLogger(__name__)
+
+#: How often a pool is asked what waits there.
+WEIGH_EVERY: Final = timedelta(seconds=10)
+#: And where it did not say: each time may cost a time-out, and other clusters wait for it.
+WEIGH_AGAIN: Final = timedelta(seconds=60)
+
+
+@dataclass
+class Weighed:
+    """What came of asking one pool.
+
+    idle: by cluster. problem: why it did not say; empty: it did. offers: whether it may show machines
+    that are switched off.
+    """
+
+    idle: dict[str, IdleJobs] = field(default_factory=dict)
+    problem: str = ""
+    offers: bool = False
+
+
+def ask(
+    core: ClusterCore, world: World, pools: Mapping[str, Pool], present: datetime
+) -> dict[str, Weighed]:
+    """Ask the pools that it is time to ask; and tell them which machines could be started."""
+    ranged: dict[str, list[ClusterRow]] = {
+        name: [] for name, row in world.weighed.items() if row.offers
+    }
+    for row, name in _ranged(core, world):
+        ranged.setdefault(name, []).append(row)
+    found = {}
+    for name, rows in sorted(ranged.items()):
+        before = world.weighed.get(name)
+        if before is None or present >= before.again:
+            found[name] = _weigh(name, rows, world, pools)
+    return found
+
+
+def _ranged(core: ClusterCore, world: World) -> Iterator[tuple[ClusterRow, str]]:
+    """Clusters of a range of sizes that are to have machines, and their pools."""
+    for row in world.clusters.values():
+        if not (row.draining or row.deleting) and isinstance(_spec(row).size, Size):
+            try:
+                yield row, core.address(_spec(row).pool).name
+            except NotFound:
+                continue  # said where a machine of it is to be made
+
+
+def _weigh(name: str, rows: list[ClusterRow], world: World, pools: Mapping[str, Pool]) -> Weighed:
+    pool, found = pools.get(name), Weighed()
+    if pool is None:
+        found.problem = f"the pool {name} is none of this service's any more: see its setting pools"
+        return found
+    kinds = {row.name: _kind(row, world) for row in rows}
+    try:
+        found.idle = dict(pool.idle(list(kinds.values()))) if kinds else {}
+    except Unavailable as error:
+        found.problem = error.message
+        found.offers = True
+        return found
+    more = [row.name for row in rows if row.target < _spec(row).range.max]
+    try:
+        pool.offer([kinds[cluster] for cluster in more])
+        found.offers = bool(more)
+    except Unavailable as error:
+        logger.warning("machines that could be started are not shown: %s", error.message)
+        found.offers = True
+    return found
+
+
+def _kind(row: ClusterRow, world: World) -> MachineKind:
+    spec, demand = _spec(row), world.demands.get(row.name)
+    known = demand.known if demand is not None and demand.kind == _made_of(row) else {}
+    teachers = [
+        member.name
+        for member in world.members.values()
+        if member.cluster == row.name
+        and member.generation == row.generation
+        and member.state == MemberState.UP.value
+    ]
+    return MachineKind(
+        cluster=row.name,
+        cpus=spec.cpus,
+        memory=spec.memory,
+        disk=spec.disk,
+        attributes=spec.attributes,
+        start=spec.start,
+        known=known,
+        learn="" if known else min(teachers, default=""),
+    )
+
+
+def _made_of(row: ClusterRow) -> str:
+    """The same for all machines that are alike."""
+    spec = _spec(row).model_dump(
+        mode="json", include={"cpus", "memory", "disk", "attributes", "hypervisor"}
+    )
+    return hashlib.sha256(json.dumps([row.image, spec], sort_keys=True).encode()).hexdigest()
+
+
+def _spec(row: ClusterRow) -> ClusterSpec:
+    return ClusterSpec.model_validate(row.spec)
+
+
+def note(
+    core: ClusterCore,
+    session: Session,
+    world: World,
+    weighed: Mapping[str, Weighed],
+    present: datetime,
+) -> None:
+    """Write down what the pools said, and which size follows from it, in rows of a locked world."""
+    turned = {
+        name for name, found in weighed.items() if _note_pool(session, world, name, found, present)
+    }
+    active = {row.name: (row, name) for row, name in _ranged(core, world)}
+    for cluster, kept in world.demands.items():
+        if cluster not in active:
+            kept.since = None  # time in which it is not to have machines does not count
+    for row, name in active.values():
+        found = weighed.get(name)
+        if found is None:
+            continue
+        if name in turned:
+            told = Told("DEMAND", "PROGRESS", f"idle jobs of the pool {name} are counted again")
+            if found.problem:
+                told = Told("DEMAND", "POOL_UNAVAILABLE", f"idle jobs are not counted: {found.problem}")
+            record(session, row, told, present)
+        _resize(session, world, row, found.idle.get(row.name), present)
+
+
+def _note_pool(session: Session, world: World, name: str, found: Weighed, present: datetime) -> bool:
+    """Whether it has begun or ceased to answer."""
+    row = world.weighed.get(name)
+    if row is None:
+        row = world.weighed[name] = WeighedRow(pool=name, problem="")
+        session.add(row)
+    turned = bool(row.problem) != bool(found.problem)
+    row.problem, row.offers = found.problem, found.offers
+    row.again = present + (WEIGH_AGAIN if found.problem else WEIGH_EVERY)
+    return turned
+
+
+def _resize(
+    session: Session, world: World, row: ClusterRow, idle: IdleJobs | None, present: datetime
+) -> None:
+    kept = world.demands.get(row.name)
+    if kept is None:
+        kept = world.demands[row.name] = DemandRow(cluster=row.name, kind="", known={}, most=0)
+        session.add(kept)
+    if idle is not None and idle.known:
+        kept.kind, kept.known = _made_of(row), dict(idle.known)
+    demand = None
+    if idle is not None:
+        busy = sum(
+            _busy(member, world) for member in world.members.values() if member.cluster == row.name
+        )
+        demand = Demand(idle.jobs, idle.machines, busy)
+    slack = Slack(kept.since, kept.most) if kept.since is not None else None
+    sizing = size(_spec(row), row.target, slack, demand, present)
+    kept.since, kept.most = (sizing.slack.since, sizing.slack.most) if sizing.slack else (None, 0)
+    if sizing.target != row.target:
+        row.target, row.updated = sizing.target, present
+        record(session, row, Told("SCALED", message=sizing.why), present)
+
+
+def _busy(member: MemberRow, world: World) -> bool:
+    return member.busy and member.goal == Goal.RUN.value and world.heard(member)

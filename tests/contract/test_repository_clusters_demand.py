@@ -1,0 +1,192 @@
+"""Clusters of a range of sizes in the repository: their size follows demand; on both databases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from clusters_kit import POOLS, World, node_of
+
+from repository.service import Repository
+from vmjobs.cluster.member import Goal, MemberState
+from vmjobs.config import Config
+from vmjobs.ports import PoolMachine
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    return config.model_copy(update={"pools": POOLS, "node_lease_seconds": 100000})
+
+
+@pytest.fixture
+def world(repository: Repository) -> World:
+    """Nodes with more room than any of these clusters needs."""
+    found = World(repository)
+    for name in ("n1", "n2"):
+        repository.put_node(node_of(name, cluster_cpus=100, cluster_memory=100000, cluster_disk=100000))
+    return found
+
+
+def ranged(world: World, least: int, most: int, **more: Any) -> None:
+    world.apply(size={"min": least, "max": most}, idle_seconds=60, **more)
+
+
+def busy(world: World, *names: str) -> None:
+    """These machines run jobs, and no others."""
+    for name, machine in world.pool.there.items():
+        world.pool.there[name] = PoolMachine(name, machine.incarnation, busy=name in names)
+
+
+def running(world: World, name: str = "vc") -> list[str]:
+    return [m.name for m in world.clusters.get(name).members if m.goal is Goal.RUN]
+
+
+def told(world: World) -> list[str]:
+    return [e.message for e in world.clusters.events("vc") if e.state == "SCALED"]
+
+
+def test_a_job_wakes_a_cluster_and_its_end_puts_it_to_sleep(world: World) -> None:
+    ranged(world, 0, 2)
+    world.step()
+    assert (running(world), world.pool.offers) == ([], ["vc"])
+    world.pool.wait(1)
+    world.step(11)
+    assert running(world) == ["vc-0"]
+    assert told(world) == ["1 machine: 1 idle job that only this cluster can run"]
+    world.bring_up()
+    world.pool.wait(0)
+    busy(world, "vc-0")
+    world.step(100)
+    world.step(100)
+    assert world.states() == {"vc-0": MemberState.UP}  # as long as its job runs
+    busy(world)
+    world.step(20)
+    world.step(50)
+    assert running(world) == ["vc-0"]
+    world.step(11)
+    assert running(world) == []
+    assert told(world)[1:] == ["0 machines: no more were needed for 60 s"]
+    world.obey("n1", "n2")
+    assert world.members() == {}
+
+
+def test_from_a_hundred_jobs_to_ten(world: World) -> None:
+    ranged(world, 0, 100)
+    world.pool.wait(100)
+    world.step()
+    assert len(running(world)) == 100
+    world.bring_up()
+    world.pool.wait(0)
+    working = [f"vc-{number}" for number in range(5, 100, 10)]
+    busy(world, *working)
+    world.step(20)
+    assert len(running(world)) == 100
+    world.step(61)
+    assert running(world) == working  # those that run jobs, wherever they are
+    assert told(world)[1:] == ["10 machines: no more were needed for 60 s"]
+
+
+def test_who_was_needed_in_between_stays(world: World) -> None:
+    ranged(world, 0, 5)
+    world.pool.wait(3)
+    world.step()
+    world.pool.wait(0)
+    world.step(20)
+    world.pool.wait(2)
+    world.step(20)
+    world.pool.wait(0)
+    world.step(61)
+    assert len(running(world)) == 2
+    world.step(61)
+    assert running(world) == []
+
+
+def test_max_and_min(world: World) -> None:
+    ranged(world, 1, 3)
+    world.step()
+    assert (running(world), world.pool.offers) == (["vc-0"], ["vc"])
+    world.pool.wait(100)
+    world.step(11)
+    world.step(11)
+    assert len(running(world)) == 3
+    assert world.pool.offers == []  # no other one would be started
+    world.pool.wait(0)
+    world.step(61)
+    world.step(61)
+    assert running(world) == ["vc-0"]
+
+
+def test_a_pool_that_does_not_answer_changes_nothing(world: World) -> None:
+    ranged(world, 0, 2)
+    world.pool.wait(1)
+    world.step()
+    world.pool.wait(0)
+    world.step(20)
+    world.pool.down = True
+    world.step(50)
+    asked = world.pool.weighings
+    world.step(30)
+    assert world.pool.weighings == asked  # not all the time
+    world.step(100)
+    assert running(world) == ["vc-0"]
+    world.pool.down = False
+    world.step(61)
+    assert running(world) == ["vc-0"]  # time in which nobody could look does not count
+    world.step(61)
+    assert running(world) == []
+    demand = [(e.code, e.message) for e in world.clusters.events("vc") if e.state == "DEMAND"]
+    assert demand == [
+        ("POOL_UNAVAILABLE", "idle jobs are not counted: the collector site.grid does not answer"),
+        ("PROGRESS", "idle jobs of the pool site are counted again"),
+    ]
+
+
+def test_nobody_asks_for_clusters_of_a_fixed_size(world: World) -> None:
+    world.apply(size=2)
+    world.pool.wait(5)
+    world.step()
+    assert (world.pool.weighings, len(running(world))) == (0, 2)
+
+
+def test_what_is_drained_or_deleted_is_not_shown(world: World) -> None:
+    ranged(world, 0, 2)
+    world.step()
+    assert world.pool.offers == ["vc"]
+    world.clusters.drain("vc", "root")
+    world.pool.wait(1)
+    world.step(11)
+    assert (running(world), world.pool.offers) == ([], [])
+    world.pool.wait(0)
+    world.clusters.resume("vc", "root")
+    world.step(11)
+    assert world.pool.offers == ["vc"]
+    world.clusters.delete("vc", Goal.STOP, "root")
+    world.obey("n1", "n2")
+    world.step(11)
+    assert (world.clusters.list(), world.pool.offers) == ([], [])
+    asked = world.pool.weighings
+    world.step(100)
+    assert world.pool.weighings == asked
+
+
+def test_what_a_machine_says_is_remembered_for_such_machines(world: World) -> None:
+    ranged(world, 0, 2)
+    world.pool.wait(1)
+    world.step()
+    assert (world.pool.asked["vc"].learn, world.pool.asked["vc"].known) == ("", {})
+    world.bring_up()
+    world.pool.wait(1, known={"OpSysAndVer": "Debian13"})
+    world.step(11)
+    assert world.pool.asked["vc"].learn == "vc-0"
+    world.pool.wait(0)
+    world.step(11)
+    assert (world.pool.asked["vc"].learn, world.pool.asked["vc"].known) == (
+        "",
+        {"OpSysAndVer": "Debian13"},
+    )
+    ranged(world, 0, 3)
+    world.step(11)
+    assert world.pool.asked["vc"].known == {"OpSysAndVer": "Debian13"}
+    ranged(world, 0, 3, memory=300)
+    world.step(11)
+    assert world.pool.asked["vc"].known == {}  # another kind of machine
