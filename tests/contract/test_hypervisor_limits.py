@@ -154,7 +154,7 @@ def test_a_limited_machine_is_paused_and_goes_on_limited(uml: Bench) -> None:
         assert share(machine.name, 0.2) < 0.02
         uml.driver.resume(machine.name)
         assert uml.driver.state(machine.name) is MachineState.RUNNING
-    assert 0.2 < share(machine.name, 2) < 0.45
+    assert 0.08 < share(machine.name, 2) < 0.45  # it may have had to pay a debt first
     uml.driver.pause(machine.name)  # and is destroyed like that
 
 

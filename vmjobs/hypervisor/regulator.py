@@ -72,8 +72,16 @@ class Machine:
 
     def halt(self) -> None:
         """Have it use no processor from now on."""
-        signal.pidfd_send_signal(self.handle, signal.SIGSTOP)
-        procs.wait_stopped(self.pid, HALT_SECONDS)
+        deadline = time.monotonic() + HALT_SECONDS
+        while True:
+            # Time and again: it may be paused and resumed by others while this process is stopped here.
+            signal.pidfd_send_signal(self.handle, signal.SIGSTOP)
+            process = procs.read(self.pid)
+            if process is None or process.stopped:
+                break
+            if time.monotonic() > deadline:
+                raise HypervisorError(f"process {self.pid} does not stop")
+            os.sched_yield()
         for child in procs.children(self.pid):
             if _runs_traced(child, self.pid):
                 with suppress(ProcessLookupError):
