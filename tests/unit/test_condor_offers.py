@@ -1,0 +1,147 @@
+"""Which idle jobs machines that are not there could run, as HTCondor's own matching has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import classad2
+import pytest
+
+from condor.matching import Group, Kind, waiting, whole
+from condor.offers import lasting, offer
+from vmjobs.ports import MachineKind
+
+#: As condor_submit writes it for a job that has its files transferred.
+ORDINARY = (
+    '(TARGET.Arch == "X86_64") && (TARGET.OpSys == "LINUX") && (TARGET.Disk >= RequestDisk)'
+    " && (TARGET.Memory >= RequestMemory) && TARGET.HasFileTransfer"
+)
+REQUEST = {"RequestCpus": 1, "RequestMemory": 128, "RequestDisk": 1024}
+
+
+def kind(cluster: str = "sl3", **more: Any) -> MachineKind:
+    values: dict[str, Any] = {"cpus": 2, "memory": 512, "disk": 100, "attributes": {}, "known": {}}
+    return MachineKind(**{"cluster": cluster, "start": "true", **values, **more})
+
+
+def ad(expressions: dict[str, str]) -> Any:
+    made = classad2.ClassAd()
+    for name, expression in expressions.items():
+        made[name] = classad2.ExprTree(expression)
+    return made
+
+
+def offered(*kinds: MachineKind) -> list[Kind]:
+    return [Kind(k.cluster, ad(offer(k))) for k in kinds]
+
+
+def jobs(count: int = 1, requirements: str = "true", **more: Any) -> Group:
+    job = classad2.ClassAd({**REQUEST, **more})
+    job["Requirements"] = classad2.ExprTree(f"({requirements}) && {ORDINARY}")
+    return Group(job, count)
+
+
+def present(cluster: str = "", **more: Any) -> Any:
+    """A machine that is there; cluster: of which it is a member."""
+    machine = ad(offer(kind(cluster or "metal", **more)))
+    del machine["Offline"]
+    if not cluster:
+        del machine["VMJobsCluster"]
+        del machine["VirtualCluster"]
+    return whole(machine)
+
+
+SL3 = 'TARGET.VirtualCluster == "sl3"'
+
+
+def test_jobs_that_ask_for_a_cluster_wait_for_it() -> None:
+    found = waiting([jobs(3, SL3), jobs(2, 'TARGET.VirtualCluster == "sl4"')], offered(kind()), [])
+    assert found == {"sl3": {"jobs": 3, "machines": 2}}  # two processors each
+
+
+@pytest.mark.parametrize(
+    ("more", "machines"),
+    [
+        ({"RequestCpus": 2}, 4),
+        ({"RequestMemory": 256}, 2),
+        ({"RequestMemory": 300}, 4),
+        ({"RequestDisk": 60 * 1024}, 4),
+        ({"RequestCpus": 0}, 1),
+    ],
+)
+def test_as_many_machines_as_the_jobs_fill(more: dict[str, int], machines: int) -> None:
+    assert waiting([jobs(4, SL3, **more)], offered(kind()), [])["sl3"] == {
+        "jobs": 4,
+        "machines": machines,
+    }
+
+
+def test_jobs_of_several_kinds_share_a_machine() -> None:
+    assert waiting([jobs(1, SL3), jobs(1, SL3)], offered(kind()), [])["sl3"]["machines"] == 1
+
+
+@pytest.mark.parametrize(
+    "more", [{"RequestCpus": 3}, {"RequestMemory": 513}, {"RequestDisk": 200 * 1024}]
+)
+def test_a_job_that_is_too_large_starts_no_machine(more: dict[str, int]) -> None:
+    assert waiting([jobs(1, SL3, **more)], offered(kind()), [])["sl3"]["jobs"] == 0
+
+
+def test_a_job_that_another_machine_could_run_starts_none() -> None:
+    assert waiting([jobs()], offered(kind()), [present()])["sl3"]["jobs"] == 0
+    assert waiting([jobs(1, SL3)], offered(kind()), [present()])["sl3"]["jobs"] == 1
+    # As soon as the jobs that run there now have ended.
+    full = present()
+    full["Cpus"] = full["Memory"] = 0
+    assert waiting([jobs()], offered(kind()), [whole(full)])["sl3"]["jobs"] == 0
+    # Never: it is too small.
+    assert waiting([jobs()], offered(kind()), [present(memory=64)])["sl3"]["jobs"] == 1
+
+
+def test_machines_of_the_cluster_itself_are_no_others() -> None:
+    assert waiting([jobs(2, SL3)], offered(kind()), [present("sl3")])["sl3"]["jobs"] == 2
+
+
+def test_one_of_several_clusters_gets_a_job() -> None:
+    both = offered(kind("a"), kind("b"))
+    assert waiting([jobs()], both, [])["a"]["jobs"] == 1
+    assert waiting([jobs()], both, [])["b"]["jobs"] == 0
+    assert waiting([jobs()], both, [present("b")])["b"]["jobs"] == 1  # it has machines
+    # A cluster of a fixed size is another machine.
+    assert waiting([jobs()], both, [present("fixed")])["a"]["jobs"] == 0
+
+
+def test_the_operators_expression_counts() -> None:
+    picky = offered(kind(start="TARGET.Flavour =?= 3"))
+    assert waiting([jobs(1, SL3)], picky, [])["sl3"]["jobs"] == 0
+    assert waiting([jobs(1, SL3, Flavour=3)], picky, [])["sl3"]["jobs"] == 1
+
+
+def test_what_machines_were_seen_to_say_counts() -> None:
+    wanted = 'TARGET.OpSysAndVer == "Debian13"'
+    assert waiting([jobs(1, wanted)], offered(kind()), [])["sl3"]["jobs"] == 0
+    seen = lasting(
+        {
+            "OpSysAndVer": "Debian13",
+            "HasVM": False,
+            "TotalSlotMemory": 481,
+            "Memory": 17,
+            "Name": "slot1@sl3-0.vc",
+            "VMJobsMember": "sl3-0",
+            "Offline": True,
+        }
+    )
+    assert seen == {"OpSysAndVer": "Debian13", "HasVM": False, "TotalSlotMemory": 481}
+    known = offered(kind(known=seen))
+    assert waiting([jobs(1, wanted)], known, [])["sl3"]["jobs"] == 1
+    # Not what was declared: what HTCondor finds in such a machine.
+    assert waiting([jobs(1, wanted, RequestMemory=500)], known, [])["sl3"]["jobs"] == 0
+
+
+def test_an_offer_is_of_nobody_in_particular() -> None:
+    made = ad(offer(kind(attributes={"virtualcluster": "mine", "Flavour": 'a "b"'})))
+    assert "VMJobsMember" not in made
+    assert (made["Name"], made["Machine"]) == ("slot1@sl3.offline.vc", "sl3.offline.vc")
+    assert (made["VirtualCluster"], made["Flavour"]) == ("mine", 'a "b"')
+    assert made["Offline"] is True
+    assert made.eval("Unhibernate") is False
