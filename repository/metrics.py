@@ -79,7 +79,7 @@ def figures(database: Database, lease: timedelta, present: datetime) -> Figures:
     lease: how long a node may be silent.
     """
     with database.read() as session:
-        world = load(session, lease, present)
+        world = load(session, lease, present, planning=False)
         images = select(func.count(), func.coalesce(func.sum(ImageRow.size), 0)).select_from(ImageRow)
         count, size = session.execute(images).one()
         stored = session.scalar(select(func.coalesce(func.sum(SegmentRow.stored), 0)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -48,10 +48,10 @@ class World:
     members: dict[str, MemberRow]
     nodes: dict[str, NodeNow]
     pools: dict[str, PoolRow]
-    guards: dict[tuple[str, str], GuardRow]
-    generations: Generations
-    demands: dict[str, DemandRow]
-    weighed: dict[str, WeighedRow]
+    guards: dict[tuple[str, str], GuardRow] = field(default_factory=dict)
+    generations: Generations = field(default_factory=dict)
+    demands: dict[str, DemandRow] = field(default_factory=dict)
+    weighed: dict[str, WeighedRow] = field(default_factory=dict)
 
     def heard(self, row: MemberRow) -> bool:
         """Whether a member's node has been heard of of late."""
@@ -113,8 +113,18 @@ class World:
         )
 
 
-def load(session: Session, lease: timedelta, present: datetime, *, lock: bool = False) -> World:
-    """All of it. lock: clusters, members and guards are ours until the (write) transaction ends."""
+def load(
+    session: Session,
+    lease: timedelta,
+    present: datetime,
+    *,
+    lock: bool = False,
+    planning: bool = True,
+) -> World:
+    """All of it. lock: clusters, members and guards are ours until the (write) transaction ends.
+
+    planning: also what a plan needs to know beside them: guards, generations, demand.
+    """
     clusters = select(ClusterRow).order_by(ClusterRow.name)
     members = select(MemberRow).order_by(MemberRow.id)
     guards = select(GuardRow).order_by(GuardRow.image, GuardRow.node)
@@ -122,16 +132,19 @@ def load(session: Session, lease: timedelta, present: datetime, *, lock: bool = 
         clusters, members = clusters.with_for_update(), members.with_for_update()
         guards = guards.with_for_update()
     known = {row.name: row for row in session.scalars(clusters)}
-    return World(
+    world = World(
         known,
         {row.id: row for row in session.scalars(members) if row.cluster in known},
         nodes_now(session, lease, present),
         {row.name: row for row in session.scalars(select(PoolRow))},
-        {(row.image, row.node): row for row in session.scalars(guards)},
-        generations(session),
-        {row.cluster: row for row in session.scalars(select(DemandRow)) if row.cluster in known},
-        {row.pool: row for row in session.scalars(select(WeighedRow))},
     )
+    if planning:
+        world.guards.update({(row.image, row.node): row for row in session.scalars(guards)})
+        world.generations.update(generations(session))
+        demands = session.scalars(select(DemandRow))
+        world.demands.update({row.cluster: row for row in demands if row.cluster in known})
+        world.weighed.update({row.pool: row for row in session.scalars(select(WeighedRow))})
+    return world
 
 
 def nodes_now(session: Session, lease: timedelta, present: datetime) -> dict[str, NodeNow]:
