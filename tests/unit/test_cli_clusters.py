@@ -49,7 +49,7 @@ FAILED = FailedGeneration(
     spec=SPEC.model_copy(update={"image": "broken"}),
     image=NEW_IMAGE,
     message="generation 4 failed (workers-2 failed 3 times: KERNEL_PANIC): back to generation 3",
-    since=NOW - timedelta(minutes=5),
+    since=NOW,
 )
 
 
@@ -62,7 +62,7 @@ def member(number: int, state: MemberState = MemberState.UP, **fields: Any) -> M
         "image": IMAGE,
         "generation": 1,
         "incarnation": 1,
-        "since": NOW - timedelta(minutes=5),
+        "since": datetime.now(UTC) - timedelta(minutes=5),
     }
     return Member(**{**made, "state": state, **fields})
 
@@ -448,7 +448,8 @@ def test_show_says_what_failed_and_where_nothing_is_tried(service: Service, vmjo
         code=MemberCode.BOOT_TIMED_OUT,
         message="node1: 3 machines failed there; next try at 12:34:56 UTC",
     )
-    service.says("GET /v1/clusters/workers", cluster(member(0), failed=FAILED, guards=(guard,)))
+    failed = FAILED.model_copy(update={"since": datetime.now(UTC) - timedelta(minutes=5)})
+    service.says("GET /v1/clusters/workers", cluster(member(0), failed=failed, guards=(guard,)))
     lines = [" ".join(line.split()) for line in vmjobs("show", "workers").out.splitlines()]
     assert "cluster workers (generation 4 failed)" in lines
     assert f"failed {FAILED.message}; 5 min ago, broken" in lines
