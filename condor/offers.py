@@ -24,7 +24,9 @@ _ASSUMED: Final[Mapping[str, ClassAdValue]] = {
     "HasIOProxy": True,
     "HasTDP": True,
 }
-#: Nobody is there, and nobody is sent there: matches with an offline ad are for its owner to see.
+#: Nobody is there, and nobody is sent there: matches with an offline ad are for its owner to see. It
+#: has no StartdIpAddr: a negotiator that notes a match would repeat that alone, and the collector takes
+#: two addresses that differ for a lie.
 _ADDRESS: Final = "<127.0.0.1:9>"
 #: What the startd of a member says, see ``condor/worker/startd.conf``.
 _EXPRESSIONS: Final = {
@@ -64,7 +66,6 @@ def offer(kind: MachineKind) -> dict[str, str]:
         "Name": f"slot1@{host}",
         "Machine": host,
         "MyAddress": _ADDRESS,
-        "StartdIpAddr": _ADDRESS,
         "FileSystemDomain": host,
         "UidDomain": host,
         "Offline": True,

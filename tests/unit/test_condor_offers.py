@@ -144,4 +144,5 @@ def test_an_offer_is_of_nobody_in_particular() -> None:
     assert (made["Name"], made["Machine"]) == ("slot1@sl3.offline.vc", "sl3.offline.vc")
     assert (made["VirtualCluster"], made["Flavour"]) == ("mine", 'a "b"')
     assert made["Offline"] is True
+    assert "StartdIpAddr" not in made
     assert made.eval("Unhibernate") is False
