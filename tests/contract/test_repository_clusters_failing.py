@@ -139,6 +139,27 @@ def test_a_guarded_node_is_told_of_and_tried_again(world: World, repository: Rep
     ]
 
 
+def test_while_it_is_closed_nothing_is_written(
+    world: World, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.apply(size=2)
+    world.step()
+    for name in ("vc-0", "vc-1"):
+        fail(world, name)
+    world.clusters.scale("vc", 3, "root")
+    world.step()
+    world.step()
+    writes = []
+    real = repository.database.write
+    monkeypatch.setattr(repository.database, "write", lambda: writes.append(1) or real())
+    for _ in range(5):
+        world.step(1)
+    assert writes == []
+    world.step(55)  # what is said of it changes once
+    world.step(1)
+    assert writes == [1]
+
+
 def test_it_is_half_open_for_one(world: World, repository: Repository) -> None:
     repository.put_node(node_of("n2", cluster_memory=0))
     world.apply()
