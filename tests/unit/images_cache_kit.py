@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import random
+import stat
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -141,8 +143,13 @@ def cut_off(remote: Remote, cache: ImageCache, digest: str, after: int) -> None:
 
 
 def used(root: Path) -> int:
-    """Bytes of disk below a directory."""
-    return sum(path.stat().st_blocks * 512 for path in root.rglob("*") if path.is_file())
+    """Bytes of disk below a directory, in which others make and remove files."""
+    total = 0
+    for path in root.rglob("*"):
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            total += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
+    return total
 
 
 def files(root: Path) -> list[str]:
