@@ -102,6 +102,6 @@ def _at_once(job: Any, machine: Any) -> int:
     fit = []
     for name in _WHOLE:
         asked = job.eval(f"Request{name}") if f"Request{name}" in job else 0
-        if isinstance(asked, int | float) and asked > 0:
+        if isinstance(asked, int | float) and asked >= 1:
             fit.append(int(machine.eval(name) // asked))
     return max(1, min(fit, default=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -15,6 +16,8 @@ _LASTING: Final = re.compile(
     r"Arch|OpSys\w*|Has\w+|has_\w+|Condor(Version|Platform)|Microarch|Utsname(Machine|Release|Sysname)"
     r"|StarterAbilityList|DetectedCpus|DetectedMemory|TotalSlot(Cpus|Memory|Disk)"
 )
+_MOST: Final = 300
+_LONGEST: Final = 1024
 #: What is said of a machine that nobody has seen yet.
 _ASSUMED: Final[Mapping[str, ClassAdValue]] = {
     "Arch": "X86_64",
@@ -43,8 +46,20 @@ _EXPRESSIONS: Final = {
 
 
 def lasting(ad: Mapping[str, ClassAdValue]) -> dict[str, ClassAdValue]:
-    """What of a machine's ad will be true of the cluster's next machine, too."""
-    return {name: value for name, value in sorted(ad.items()) if _LASTING.fullmatch(name)}
+    """What of a machine's ad will be true of the cluster's next machine, too.
+
+    Jobs that take over a machine can have it say anything: what no startd says is left out.
+    """
+    said = [(n, v) for n, v in sorted(ad.items()) if _LASTING.fullmatch(n) and _plausible(n, v)]
+    return dict(said[:_MOST])
+
+
+def _plausible(name: str, value: ClassAdValue) -> bool:
+    if len(name) > _LONGEST or "vmjobs" in name.lower():
+        return False
+    if isinstance(value, str):
+        return len(value) <= _LONGEST and value.isprintable()
+    return math.isfinite(value)
 
 
 def offer(kind: MachineKind) -> dict[str, str]:

@@ -22,7 +22,7 @@ from vmjobs.cluster.member import Goal
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import MemberOrder, PoolAddress
 from vmjobs.errors import Unavailable
-from vmjobs.ports import PoolMachine, ProbeState
+from vmjobs.ports import MachineKind, PoolMachine, ProbeState
 
 
 def order(**fields: Any) -> MemberOrder:
@@ -305,7 +305,14 @@ def test_names_in_a_constraint_are_literals() -> None:
 def test_a_pool_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
     pool = CondorPool("site", "127.0.0.1:9", "s.grid", timeout=20.0)
-    for attempt in (pool.machines, lambda: pool.probe("a-0", 1), lambda: pool.withdraw(["a-0"])):
+    kind = MachineKind("a", 1, 512, 512, {}, "true", {})
+    for attempt in (
+        pool.machines,
+        lambda: pool.probe("a-0", 1),
+        lambda: pool.withdraw(["a-0"]),
+        lambda: pool.idle([kind]),
+        lambda: pool.offer([kind]),
+    ):
         with pytest.raises(Unavailable, match=r"pool site: .*127\.0\.0\.1:9") as caught:
             attempt()
         assert caught.value.service == "pool"

@@ -138,6 +138,20 @@ def test_what_machines_were_seen_to_say_counts() -> None:
     assert waiting([jobs(1, wanted, RequestMemory=500)], known, [])["sl3"]["jobs"] == 0
 
 
+def test_what_no_startd_says_is_not_believed() -> None:
+    said = {f"Has{number}": True for number in range(1000)}
+    odd = {"HasNaN": float("nan"), "HasVMJobs": True, "HasLine": "a\nb", "HasNul": "\0", "Has" * 999: 1}
+    seen = lasting({**said, **odd, "Arch": "x" * 2000})
+    assert len(seen) == 300
+    assert not {*odd, "Arch"} & {*seen}
+
+
+@pytest.mark.parametrize("odd", [1e-320, "many", float("inf"), -1, 0.5, True])
+def test_odd_requests_do_no_harm(odd: Any) -> None:
+    found = waiting([jobs(4, SL3), jobs(1, SL3, RequestCpus=odd)], offered(kind()), [])
+    assert found["sl3"]["machines"] in {2, 3}
+
+
 def test_an_offer_is_of_nobody_in_particular() -> None:
     made = ad(offer(kind(attributes={"virtualcluster": "mine", "Flavour": 'a "b"'})))
     assert "VMJobsMember" not in made
