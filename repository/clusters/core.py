@@ -37,7 +37,8 @@ class ClusterCore:
         name = pool or next(iter(self.config.pools), "")
         words = self.config.pools.get(name)
         if words is None:
-            raise NotFound(f"there is no pool {name!r}")
+            what = f"there is no pool {name!r}" if name else "there is no pool"
+            raise NotFound(f"{what}: see the service's setting pools")
         collector, _, trust_domain = words.split()
         return PoolAddress(name=name, collector=collector, trust_domain=trust_domain)
 

@@ -297,11 +297,14 @@ class Declaring(ClusterCore):
                 row.kinds = failed.kinds
                 session.delete(failed)
             mine = select(MemberRow).where(MemberRow.cluster == name).order_by(MemberRow.id)
+            nodes = set()
             for member in session.scalars(mine.with_for_update()):
                 images.add(member.image)
                 if member.phase == Phase.WAITING.value and member.goal == Goal.RUN.value:
                     member.goal = Goal.DRAIN.value
-                    bump(session, member.node)
+                    nodes.add(member.node)
+            for node in sorted(nodes):  # in the order in which everybody locks them
+                bump(session, node)
             clear(session, images)
             row.stalled, row.updated = 0, present
             record(session, row, Told("RETRIED", message=told), present)

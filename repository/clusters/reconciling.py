@@ -22,7 +22,7 @@ from repository.clusters.history import Told, follow, record
 from repository.clusters.loading import World, load
 from repository.clusters.pools import Looks
 from repository.clusters.sharing import bump
-from repository.clusters.tables import ClusterRow, MemberRow
+from repository.clusters.tables import ClusterEventRow, ClusterRow, MemberRow
 from repository.clusters.weighing import Weighed
 from vmjobs.cluster.actions import (
     Action,
@@ -178,7 +178,9 @@ class _Doing:
         try:
             address = self._core.address(ClusterSpec.model_validate(cluster.spec).pool)
         except NotFound as error:
-            logger.error("the cluster %s gets no machines: %s", cluster.name, error.message)
+            self._say_once(
+                cluster, Told("NO_POOL", "NO_POOL", f"no machines are made: {error.message}")
+            )
             return
         row = _member(cluster, address, action.name, action.place, self._present)
         self._session.add(row)
@@ -186,6 +188,13 @@ class _Doing:
         self._tell(row, Told(row.state, row.code, row.message))
         if row.node:
             self.nodes.add(row.node)
+
+    def _say_once(self, cluster: ClusterRow, told: Told) -> None:
+        """Add a line to the cluster's history, unless it is the last one there."""
+        last = self._session.get(ClusterEventRow, (cluster.name, cluster.events_count))
+        if last is None or (last.code, last.message) != (told.code, told.message):
+            record(self._session, cluster, told, self._present)
+            self._session.flush()
 
     def _condemn(self, action: Condemn) -> None:
         row = self._world.members[action.member]

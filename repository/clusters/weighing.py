@@ -192,4 +192,6 @@ def _resize(
 
 
 def _busy(member: MemberRow, world: World) -> bool:
-    return member.busy and member.goal == Goal.RUN.value and world.heard(member)
+    """Whether it runs a job that is none of our probes."""
+    wanted = member.goal == Goal.RUN.value and world.heard(member)
+    return wanted and member.busy and member.jobs > 0

@@ -88,6 +88,18 @@ def test_without_a_pool_there_are_no_clusters(config: Config) -> None:
     assert (fault.field, fault.code) == ("pool", "no_pool")
 
 
+def test_a_pool_that_is_taken_out_of_the_settings_is_told_once(world: World, config: Config) -> None:
+    world.apply(size=3)
+    less = open_repository(config.model_copy(update={"pools": {}}), migrate=False)
+    for _ in range(3):
+        less.clusters.reconcile({})
+    less.close()
+    told = [event for event in world.clusters.events("vc") if event.code == "NO_POOL"]
+    assert [event.message for event in told] == [
+        "no machines are made: there is no pool: see the service's setting pools"
+    ]
+
+
 def test_what_is_not_there(world: World) -> None:
     for call in (
         lambda: world.clusters.get("vc"),

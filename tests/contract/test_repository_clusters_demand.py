@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from clusters_kit import POOLS, World, node_of
 from repository.service import Repository
 from vmjobs.cluster.member import Goal, MemberState
 from vmjobs.config import Config
-from vmjobs.ports import PoolMachine
 
 
 @pytest.fixture
@@ -34,7 +34,20 @@ def ranged(world: World, least: int, most: int, **more: Any) -> None:
 def busy(world: World, *names: str) -> None:
     """These machines run jobs, and no others."""
     for name, machine in world.pool.there.items():
-        world.pool.there[name] = PoolMachine(name, machine.incarnation, busy=name in names)
+        works = name in names
+        world.pool.there[name] = replace(machine, busy=works, jobs=machine.jobs + works)
+
+
+def test_a_probe_that_runs_is_no_job(world: World) -> None:
+    ranged(world, 0, 2)
+    world.pool.wait(1)
+    world.step()
+    world.step(11)
+    world.bring_up()
+    world.pool.there["vc-0"] = replace(world.pool.there["vc-0"], busy=True, jobs=0)
+    world.step(20)
+    world.step(20)
+    assert running(world) == ["vc-0"]
 
 
 def running(world: World, name: str = "vc") -> list[str]:
