@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
 
@@ -16,10 +16,13 @@ from vmjobs.wire import Envelope
 
 MemberId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
+#: What a database's integer holds, and one more.
+MAX_COUNT: Final = 2**31 - 2
+
 # --------------------------------------------------------------------------- service and agents
 
 
-class PoolAddress(Frozen):
+class PoolAddress(Envelope):
     """A pool as its members see it.
 
     collector: ``host`` or ``host:port``. trust_domain: the issuer of its tokens.
@@ -30,7 +33,7 @@ class PoolAddress(Frozen):
     trust_domain: str
 
 
-class MemberOrder(Frozen):
+class MemberOrder(Envelope):
     """One machine that a node is to have. All but goal, admitted and condemned never changes.
 
     name: host name of the machine, unique in its pool (``CLUSTER-N``); it keeps it over restarts.
@@ -61,7 +64,7 @@ class MemberOrder(Frozen):
     why_message: str = ""
 
 
-class NodeShare(Frozen):
+class NodeShare(Envelope):
     """All machines that a node is to have. revision: grows with every change of it."""
 
     revision: int = Field(ge=0)
@@ -75,15 +78,15 @@ class MemberReport(Frozen):
     """
 
     id: MemberId
-    incarnation: int = Field(ge=0)
+    incarnation: int = Field(ge=0, le=MAX_COUNT)
     phase: Phase
     code: MemberCode = MemberCode.PROGRESS
     message: str = Field(default="", max_length=8192)
     since: datetime
     hypervisor: HypervisorKind | None = None
-    failures: int = Field(default=0, ge=0)
+    failures: int = Field(default=0, ge=0, le=MAX_COUNT)
     retry: datetime | None = None
-    seconds: dict[str, float] = Field(default_factory=dict)
+    seconds: dict[str, float] = Field(default_factory=dict, max_length=32)
 
 
 class MemberReports(Frozen):
@@ -99,10 +102,10 @@ class MemberReports(Frozen):
 class TokenRequest(Frozen):
     """The body of ``POST /v1/nodes/{node}/members/{member}/token``."""
 
-    incarnation: int = Field(ge=1)
+    incarnation: int = Field(ge=1, le=MAX_COUNT)
 
 
-class PoolToken(Frozen):
+class PoolToken(Envelope):
     """An IDTOKEN for one machine, good for advertising its startd until it expires."""
 
     token: str

@@ -197,7 +197,6 @@ class Keeper:
     def _decide(self, name: str, order: MemberOrder | None, now: float) -> float:
         member = self._members[name]
         decision = decide(order, member.record, member.facts, now)
-        member.facts = member.facts.but(renewed=0.0)
         record = decision.record
         if Effect.STAGE in decision.effects and record.incarnation != member.record.incarnation:
             record = self._begin(member, record)
@@ -206,6 +205,7 @@ class Keeper:
             return math.inf
         if record != member.record:
             self._keep(member, record)
+        member.facts = member.facts.but(renewed=0.0)  # not before it is kept
         if member.facts.destroyed:
             member.facts, member.machine = Facts(), None
         for effect in decision.effects:
@@ -281,7 +281,6 @@ class Keeper:
         """Do something in a thread of its own; its result is news of the machine."""
         record = member.record
         name, incarnation = record.order.id, record.incarnation
-        member.facts = member.facts.but(working=True)
 
         def work() -> None:
             try:
@@ -294,6 +293,7 @@ class Keeper:
             self.hear(name, incarnation, result or Done())
 
         _thread(f"{what}-{record.order.name}", work)
+        member.facts = member.facts.but(working=True)  # its news is not heard before this step is over
 
     # ------------------------------------------------------------------ after a restart
 
