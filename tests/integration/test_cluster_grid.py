@@ -18,7 +18,7 @@ from vmjobs.errors import Conflict, NotFound
 UP_SECONDS = 240.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def operator(grid: Grid) -> Iterator[Client]:
     token = (ROOT / "build" / "grid" / "admin-token").read_text("ascii").strip()
     with Client(grid.url, token) as api:
@@ -30,6 +30,11 @@ def name(grid: Grid, operator: Client) -> Iterator[str]:
     """A cluster's name; whatever there is of it afterwards is deleted."""
     name = f"t{uuid.uuid4().hex[:8]}"
     yield name
+    delete(operator, name)
+
+
+def delete(operator: Client, name: str) -> None:
+    """Have all of a cluster gone, if it is there."""
     try:
         operator.clusters.delete(name, "now")
     except (NotFound, Conflict):
@@ -103,6 +108,17 @@ queue
     def output(self, job: str, timeout: float = 120) -> str:
         wait_for(lambda: not self.status(job) or None, f"job {job} to leave the queue", timeout)
         return self("cat", f"{self.folder}/out.{job}")
+
+    def starts(self, job: str) -> int:
+        """How often the site gave a job that has ended to a machine."""
+        remote = self("condor_history", job, "-limit", "1", "-af", "GridJobId").split()[-1]
+
+        def look() -> str:
+            # What has ended stays in the site's queue for a while.
+            queued = self.grid.on("site", "condor_q", remote, "-af", "NumShadowStarts")
+            return queued or self.grid.on("site", "condor_history", remote, "-af", "NumShadowStarts")
+
+        return int(wait_for(look, f"the site to tell of job {remote}", 30))
 
 
 def machines(grid: Grid, name: str) -> list[str]:
