@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import select
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.endpoint import SILENT_SECONDS, GuestLink, serving
 from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
 from vmjobs.agent.outputs import OutputTray
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
@@ -22,13 +23,13 @@ TOKEN = "secret-of-this-guest"
 
 
 class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("guest", timeout=10)
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("guest", timeout=timeout)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(10)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
 
 
@@ -37,8 +38,10 @@ class Guest:
     link: GuestLink
     path: Path
 
-    def ask(self, method: str, url: str, body: bytes = b"", token: str = TOKEN) -> tuple[int, bytes]:
-        connection = UnixConnection(self.path)
+    def ask(
+        self, method: str, url: str, body: bytes = b"", token: str = TOKEN, timeout: float = 10
+    ) -> tuple[int, bytes]:
+        connection = UnixConnection(self.path, timeout)
         connection.request(method, url, body, {"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         found = answer.status, answer.read()
@@ -182,3 +185,57 @@ def test_a_request_for_orders_lasts_no_longer_than_its_link_says(guest: Guest) -
     began = time.monotonic()
     assert guest.ask("GET", "/v1/control?wait=25") == (200, b"")
     assert time.monotonic() - began < 10
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Guest]:
+    """A guest that goes on for months, and runs programs of many users."""
+    (tmp_path / "outputs").mkdir()
+    link = GuestLink(
+        token=TOKEN, inbox=Inbox(), tray=OutputTray(tmp_path / "outputs", [], 1), job_tar=tmp_path,
+        logs={}, max_log=0, on_words=lambda _: None,
+    )  # fmt: skip
+    with serving(link, tmp_path / "s"):
+        yield Guest(link, tmp_path / "s")
+
+
+def connect(path: Path) -> socket.socket:
+    silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    silent.connect(str(path))
+    return silent
+
+
+def hung_up(peer: socket.socket) -> bool:
+    """Whether the other side has closed a connection."""
+    ready, _, _ = select.select([peer], [], [], 0)
+    return bool(ready) and peer.recv(1) == b""
+
+
+def test_jobs_that_hold_connections_do_not_silence_the_guest(member: Guest) -> None:
+    held = [connect(member.path) for _ in range(40)]
+    for _ in range(5):
+        assert member.ask("GET", "/v1/control?wait=0") == (200, b"")
+        for silent in held[:20]:
+            silent.close()
+        held = held[20:] + [connect(member.path) for _ in range(20)]
+    for silent in held:
+        silent.close()
+
+
+def test_who_asks_for_nothing_is_hung_up_on_and_who_waits_for_orders_is_not(member: Guest) -> None:
+    wait = SILENT_SECONDS + 5
+    answers: list[tuple[int, bytes]] = []
+
+    def ask() -> None:
+        answers.append(member.ask("GET", f"/v1/control?wait={wait}", timeout=wait + 10))
+
+    waiting = threading.Thread(target=ask)
+    waiting.start()
+    silent = connect(member.path)
+    deadline = time.monotonic() + wait
+    while not hung_up(silent):
+        assert time.monotonic() < deadline
+        select.select([silent], [], [], 1)
+    silent.close()
+    waiting.join(wait + 10)
+    assert answers == [(200, b"")]

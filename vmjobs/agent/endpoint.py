@@ -34,6 +34,12 @@ MAX_LOG_CHUNK = 1024 * 1024
 #: Room for protocol overhead above the largest output.
 SLACK = 1024 * 1024
 CONNECTIONS = 12
+#: Programs of many users in one guest may connect, though they know no token. They must not use up
+#: what the guest itself needs.
+MEMBER_CONNECTIONS = 256
+#: Seconds that a connection on which nothing is asked lasts in such a guest. A request that is being
+#: answered is no silence, however long that takes.
+SILENT_SECONDS = 5
 THREADS = 6
 
 
@@ -67,6 +73,11 @@ class GuestLink:
     words_end: dict[str, int] = field(default_factory=dict)
     writing: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @property
+    def endless(self) -> bool:
+        """Whether the guest goes on for months."""
+        return self.on_words is not None
 
     def send_signal(self, number: int) -> None:
         """Have the guest deliver a signal to the script."""
@@ -160,10 +171,11 @@ def serving(link: GuestLink, socket: Path) -> Iterator[None]:
     options: dict[str, Any] = {
         "unix_socket_perms": "600",
         "threads": THREADS,
-        "connection_limit": CONNECTIONS,
+        "connection_limit": MEMBER_CONNECTIONS if link.endless else CONNECTIONS,
         "asyncore_use_poll": True,
         "max_request_body_size": link.tray.limit + SLACK,
-        "channel_timeout": 60,
+        "channel_timeout": SILENT_SECONDS if link.endless else 60,
+        "cleanup_interval": 1 if link.endless else 30,
         "ident": "vmjobs",
         "clear_untrusted_proxy_headers": True,
     }
