@@ -30,7 +30,7 @@ from vmjobs.cluster.wire import (
     PoolAddress,
     PoolToken,
 )
-from vmjobs.errors import Unavailable
+from vmjobs.errors import Unavailable, VMJobsError
 from vmjobs.hypervisor import netproc, procs
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.hypervisor.uml import UserModeLinux
@@ -126,10 +126,14 @@ class Kit:
 
 @dataclass
 class Service:
-    """What a service would say and what it hears, in files. It is away where ``away`` is."""
+    """What a service would say and what it hears, in files. It is away where ``away`` is.
+
+    refusal: why it gives no tokens.
+    """
 
     folder: Path
     token_seconds: float = 600.0
+    refusal: VMJobsError | None = None
     _changed: threading.Event = field(default_factory=threading.Event)
 
     def wants(self, revision: int, *orders: MemberOrder) -> None:
@@ -183,6 +187,8 @@ class Service:
 
     def token(self, member: str, incarnation: int) -> PoolToken:
         self._here()
+        if self.refusal is not None:
+            raise self.refusal
         with (self.folder / "tokens").open("a") as file:
             file.write("t")
             number = file.tell()

@@ -24,10 +24,11 @@ from members_node import (
     remains,
 )
 
-from vmjobs.agent.members import tokens
+from vmjobs.agent.members import plan, tokens
 from vmjobs.agent.members.parts import MemberParts
 from vmjobs.agent.members.record import Record
 from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.errors import Forbidden
 from vmjobs.hypervisor.base import BootImage, Machine, MachineState
 from vmjobs.model import HypervisorKind
 
@@ -183,6 +184,26 @@ def test_what_a_killed_agent_leaves_is_mended(
         wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
 
 
+def test_why_a_machine_cannot_be_destroyed_is_told(parts: MemberParts, service: Service) -> None:
+    service.wants(1, order())
+    name = parts.journal.machine_name(order().id, 1)
+    left = {"incarnation": 1, "machine": name, "token": "t", "sentinel": "s", "message": "it ended"}
+    kind = HypervisorKind.QEMU  # this node has no such thing any more
+    parts.journal.write(Record(order=order(), since=0.0, phase=Phase.STOPPING, hypervisor=kind, **left))
+
+    def told() -> bool:
+        last = service.last()
+        return last is not None and last.message.startswith("it cannot be destroyed: ")
+
+    with kept(parts):
+        wait_until(told, SECONDS, "the service hears why")
+    last = service.last()
+    assert last is not None
+    assert last.phase is Phase.STOPPING
+    why = f"{name} needs a hypervisor that is not set up here"
+    assert last.message == f"it cannot be destroyed: {why}; it ended"
+
+
 def test_a_machine_that_no_record_names_is_removed(
     tmp_path: Path, parts: MemberParts, service: Service, image: BootImage
 ) -> None:
@@ -211,6 +232,34 @@ def test_a_guest_that_ends_by_itself_says_why(
         wait_until(lambda: b"no pool here" in service.console(), SECONDS, "the service has it, too")
         service.wants(2)
         wait_until(lambda: remains(ending) == [], SECONDS, "nothing is left")
+
+
+def test_a_machine_that_gets_no_token_is_not_at_fault(
+    tmp_path: Path,
+    service: Service,
+    image: BootImage,
+    parts: MemberParts,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is tried again, not at once, until the service has a token for it."""
+    monkeypatch.setattr(plan, "REFUSED_PAUSE", 3.0)
+    needy = member_parts(
+        tmp_path / "members", service, Images(image), more="with_retries ask >token || exit 69"
+    )
+    service.refusal = Forbidden("the pool's key is not here")
+    service.wants(1, order())
+    with kept(needy):
+        wait_phase(service, Phase.WAITING)
+        refused = next(r for r in service.reports if r.phase is Phase.WAITING)
+        assert (refused.code, refused.failures) == (MemberCode.TOKEN_REFUSED, 0)
+        assert refused.message == "it got no token for the pool: the pool's key is not here"
+        assert refused.retry is not None
+        assert 2 < (refused.retry - refused.since).total_seconds() < 4
+        service.refusal = None
+        wait_until(lambda: service.is_running(2), SECONDS, "it runs again")
+        wait_out(needy, "with token-")
+        service.wants(2)
+        wait_until(lambda: remains(needy) == [], SECONDS, "nothing is left")
 
 
 def test_disks_of_a_persistent_machine_outlive_it(

@@ -10,6 +10,7 @@ from members_kit import NOW, member_order, member_record
 from vmjobs.agent.members.plan import (
     DESTROY_AGAIN_SECONDS,
     POWER_OFF_SECONDS,
+    REFUSED_PAUSE,
     RENEW_AGAIN_SECONDS,
     Effect,
     decide,
@@ -21,6 +22,7 @@ from vmjobs.model import ExitChannel, ExitStatus, HypervisorKind
 
 P, C, E, G = Phase, MemberCode, Effect, Goal
 PANIC = End(code=C.KERNEL_PANIC, message="the guest's kernel panicked")
+LOST = End(code=C.GUEST_LOST, message="the machine is gone")
 WELL = ExitStatus(code=0, channel=ExitChannel.ENDPOINT)
 BADLY = ExitStatus(code=3, channel=ExitChannel.ENDPOINT)
 RUNS = {"phase": P.RUNNING, "incarnation": 3}
@@ -87,6 +89,14 @@ TABLE = [
      {"until": NOW + POWER_OFF_SECONDS}),
     ({}, RUNS, {"exit": BADLY, "exit_at": NOW - POWER_OFF_SECONDS},
      P.STOPPING, C.GUEST_ENDED, (E.DESTROY,), {"message": "the guest's script ended with status 3"}),
+    # the script ended for want of a token: the service's fault, whatever became of the machine
+    ({}, RUNS, {"exit": BADLY, "exit_at": NOW - POWER_OFF_SECONDS, "refused": "no key"},
+     P.STOPPING, C.TOKEN_REFUSED, (E.DESTROY,),
+     {"failing": False, "message": "it got no token for the pool: no key"}),
+    ({}, RUNS, {"exit": BADLY, "exit_at": NOW, "refused": "no key", "end": LOST},
+     P.STOPPING, C.TOKEN_REFUSED, (E.DESTROY,), {"failing": False}),
+    ({}, RUNS, {"end": PANIC, "refused": "no key"},
+     P.STOPPING, C.KERNEL_PANIC, (E.DESTROY,), {"failing": True}),
     ({"condemned": 2, "why": C.JOIN_TIMED_OUT}, RUNS, {}, P.RUNNING, C.PROGRESS, (), {}),
     ({"condemned": 3, "why": C.JOIN_TIMED_OUT, "why_message": "not in the pool"}, RUNS, {},
      P.STOPPING, C.JOIN_TIMED_OUT, (E.DESTROY,), {"failing": True, "message": "not in the pool"}),
@@ -119,6 +129,10 @@ TABLE = [
      P.WAITING, C.PROGRESS, (), {"failures": 1, "retry": NOW + 1, "failing": False}),
     ({}, {**STOPS, "failing": True, "failures": 3}, {"destroyed": True},
      P.WAITING, C.PROGRESS, (), {"failures": 4, "until": NOW + 8}),
+    ({}, {**STOPS, "code": C.TOKEN_REFUSED, "failures": 2}, {"destroyed": True},
+     P.WAITING, C.TOKEN_REFUSED, (), {"failures": 2, "until": NOW + REFUSED_PAUSE}),
+    ({}, {**STOPS, "code": C.TOKEN_REFUSED, "failures": 8}, {"destroyed": True},
+     P.WAITING, C.TOKEN_REFUSED, (), {"failures": 8, "until": NOW + 128}),
     ({"goal": G.DRAIN}, {**STOPS, "code": C.DRAIN_TIMED_OUT}, {"destroyed": True},
      P.GONE, C.DRAIN_TIMED_OUT, (), {}),
     ({"goal": G.STOP}, {**STOPS, "code": C.GUEST_LOST}, {"destroyed": True}, P.GONE, C.STOPPED, (), {}),
@@ -164,6 +178,21 @@ def test_what_the_service_is_told() -> None:
     assert told.retry.timestamp() == NOW
     assert told.since.timestamp() == NOW - 100
     assert member_record(phase=P.STOPPING, retry=NOW).report().retry is None
+
+
+def test_why_a_machine_cannot_be_destroyed_is_told_until_it_is() -> None:
+    record = member_record(code=C.GUEST_LOST, message="it fell silent", **STOPS)
+    seen = Facts(undestroyed="libvirt does not answer")
+    again = decide(record.order, record, seen, NOW).record
+    told = again.report()
+    assert told.code is C.GUEST_LOST
+    assert told.message == "it cannot be destroyed: libvirt does not answer; it fell silent"
+    # ... and once, however often that is tried
+    later = NOW + DESTROY_AGAIN_SECONDS
+    assert decide(record.order, again, seen, later).record.report().message == told.message
+    gone = decide(record.order, again, Facts(destroyed=True), later).record
+    assert gone.report().message == "it fell silent"
+    assert len(again.but(message="x" * 8192).report().message) == 8192
 
 
 def test_a_guest_cannot_make_a_report_that_is_too_long() -> None:

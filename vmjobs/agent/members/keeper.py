@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from vmjobs.agent.inbox import ExitReported, Ready
 from vmjobs.agent.members.listener import Listener
-from vmjobs.agent.members.machine import MemberMachine, News, Over, Renewed, why_not
+from vmjobs.agent.members.machine import MemberMachine, News, Over, Renewed, TokenRefused, why_not
 from vmjobs.agent.members.parts import MemberParts
 from vmjobs.agent.members.plan import ADMIT, DRAIN, NEW_TOKEN, Effect, decide
 from vmjobs.agent.members.record import End, Facts, Record
@@ -54,7 +54,9 @@ class Done:
 
 @dataclass(frozen=True)
 class Destroyed:
-    """Nothing of the machine is left."""
+    """Nothing of the machine is left. ``failed``: it may be, for this reason."""
+
+    failed: End | None = None
 
 
 @dataclass
@@ -227,13 +229,8 @@ class Keeper:
         if record.report() != before.report():
             self._reporter.tell(record.report())
         if record.phase is not before.phase:
-            log.info(
-                "member %s (%d): %s %s",
-                record.order.name,
-                record.incarnation,
-                record.phase,
-                record.code,
-            )
+            who = record.order.name
+            log.info("member %s (%d): %s %s", who, record.incarnation, record.phase, record.code)
         begins = record.phase is Phase.RUNNING and before.phase is not Phase.RUNNING
         if begins and member.machine is not None:
             member.machine.listen()
@@ -267,7 +264,7 @@ class Keeper:
             machine.destroy()
             return Destroyed()
 
-        self._work(member, "destroy", destroy)
+        self._work(member, "destroy", destroy, Destroyed)
 
     def _machine(self, record: Record) -> MemberMachine:
         name, incarnation = record.order.id, record.incarnation
@@ -277,7 +274,9 @@ class Keeper:
 
         return MemberMachine(self._parts, record.order, incarnation, tell)
 
-    def _work(self, member: Member, what: str, action: _Work) -> None:
+    def _work(
+        self, member: Member, what: str, action: _Work, failed: Callable[[End], _Heard] = Done
+    ) -> None:
         """Do something in a thread of its own; its result is news of the machine."""
         record = member.record
         name, incarnation = record.order.id, record.incarnation
@@ -288,7 +287,7 @@ class Keeper:
             except Exception as error:  # whatever it is, the member is tried again
                 known = isinstance(error, VMJobsError | OSError)
                 log.warning("member %s: %s: %s", record.order.name, what, error, exc_info=not known)
-                self.hear(name, incarnation, Done(why_not(error)))
+                self.hear(name, incarnation, failed(why_not(error)))
                 return
             self.hear(name, incarnation, result or Done())
 
@@ -342,7 +341,8 @@ def _noted(facts: Facts, news: _Heard, now: float) -> Facts:
     elif isinstance(news, Done):
         facts = facts.but(working=False, end=facts.end or news.failed)
     elif isinstance(news, Destroyed):
-        facts = facts.but(working=False, destroyed=True)
+        why = news.failed.message if news.failed else ""
+        facts = facts.but(working=False, destroyed=news.failed is None, undestroyed=why)
     elif isinstance(news, Ready):
         facts = facts.but(ready=True)
     elif isinstance(news, ExitReported) and facts.exit is None:
@@ -351,6 +351,8 @@ def _noted(facts: Facts, news: _Heard, now: float) -> Facts:
         facts = facts.but(end=news.end)
     elif isinstance(news, Renewed):
         facts = facts.but(renewed=news.due)
+    elif isinstance(news, TokenRefused):
+        facts = facts.but(refused=news.why)
     return facts
 
 

@@ -62,6 +62,13 @@ class Renewed:
 
 
 @dataclass(frozen=True)
+class TokenRefused:
+    """The guest's script ends, and never had a token; this is why."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Over:
     """The machine has ended, or is as good as that."""
 
@@ -69,7 +76,7 @@ class Over:
 
 
 #: What is told of a machine while it lives.
-News = Observation | Renewed | Over
+News = Observation | Renewed | TokenRefused | Over
 
 
 @dataclass
@@ -257,6 +264,7 @@ class MemberMachine:
         self._tokens = PoolTokens(
             fetch=self._fetch_token,
             fetched=lambda due: self.tell(Renewed(due)),
+            had=record.renew > 0,
         )
         self._link = GuestLink(
             token=record.token,
@@ -301,6 +309,8 @@ class MemberMachine:
             self.ready = True
         if isinstance(seen, ExitReported):
             self._exit = self._exit or seen.exit
+            if self._tokens is not None and (fault := self._tokens.refusal) is not None:
+                self.tell(TokenRefused(fault.message))
         console = self._place.console(self.incarnation)
         if isinstance(seen, MachineGone):
             self.tell(Over(self._early_end(console)))

@@ -22,7 +22,7 @@ import signal
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from vmjobs.agent.members.record import End, Facts, Record
+from vmjobs.agent.members.record import LONGEST_MESSAGE, End, Facts, Record
 from vmjobs.cluster.member import Goal, MemberCode, Phase
 from vmjobs.cluster.wire import MemberOrder
 from vmjobs.model import ExitStatus
@@ -33,6 +33,8 @@ LONGEST_PAUSE = 300.0
 POWER_OFF_SECONDS = 15.0
 #: Seconds until a token that could not be had is asked for again.
 RENEW_AGAIN_SECONDS = 30.0
+#: Seconds at least until a machine is tried again that the service had no token for.
+REFUSED_PAUSE = 30.0
 #: Seconds until a machine that could not be destroyed is tried again.
 DESTROY_AGAIN_SECONDS = 10.0
 
@@ -144,7 +146,9 @@ def _destroyed(record: Record, now: float, *, wanted: bool) -> Decision:
     if record.order.goal is not Goal.RUN:
         return Decision(_gone(record, now))
     failures = record.failures + record.failing
-    retry = now + pause_after(failures)
+    # A token that is refused is no failure of the machine: it only makes a pause.
+    pause = REFUSED_PAUSE if record.code is MemberCode.TOKEN_REFUSED else 0.0
+    retry = now + max(pause_after(failures), pause)
     waiting = record.enter(Phase.WAITING, record.code, record.message, now)
     return Decision(
         waiting.but(failures=failures, failing=False, retry=retry, machine="", token="", sentinel=""),
@@ -157,12 +161,15 @@ def _destroyed(record: Record, now: float, *, wanted: bool) -> Decision:
 
 def _stop(record: Record, end: End, now: float) -> Decision:
     condemned = record.order.condemned >= record.incarnation
-    failing = condemned or not record.admitted
+    failing = condemned or not (record.admitted or end.code is MemberCode.TOKEN_REFUSED)
     stopping = record.enter(Phase.STOPPING, end.code, end.message, now)
-    return Decision(stopping.but(failing=failing, retry=0.0, deadline=0.0), (Effect.DESTROY,))
+    stopping = stopping.but(failing=failing, retry=0.0, deadline=0.0, undestroyed="")
+    return Decision(stopping, (Effect.DESTROY,))
 
 
 def _stopping(record: Record, facts: Facts, now: float) -> Decision:
+    if facts.undestroyed:
+        record = record.but(undestroyed=facts.undestroyed[:LONGEST_MESSAGE])
     if facts.working:
         return Decision(record)
     if now < record.retry <= now + LONGEST_PAUSE:
@@ -187,9 +194,10 @@ def _ordered_end(record: Record, *, wanted: bool) -> End | None:
 def _seen_end(record: Record, facts: Facts, now: float) -> End | None:
     """Why the machine is to be destroyed now for what it did, or did not do in time."""
     if facts.end is not None:
-        return _drained(record, facts) or facts.end
+        return _drained(record, facts) or _refused(facts) or facts.end
     if facts.exit is not None and now >= facts.exit_at + POWER_OFF_SECONDS:
-        return _drained(record, facts) or End(code=MemberCode.GUEST_ENDED, message=ended(facts.exit))
+        last = End(code=MemberCode.GUEST_ENDED, message=ended(facts.exit))
+        return _drained(record, facts) or _refused(facts) or last
     if record.deadline == 0.0 or now < record.deadline:
         return None
     return _overdue(record)
@@ -199,6 +207,14 @@ def _drained(record: Record, facts: Facts) -> End | None:
     if record.phase is Phase.DRAINING and facts.exit is not None and facts.exit.ok:
         return End(code=MemberCode.DRAINED, message="its last job has ended")
     return None
+
+
+def _refused(facts: Facts) -> End | None:
+    """Whether the script ended for want of a token: the service's fault, and not the image's."""
+    if facts.exit is None or not facts.refused:
+        return None
+    message = f"it got no token for the pool: {facts.refused}"
+    return End(code=MemberCode.TOKEN_REFUSED, message=message)
 
 
 def ended(exit: ExitStatus) -> str:

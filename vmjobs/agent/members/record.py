@@ -20,6 +20,7 @@ class Record(Frozen):
     admitted: that machine may take jobs. failing: its end counts as a failure.
     retry: when WAITING ends, or STOPPING is tried again. deadline: of BOOTING and of DRAINING.
     renew: when its pool token is to be replaced. A time of 0 is none.
+    undestroyed: why the machine of a member that is STOPPING could not be destroyed yet.
     """
 
     order: MemberOrder
@@ -38,6 +39,7 @@ class Record(Frozen):
     token: str = ""
     sentinel: str = ""
     admitted: bool = False
+    undestroyed: str = ""
     seconds: dict[str, float] = Field(default_factory=dict)
 
     def but(self, **changes: object) -> Record:
@@ -51,12 +53,15 @@ class Record(Frozen):
     def report(self) -> MemberReport:
         """What the service is told."""
         waiting = self.phase is Phase.WAITING and self.retry > 0
+        message = self.message
+        if self.phase is Phase.STOPPING and self.undestroyed:
+            message = f"it cannot be destroyed: {self.undestroyed}; {message}"
         return MemberReport(
             id=self.order.id,
             incarnation=self.incarnation,
             phase=self.phase,
             code=self.code,
-            message=self.message,
+            message=message[:LONGEST_MESSAGE],
             since=_moment(self.since),
             hypervisor=self.hypervisor,
             failures=self.failures,
@@ -80,6 +85,7 @@ class Facts(Frozen):
     ready: its guest said so. exit: how the guest's script ended, told at ``exit_at``.
     end: it has ended, or could not be started. destroyed: verified, nothing of it is left.
     renewed: its pool token was replaced; this is when the next is due.
+    refused: why it never had a token when its script ended. undestroyed: why it could not be destroyed.
     """
 
     working: bool = False
@@ -91,6 +97,8 @@ class Facts(Frozen):
     end: End | None = None
     destroyed: bool = False
     renewed: float = 0.0
+    refused: str = ""
+    undestroyed: str = ""
 
     def but(self, **changes: object) -> Facts:
         """These facts with some fields changed."""

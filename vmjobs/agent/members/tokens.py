@@ -24,10 +24,12 @@ class PoolTokens:
     fetch: gets a new token from the service. That may take its time: it is done in a thread of its own,
         so that nobody needs to wait for it once this is closed.
     fetched: called after that with the time at which half of its life is over (seconds since 1970).
+    had: the machine has had a token, be it from an earlier agent.
     """
 
     fetch: Callable[[], PoolToken]
     fetched: Callable[[float], object]
+    had: bool = False
     _token: PoolToken | None = None
     _fault: VMJobsError | None = None
     _due: float = 0.0
@@ -56,6 +58,12 @@ class PoolTokens:
         """Have a new token. Raises as :meth:`get`."""
         with self._changed:
             self._replace()
+
+    @property
+    def refusal(self) -> VMJobsError | None:
+        """Why there was no token last, where the machine never had one."""
+        with self._changed:
+            return None if self.had else self._fault
 
     def close(self) -> None:
         """Let go of all who wait."""
@@ -87,6 +95,6 @@ class PoolTokens:
             if token is not None:
                 now = time.time()
                 self._due = now + max(SHORTEST_LIFE, (token.expires.timestamp() - now) / 2)
-                self._token = token
+                self._token, self.had = token, True
                 self.fetched(self._due)
             self._changed.notify_all()
