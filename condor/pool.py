@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -49,7 +49,15 @@ _REMOVED, _COMPLETED, _HELD = 3, 4, 5
 _MOST: Final = 2**31 - 1
 _MEMBER: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _MACHINE: Final = re.compile(r"[0-9a-f]{32}\.[0-9]{1,10}")
-_PROBE_AD: Final = (names.CLUSTER_ID, names.PROC_ID, names.JOB_STATUS, names.EXIT_CODE)
+_PROBE_AD: Final = (
+    names.CLUSTER_ID,
+    names.PROC_ID,
+    names.PROBE,
+    names.JOB_STATUS,
+    names.EXIT_CODE,
+)
+#: As many ads as there are.
+_ALL: Final = -1
 
 
 class CondorPool:
@@ -68,7 +76,6 @@ class CondorPool:
         self._schedd_name = schedd
         self._schedd = Schedd(schedd, collector, timeout)
         self._timeout = timeout
-        self._machines: dict[tuple[str, int], str] = {}
 
     def machines(self) -> list[PoolMachine]:
         """Machines of our clusters whose ads are in the collector now: one query."""
@@ -80,37 +87,49 @@ class CondorPool:
                 constraint=_OURS,
                 projection=list(_MACHINE_AD),
             )
-        ads = [ad for ad in answer["ads"] if is_machine(ad)]
-        self._machines = {(ad[names.MEMBER], ad[names.INCARNATION]): ad[names.MACHINE] for ad in ads}
-        return [machine(ad) for ad in ads]
+        return [machine(ad) for ad in answer["ads"] if is_machine(ad)]
 
-    def probe(self, member: str, incarnation: int) -> ProbeState:
-        """How the probe job of this machine is doing; it is submitted where there is none."""
-        if (member, incarnation) not in self._machines:
-            self.machines()
-        target = self._machines.get((member, incarnation))
-        if not target:
-            return ProbeState.WAITING  # not in the pool (any more)
-        constraint = f"{names.PROBE} == {literal(target)}"
+    def probes(self, machines: Sequence[PoolMachine]) -> dict[tuple[str, int], ProbeState]:
+        """How the probe jobs of these machines are doing: three calls at most, for all of them."""
+        asked = {target_of(each): each for each in machines}
+        if not asked:
+            return {}
+        constraint = f"{names.PROBE} =!= undefined"
         with self._translated():
-            found = self._schedd.query(constraint, _PROBE_AD)
-            if not found:
+            found = probe_states(self._schedd.query(constraint, _PROBE_AD))
+            if not asked.keys() <= found.keys():
                 until = f"EnteredCurrentStatus < {int(time.time()) - _HISTORY_SECONDS}"
-                found = self._schedd.history(constraint, _PROBE_AD, 1, until)
-            if not found:
-                self._schedd.submit(probe_job(member, target))
-        return probe_state(found[0]) if found else ProbeState.WAITING
+                ended = self._schedd.history(constraint, _PROBE_AD, _ALL, until)
+                found = {**probe_states(ended), **found}
+            if new := [each for target, each in asked.items() if target not in found]:
+                self._schedd.submit(probe_jobs(new))
+        return {
+            (each.id, each.incarnation): found.get(target, ProbeState.WAITING)
+            for target, each in asked.items()
+        }
 
     def withdraw(self, members: Sequence[str]) -> None:
         """Have the collector forget machines that are gone, and remove their probe jobs."""
         if not members:
             return
         with self._translated():
-            constraint = member_constraint(names.MEMBER, members)
+            constraint = any_of(names.MEMBER, members)
             call("withdraw", self._timeout, pool=self._collector, constraint=constraint)
-            probes = self._schedd.query(member_constraint(names.PROBE_MEMBER, members), _PROBE_AD)
+            probes = self._schedd.query(any_of(names.PROBE_MEMBER, members), _PROBE_AD)
             if ids := [f"{ad[names.CLUSTER_ID]}.{ad[names.PROC_ID]}" for ad in probes]:
                 self._schedd.remove(ids, "the machine that this job was to try is gone")
+
+    def disown(self, machines: Sequence[PoolMachine]) -> None:
+        """Have the collector forget exactly these machines."""
+        if not machines:
+            return
+        # Root in a machine may call it by another's id, but not by another's name.
+        constraint = " || ".join(
+            f"({any_of(names.MEMBER, [each.name])} && {any_of(names.MACHINE, [target_of(each)])})"
+            for each in machines
+        )
+        with self._translated():
+            call("withdraw", self._timeout, pool=self._collector, constraint=constraint)
 
     def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
         """What waits for each of these clusters, at all schedds that the collector knows."""
@@ -155,21 +174,24 @@ _HINT: Final = "condor_ping -type collector -table READ ADVERTISE_STARTD shows w
 def is_machine(ad: Ad) -> bool:
     """Whether an ad is one that a machine of ours would send."""
     member, target = ad.get(names.MEMBER), ad.get(names.MACHINE)
+    incarnation = _number(ad, names.INCARNATION)
     return (
         isinstance(member, str)
         and isinstance(target, str)
         and bool(_MEMBER.fullmatch(member) and _MACHINE.fullmatch(target))
-        and 0 < _number(ad, names.INCARNATION) < _MOST
+        and 0 < incarnation < _MOST
+        and target.endswith(f".{incarnation}")
     )
 
 
 def machine(ad: Ad) -> PoolMachine:
     """A machine as its ad describes it. The probe is not among the jobs that it has run."""
     starts = _number(ad, names.JOB_STARTS)
-    system = ad.get(names.SYSTEM, "")
+    system, target = ad.get(names.SYSTEM, ""), ad.get(names.MACHINE, "")
     return PoolMachine(
         name=ad[names.MEMBER],
         incarnation=ad[names.INCARNATION],
+        id=target.partition(".")[0],
         busy=_number(ad, names.DYNAMIC_SLOTS) > 0,
         jobs=max(0, starts - 1) if ad.get(names.ADMITTED) is True else 0,
         system="".join(c for c in system[:64] if c.isprintable()) if isinstance(system, str) else "",
@@ -182,16 +204,18 @@ def _number(ad: Ad, name: str) -> int:
     return max(0, min(value, _MOST)) if type(value) is int else 0
 
 
-def member_constraint(attribute: str, members: Sequence[str]) -> str:
-    """True for ads whose attribute is one of these names."""
-    return " || ".join(f"{attribute} =?= {literal(member)}" for member in members)
+def target_of(known: PoolMachine) -> str:
+    """The machine's ``VMJobsMachine``."""
+    return f"{known.id}.{known.incarnation}"
 
 
-def probe_job(member: str, target: str) -> Submission:
-    """A job that runs a program that the machine has, and nothing else.
+def any_of(attribute: str, values: Sequence[str]) -> str:
+    """True for ads whose attribute is one of these."""
+    return " || ".join(f"{attribute} =?= {literal(value)}" for value in values)
 
-    target: the machine's ``VMJobsMachine``.
-    """
+
+def probe_jobs(machines: Sequence[PoolMachine]) -> Submission:
+    """For each of these a job that runs a program that the machine has, and nothing else."""
     description: Mapping[str, str] = {
         "universe": "vanilla",
         "executable": names.PROBE_PROGRAM,
@@ -200,20 +224,29 @@ def probe_job(member: str, target: str) -> Submission:
         "when_to_transfer_output": "ON_EXIT",
         "transfer_output_files": '""',
         "initialdir": "/tmp",  # noqa: S108  nothing is written there
-        "requirements": f"TARGET.{names.MACHINE} =?= {literal(target)}",
+        "requirements": f"TARGET.{names.MACHINE} =?= MY.{names.PROBE}",
         "request_cpus": "1",
         "request_memory": "16",
         "request_disk": "1024",  # KiB
         "notification": "never",
-        "batch_name": f"probe-{member}",
+        "batch_name": "probes",
         # Whoever waits for a probe gives up on it, at the latest when the job does.
         "periodic_remove": f"JobStatus == 5 || time() - QDate > {PROBE_SECONDS}",
         # Its end is news at once; a machine that dies under it is found out by others.
         "job_lease_duration": "60",
-        f"+{names.PROBE}": literal(target),
-        f"+{names.PROBE_MEMBER}": literal(member),
+        f"+{names.PROBE}": '"$(vmjobs_machine)"',
+        f"+{names.PROBE_MEMBER}": '"$(vmjobs_member)"',
     }
-    return Submission(dict(description), [{"vmjobs_probe": "1"}])
+    items = [{"vmjobs_machine": target_of(each), "vmjobs_member": each.name} for each in machines]
+    return Submission(dict(description), items)
+
+
+def probe_states(ads: Iterable[Ad]) -> dict[str, ProbeState]:
+    """How the probe jobs of machines are doing, by ``VMJobsMachine``; of several the first counts."""
+    found: dict[str, ProbeState] = {}
+    for ad in ads:
+        found.setdefault(str(ad.get(names.PROBE, "")), probe_state(ad))
+    return found
 
 
 def probe_state(ad: Ad) -> ProbeState:

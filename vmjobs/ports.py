@@ -234,12 +234,14 @@ class GuestKit(Protocol):
 class PoolMachine:
     """A machine of a cluster as its pool's collector knows it.
 
-    name: of the member. incarnation: which of its machines. busy: jobs run in it; jobs: it has run so
+    name: of the member; another may have had it before. incarnation: which of its machines. id: of the
+    member, as no other ever had it; empty: the ad has none. busy: jobs run in it; jobs: it has run so
     many. system: name and version of its operating system, as it says.
     """
 
     name: str
     incarnation: int
+    id: str = ""
     busy: bool = False
     jobs: int = 0
     system: str = ""
@@ -290,11 +292,18 @@ class Pool(Protocol):
     def machines(self) -> list[PoolMachine]:
         """Machines of our clusters whose ads are in the collector now: one query."""
 
-    def probe(self, member: str, incarnation: int) -> ProbeState:
-        """How the probe job of this machine is doing; it is submitted where there is none."""
+    def probes(self, machines: Sequence[PoolMachine]) -> Mapping[tuple[str, int], ProbeState]:
+        """How the probe jobs of exactly these machines are doing, by member's id and incarnation; they
+        are submitted where there are none. A few calls, however many machines."""
 
     def withdraw(self, members: Sequence[str]) -> None:
-        """Have the collector forget machines that are gone, and remove their probe jobs."""
+        """Have the collector forget machines that are gone, and remove their probe jobs.
+
+        members: their names.
+        """
+
+    def disown(self, machines: Sequence[PoolMachine]) -> None:
+        """Have the collector forget exactly these machines, and no others of the same names."""
 
     def idle(self, kinds: Sequence[MachineKind]) -> Mapping[str, IdleJobs]:
         """What waits for each of these clusters, by name. Whom several could serve goes to the first

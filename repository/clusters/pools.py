@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Final
 
 from sqlalchemy.orm import Session
@@ -21,30 +22,43 @@ logger = logging.getLogger(__name__)
 
 #: How often a pool is asked where nobody waits for an answer.
 ASK_EVERY: Final = timedelta(seconds=15)
+#: Asking that takes longer does not count as time that machines had.
+SLOW: Final = timedelta(seconds=2)
 
 
 @dataclass
 class Look:
     """What came of asking one pool.
 
-    machines: None: it did not say. problem: why it did not answer all; empty: it did.
+    machines: by name and id of the member; None: it did not say. problem: why it did not answer all;
+    empty: it did.
     """
 
-    machines: dict[str, PoolMachine] | None = None
+    machines: dict[tuple[str, str], PoolMachine] | None = None
     problem: str = ""
 
 
 @dataclass
 class Looks:
-    """What came of asking the pools that were asked, by name; and of probe jobs."""
+    """What came of asking the pools that were asked, by name; and of probe jobs.
 
+    begun: when the first was, in seconds of a clock that nobody sets.
+    """
+
+    begun: float
     pools: dict[str, Look] = field(default_factory=dict)
     probes: dict[tuple[str, int], ProbeState] = field(default_factory=dict)
+
+    @property
+    def delay(self) -> timedelta:
+        """For how long nobody has looked since, if that is long: no machine is at fault for it."""
+        took = timedelta(seconds=monotonic() - self.begun)
+        return took if took > SLOW else timedelta()
 
 
 def ask(world: World, pools: Mapping[str, Pool], present: datetime) -> Looks:
     """Ask the pools that it is time to ask, and then about their members' probe jobs."""
-    looks = Looks()
+    looks = Looks(monotonic())
     begun = [row for row in world.members.values() if row.incarnation or row.advertised]
     for name in sorted({row.pool for row in begun}):
         mine = [row for row in begun if row.pool == name]
@@ -62,7 +76,7 @@ def _is_time(pool: PoolRow | None, members: Iterable[MemberRow], present: dateti
 
 def _look(
     name: str,
-    members: Iterable[MemberRow],
+    members: Sequence[MemberRow],
     pools: Mapping[str, Pool],
     probes: dict[tuple[str, int], ProbeState],
 ) -> Look:
@@ -71,21 +85,33 @@ def _look(
         look.problem = f"the pool {name} is none of this service's any more: see its setting pools"
         return look
     try:
-        look.machines = _newest(pool.machines())
-        for row in members:
-            machine = look.machines.get(row.name)
-            if machine and _awaited(row) and machine.incarnation == row.incarnation:
-                probes[row.id, row.incarnation] = pool.probe(row.name, row.incarnation)
+        machines = pool.machines()
+        look.machines = _newest(machines)
+        here = [(row, look.machines.get((row.name, row.id))) for row in members if _awaited(row)]
+        if new := [each for row, each in here if each and each.incarnation == row.incarnation]:
+            probes.update(pool.probes(new))
     except Unavailable as error:
         look.problem = error.message
+    else:
+        _disown(name, pool, machines, {row.name: row.id for row in members})
     return look
 
 
-def _newest(machines: Iterable[PoolMachine]) -> dict[str, PoolMachine]:
-    found: dict[str, PoolMachine] = {}
+def _newest(machines: Iterable[PoolMachine]) -> dict[tuple[str, str], PoolMachine]:
+    found: dict[tuple[str, str], PoolMachine] = {}
     for machine in sorted(machines, key=lambda machine: machine.incarnation):
-        found[machine.name] = machine
+        found[machine.name, machine.id] = machine
     return found
+
+
+def _disown(name: str, pool: Pool, machines: Iterable[PoolMachine], members: Mapping[str, str]) -> None:
+    """Have a pool forget machines of earlier members whose names others have now."""
+    stale = [each for each in machines if members.get(each.name, each.id) != each.id]
+    try:
+        if stale:
+            pool.disown(stale)
+    except Unavailable as error:
+        logger.warning("machines of earlier members stay in the pool %s: %s", name, error.message)
 
 
 def _awaited(row: MemberRow) -> bool:
@@ -96,12 +122,15 @@ def _awaited(row: MemberRow) -> bool:
 
 def is_news(world: World, looks: Looks) -> bool:
     """Whether noting what the pools say would change more than when they were asked."""
+    slow = bool(looks.delay)
     for name, look in looks.pools.items():
         row = world.pools.get(name)
         if row is None or row.problem != look.problem:
             return True
         for member in world.members.values():
-            if member.pool == name and _seen(member, look) != _kept(member):
+            if member.pool != name:
+                continue
+            if _seen(member, look) != _kept(member) or (slow and member.waiting is not None):
                 return True
     return False
 
@@ -113,7 +142,7 @@ def _kept(row: MemberRow) -> tuple[int, bool, int]:
 def _seen(row: MemberRow, look: Look) -> tuple[int, bool, int]:
     if look.machines is None:
         return _kept(row)
-    machine = look.machines.get(row.name)
+    machine = look.machines.get((row.name, row.id))
     if machine is None:
         return 0, False, row.jobs
     return machine.incarnation, machine.busy, machine.jobs
@@ -129,7 +158,7 @@ def note_asked(session: Session, looks: Looks, present: datetime) -> None:
 
 def overlay(world: World, looks: Looks, present: datetime) -> list[str]:
     """Put what the pools say into the rows of a world; pools that begin or cease to answer."""
-    turned = []
+    turned, delay = [], looks.delay
     for name, look in looks.pools.items():
         row = world.pools.get(name)
         if row is None:
@@ -143,6 +172,9 @@ def overlay(world: World, looks: Looks, present: datetime) -> list[str]:
             if before and not look.problem and member.waiting is not None:
                 member.waiting = present  # time in which nobody could look does not count
             _update(member, look, present)
+            if member.waiting is not None and delay:
+                # One that began to wait meanwhile is not owed more than it has waited.
+                member.waiting = min(member.waiting, present) + delay
     return turned
 
 

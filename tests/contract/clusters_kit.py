@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,13 +25,15 @@ class Roll:
 
     down: it does not answer. probing: what probe jobs do. calls: how often it was asked for machines.
     waiting: idle jobs by cluster; asked: about what; offers: clusters of which a machine is shown.
+    there: by name and id of the member. whose: the id of whom a name is now.
     """
 
-    def __init__(self) -> None:
-        self.there: dict[str, PoolMachine] = {}
+    def __init__(self, whose: Callable[[str], str]) -> None:
+        self._whose = whose
+        self.there: dict[tuple[str, str], PoolMachine] = {}
         self.down = False
         self.probing = ProbeState.RAN
-        self.probed: list[tuple[str, int]] = []
+        self.probed: list[set[tuple[str, int]]] = []
         self.withdrawn: list[str] = []
         self.calls = 0
         self.waiting: dict[str, IdleJobs] = {}
@@ -48,16 +50,23 @@ class Roll:
         self._check()
         return list(self.there.values())
 
-    def probe(self, member: str, incarnation: int) -> ProbeState:
+    def probes(self, machines: Sequence[PoolMachine]) -> dict[tuple[str, int], ProbeState]:
         self._check()
-        self.probed.append((member, incarnation))
-        return self.probing
+        asked = {(machine.id, machine.incarnation) for machine in machines}
+        self.probed.append(asked)
+        return dict.fromkeys(asked, self.probing)
 
     def withdraw(self, members: Sequence[str]) -> None:
         self._check()
         for name in members:
             self.withdrawn.append(name)
-            self.there.pop(name, None)
+            for key in [key for key in self.there if key[0] == name]:
+                del self.there[key]
+
+    def disown(self, machines: Sequence[PoolMachine]) -> None:
+        self._check()
+        for machine in machines:
+            del self.there[machine.name, machine.id]
 
     def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
         self.weighings += 1
@@ -74,8 +83,9 @@ class Roll:
         self.waiting[cluster] = IdleJobs(jobs, **{"machines": jobs, **more})
 
     def join(self, name: str, incarnation: int = 1, **more: Any) -> None:
-        """Have a machine's ad."""
-        self.there[name] = PoolMachine(name, incarnation, **more)
+        """Have a machine's ad; it is the present member's of that name, if not said otherwise."""
+        machine = PoolMachine(name, incarnation, **{"id": more.get("id") or self._whose(name), **more})
+        self.there[name, machine.id] = machine
 
 
 def declared(name: str = "vc", size: Any = 1, **more: Any) -> ClusterSpec:
@@ -105,10 +115,14 @@ class World:
     def __init__(self, repository: Repository, *nodes: str) -> None:
         self.repository = repository
         self.clusters: Clusters = repository.clusters
-        self.pool = Roll()
+        self.pool = Roll(self._id_of)
         self.later = timedelta()
         for name in nodes:
             repository.put_node(node_of(name))
+
+    def _id_of(self, name: str) -> str:
+        clusters = [self.clusters.get(cluster.name) for cluster in self.clusters.list()]
+        return next((m.id for cluster in clusters for m in cluster.members if m.name == name), "")
 
     def step(self, seconds: float = 0) -> None:
         """What the worker does, once, after so many seconds."""

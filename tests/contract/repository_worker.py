@@ -67,15 +67,18 @@ class Eager:
 
     def machines(self) -> list[PoolMachine]:
         return [
-            PoolMachine(member.name, member.incarnation)
+            PoolMachine(member.name, member.incarnation, member.id)
             for cluster in self._clusters.list()
             for member in self._clusters.get(cluster.name).members
         ]
 
-    def probe(self, member: str, incarnation: int) -> ProbeState:
-        return ProbeState.RAN
+    def probes(self, machines: Sequence[PoolMachine]) -> dict[tuple[str, int], ProbeState]:
+        return {(machine.id, machine.incarnation): ProbeState.RAN for machine in machines}
 
     def withdraw(self, members: Sequence[str]) -> None:
+        """Nothing is kept."""
+
+    def disown(self, machines: Sequence[PoolMachine]) -> None:
         """Nothing is kept."""
 
     def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:

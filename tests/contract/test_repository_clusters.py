@@ -260,10 +260,10 @@ def test_a_pool_whose_schedd_alone_is_away(world: World, monkeypatch: pytest.Mon
     world.apply()
     world.step()
 
-    def probe(member: str, incarnation: int) -> ProbeState:
+    def probes(machines: object) -> None:
         raise Unavailable("pool", "the schedd does not answer")
 
-    monkeypatch.setattr(world.pool, "probe", probe)
+    monkeypatch.setattr(world.pool, "probes", probes)
     world.run("vc-0")
     for _ in range(4):
         world.step(20)
@@ -528,7 +528,7 @@ class Killed(BaseException):
     """The worker is killed at this place."""
 
 
-@pytest.mark.parametrize("asked", ["machines", "probe", "withdraw"])
+@pytest.mark.parametrize("asked", ["machines", "probes", "withdraw"])
 def test_a_worker_that_is_killed_when_it_has_asked_a_pool(
     world: World, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:

@@ -33,9 +33,9 @@ def ranged(world: World, least: int, most: int, **more: Any) -> None:
 
 def busy(world: World, *names: str) -> None:
     """These machines run jobs, and no others."""
-    for name, machine in world.pool.there.items():
-        works = name in names
-        world.pool.there[name] = replace(machine, busy=works, jobs=machine.jobs + works)
+    for key, machine in world.pool.there.items():
+        works = machine.name in names
+        world.pool.there[key] = replace(machine, busy=works, jobs=machine.jobs + works)
 
 
 def test_a_probe_that_runs_is_no_job(world: World) -> None:
@@ -44,7 +44,7 @@ def test_a_probe_that_runs_is_no_job(world: World) -> None:
     world.step()
     world.step(11)
     world.bring_up()
-    world.pool.there["vc-0"] = replace(world.pool.there["vc-0"], busy=True, jobs=0)
+    world.pool.join("vc-0", busy=True, jobs=0)
     world.step(20)
     world.step(20)
     assert running(world) == ["vc-0"]

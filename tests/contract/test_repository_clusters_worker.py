@@ -115,7 +115,7 @@ def test_operators_agents_and_the_worker_at_once(repository: Repository, others:
     def work() -> None:
         while not over.is_set():
             for order in (o for n in ("n1", "n2") for o in others.clusters.share(n).members):
-                world.pool.join(order.name)
+                world.pool.join(order.name, id=order.id)
             world.step()
 
     with Agents(others, "n1", "n2") as agents, ThreadPoolExecutor(3) as pool:

@@ -135,6 +135,13 @@ class Machine:
         run("docker", "rm", "-f", self.container)
 
 
+def probes(grid: Grid, machine: Machine) -> list[str]:
+    """How the probe jobs of a member's machines in the pool are doing."""
+    mine = f"[m for m in pool.machines() if m.id == '{machine.order.id}']"
+    states: list[str] = pool(grid, f"list(pool.probes({mine}).values())")
+    return states
+
+
 MakeMachine = Callable[..., Machine]
 
 
@@ -284,9 +291,7 @@ def test_a_machine_joins_is_probed_admitted_and_drained(
     wanted = {"+Wanted": "True"}
     early = queue.submit(cluster, "test $(id -u) != 0 && exit 7", **wanted)
     refused = queue.submit(cluster, "true")
-    wait_for(
-        lambda: pool(grid, f"pool.probe('{here.name}', 1)") == "ran" or None, "the probe to run", 60
-    )
+    wait_for(lambda: probes(grid, here) == ["ran"] or None, "the probe to run", 60)
     assert queue.state(early)[0] == "1"  # not before it is admitted
     here.signal("USR1")
     assert queue.until(early, "4")[1] == "7"
@@ -358,13 +363,13 @@ def test_the_script_ends_as_its_startd_does(grid: Grid, machine: MakeMachine) ->
 def test_probes_of_machines_that_are_gone_are_removed(grid: Grid, machine: MakeMachine) -> None:
     here = machine()
     here("pkill", "-STOP", "-x", "condor_startd")
-    assert pool(grid, f"pool.probe('{here.name}', 1)") == "waiting"
+    assert probes(grid, here) == ["waiting"]
     where = f'VMJobsProbeMember == "{here.name}"'
-    probes = ("condor_q", "-all", "-constraint", where, "-af", "ClusterId")
-    assert len(grid.on("site", *probes).split()) == 1
-    assert pool(grid, f"pool.probe('{here.name}', 1)") == "waiting"
-    assert len(grid.on("site", *probes).split()) == 1  # found again, not queued again
+    queued = ("condor_q", "-all", "-constraint", where, "-af", "ClusterId")
+    assert len(grid.on("site", *queued).split()) == 1
+    assert probes(grid, here) == ["waiting"]
+    assert len(grid.on("site", *queued).split()) == 1  # found again, not queued again
     pool(grid, f"pool.withdraw(['{here.name}'])")
-    wait_for(lambda: not grid.on("site", *probes).strip() or None, "the probe to leave the queue", 60)
-    assert pool(grid, f"pool.probe('{here.name}', 1)") == "waiting"  # not in the pool
-    assert not grid.on("site", *probes).strip()
+    wait_for(lambda: not grid.on("site", *queued).strip() or None, "the probe to leave the queue", 60)
+    assert probes(grid, here) == []  # not in the pool
+    assert not grid.on("site", *queued).strip()

@@ -15,7 +15,7 @@ import pytest
 
 from condor import names
 from condor.cluster_ads import faults
-from condor.pool import CondorPool, is_machine, machine, member_constraint, probe_job, probe_state
+from condor.pool import CondorPool, any_of, is_machine, machine, probe_jobs, probe_state
 from condor.pool_tokens import CondorMinter, expiry
 from condor.worker import WorkerKit, machine_attributes, member_config
 from vmjobs.cluster.member import Goal
@@ -243,6 +243,7 @@ AD = {names.MEMBER: "a-0", names.INCARNATION: 2, names.MACHINE: "5" * 32 + ".2"}
         {names.INCARNATION: "x"},
         {names.INCARNATION: True},
         {names.INCARNATION: 0},
+        {names.INCARNATION: 3},
         {names.INCARNATION: -1},
         {names.INCARNATION: 2**62},
     ],
@@ -267,6 +268,7 @@ def test_what_a_machine_says_cannot_be_more_than_can_be_kept() -> None:
 def test_a_machines_ad() -> None:
     ad = {names.MEMBER: "a-0", names.INCARNATION: 2, names.SYSTEM: "Debian GNU/Linux 13"}
     assert machine(ad) == PoolMachine("a-0", 2, system="Debian GNU/Linux 13")
+    assert machine({**ad, **AD}).id == "5" * 32
     ad |= {names.DYNAMIC_SLOTS: 1, names.JOB_STARTS: 1}
     assert machine(ad).busy
     assert machine(ad).jobs == 0  # it was the probe
@@ -289,15 +291,98 @@ def test_what_a_probe_says(ad: dict[str, Any], state: ProbeState) -> None:
     assert probe_state(ad) is state
 
 
-def test_a_probe_is_for_one_machine_and_moves_no_file() -> None:
-    description = probe_job("a-0", "id.1").description
-    assert description["requirements"] == 'TARGET.VMJobsMachine =?= "id.1"'
-    assert description["transfer_executable"] == "false"
-    assert description["executable"] == names.PROBE_PROGRAM
+def expression(submit: Any, name: str) -> Any:
+    return classad2.ExprTree(submit.expand(name))
+
+
+def test_each_probe_is_for_one_machine_and_moves_no_file() -> None:
+    known = [PoolMachine("a-0", 1, "5" * 32), PoolMachine("a-1", 1, "6" * 32)]
+    made = probe_jobs(known)
+    submit = htcondor2.Submit(made.description)
+    for item, mine, other in zip(made.items, known, reversed(known), strict=True):
+        for macro, value in item.items():
+            submit[macro] = value
+        job = classad2.ClassAd({"Requirements": expression(submit, "requirements")})
+        for name in (names.PROBE, names.PROBE_MEMBER):
+            job[name] = expression(submit, f"MY.{name}")
+        assert job[names.PROBE_MEMBER] == mine.name
+        for machine_ad, matches in ((mine, True), (other, False)):
+            target = f"{machine_ad.id}.{machine_ad.incarnation}"
+            ad = classad2.ClassAd({names.MACHINE: target, "Requirements": True})
+            assert job.symmetricMatch(ad) is matches
+    assert made.description["transfer_executable"] == "false"
+    assert made.description["executable"] == names.PROBE_PROGRAM
+
+
+class Queue:
+    """A schedd on paper: what calls came, jobs in the queue, and those that left it."""
+
+    def __init__(self) -> None:
+        self.verbs: list[str] = []
+        self.jobs: list[dict[str, Any]] = []
+        self.left: list[dict[str, Any]] = []
+
+    def call(self, verb: str, _: float, **arguments: Any) -> dict[str, Any]:
+        self.verbs.append(verb)
+        if verb == "submit":
+            items = arguments["items"]
+            self.jobs += [{names.PROBE: i["vmjobs_machine"], names.JOB_STATUS: 1} for i in items]
+            return {"cluster": 1, "proc": 0, "count": len(items)}
+        ads = self.jobs if verb == "query" else self.left
+        where = classad2.ExprTree(arguments["constraint"])
+        found = [ad for ad in ads if where.eval(classad2.ClassAd(ad)) is True]
+        limit = arguments.get("limit", -1)
+        return {"ads": found if limit < 0 else found[:limit]}
+
+
+def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue()
+    monkeypatch.setattr("condor.schedd.call", queue.call)
+    pool = CondorPool("site", "site.grid", "s.grid")
+    known = [PoolMachine(f"a-{n}", 2, f"{n:032x}") for n in range(200)]
+    states = pool.probes(known)
+    assert queue.verbs == ["query", "history", "submit"]
+    assert states == {(each.id, 2): ProbeState.WAITING for each in known}
+    queue.jobs.append({names.JOB_STATUS: 5})  # none of ours
+    queue.verbs.clear()
+    assert pool.probes(known) == states
+    assert queue.verbs == ["query"]
+    # Two have left the queue, one of them for the second time: the last counts, and it comes first.
+    first, second = queue.jobs.pop(0), queue.jobs.pop(0)
+    queue.left = [
+        {**first, names.JOB_STATUS: 4, names.EXIT_CODE: 0},
+        {**first, names.JOB_STATUS: 3},
+        {**second, names.JOB_STATUS: 3},
+    ]
+    queue.verbs.clear()
+    said = pool.probes([*known, PoolMachine("b-0", 1, "b" * 32)])
+    assert queue.verbs == ["query", "history", "submit"]
+    assert (said[known[0].id, 2], said[known[1].id, 2]) == (ProbeState.RAN, ProbeState.FAILED)
+    assert said["b" * 32, 1] is ProbeState.WAITING
+    assert [ad for ad in queue.jobs if ad.get(names.PROBE) == "b" * 32 + ".1"]
+    assert len(queue.jobs) == 198 + 1 + 1
+
+
+def test_a_machine_is_disowned_by_its_name_and_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else root in a machine could have the pool forget another, whose id it says it has."""
+    said: list[str] = []
+    monkeypatch.setattr("condor.pool.call", lambda *_, **more: said.append(more["constraint"]))
+    pool = CondorPool("site", "site.grid", "s.grid")
+    pool.disown([PoolMachine("a-0", 2, "5" * 32), PoolMachine("a-1", 1, "6" * 32)])
+    where = classad2.ExprTree(said[0])
+
+    def goes(member: str, target: str) -> Any:
+        return where.eval(classad2.ClassAd({names.MEMBER: member, names.MACHINE: target}))
+
+    assert goes("a-0", "5" * 32 + ".2")
+    assert goes("a-1", "6" * 32 + ".1")
+    assert not goes("a-1", "5" * 32 + ".2")
+    assert not goes("a-0", "5" * 32 + ".3")
+    assert not goes("a-0", "7" * 32 + ".2")
 
 
 def test_names_in_a_constraint_are_literals() -> None:
-    text = member_constraint("A", ["x", 'y" || true || "'])
+    text = any_of("A", ["x", 'y" || true || "'])
     ad = classad2.ClassAd({"A": "z"})
     assert classad2.ExprTree(text).eval(ad) is False
 
@@ -308,7 +393,8 @@ def test_a_pool_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
     kind = MachineKind("a", 1, 512, 512, {}, "true", {})
     for attempt in (
         pool.machines,
-        lambda: pool.probe("a-0", 1),
+        lambda: pool.probes([PoolMachine("a-0", 1, "5" * 32)]),
+        lambda: pool.disown([PoolMachine("a-0", 1, "5" * 32)]),
         lambda: pool.withdraw(["a-0"]),
         lambda: pool.idle([kind]),
         lambda: pool.offer([kind]),
@@ -317,6 +403,8 @@ def test_a_pool_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
             attempt()
         assert caught.value.service == "pool"
     pool.withdraw([])
+    pool.disown([])
+    assert pool.probes([]) == {}
 
 
 # --------------------------------------------------------------------------- tokens

@@ -1,0 +1,115 @@
+"""Whose machine an ad in a pool is, and what a slow pool costs the machines that wait for it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from clusters_kit import POOLS, World, node_of
+
+from repository.clusters import pools as looking
+from repository.service import Repository
+from vmjobs.cluster.member import MemberCode, MemberState, Phase
+from vmjobs.config import Config
+from vmjobs.errors import Unavailable
+from vmjobs.ports import PoolMachine, ProbeState
+
+EARLIER = "e" * 32
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    return config.model_copy(update={"pools": POOLS, "node_lease_seconds": 100000})
+
+
+@pytest.fixture
+def world(repository: Repository) -> World:
+    found = World(repository)
+    repository.put_node(node_of("n1", cluster_cpus=100, cluster_memory=100000, cluster_disk=100000))
+    return found
+
+
+class Clock:
+    """A pool that takes its time for each answer, and the clock that shows it."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slow, self._now = 0.0, 0.0
+        machines = world.pool.machines
+
+        def slowly() -> list[PoolMachine]:
+            self._now += self.slow
+            world.later += timedelta(seconds=self.slow)
+            return machines()
+
+        monkeypatch.setattr(looking, "monotonic", lambda: self._now)
+        monkeypatch.setattr(world.pool, "machines", slowly)
+
+
+def test_an_earlier_members_machine_admits_nobody(world: World) -> None:
+    world.apply()
+    world.step()
+    world.report(world.members()["vc-0"], Phase.RUNNING)
+    world.pool.join("vc-0", id=EARLIER)
+    world.step()
+    assert world.states() == {"vc-0": MemberState.JOINING}
+    assert world.orders("n1")["vc-0"].admitted == 0
+    assert world.pool.probed == []
+
+
+def test_an_earlier_members_machine_condemns_nobody(world: World) -> None:
+    """Its ad is of a later incarnation than the new member has; and it is withdrawn, alone."""
+    world.apply()
+    world.step()
+    world.pool.join("vc-0", 7, id=EARLIER)
+    world.run("vc-0")
+    world.step()
+    (member,) = world.members().values()
+    assert member.state is MemberState.UP
+    assert world.pool.probed == [{(member.id, 1)}]
+    assert world.pool.there.keys() == {("vc-0", member.id)}
+    assert world.pool.withdrawn == []
+
+
+def test_what_cannot_be_withdrawn_holds_up_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: object) -> None:
+        raise Unavailable("pool", "the collector refuses")
+
+    monkeypatch.setattr(world.pool, "disown", refused)
+    world.apply()
+    world.step()
+    world.pool.join("vc-0", 7, id=EARLIER)
+    world.run("vc-0")
+    world.step()
+    assert world.states() == {"vc-0": MemberState.UP}
+
+
+def test_all_are_asked_about_at_once(world: World) -> None:
+    world.apply(size=20)
+    world.step()
+    for name in world.members():
+        world.run(name)
+    world.step()
+    assert set(world.states().values()) == {MemberState.UP}
+    assert world.pool.probed == [{(member.id, 1) for member in world.members().values()}]
+
+
+def test_time_that_a_slow_pool_takes_is_not_the_machines(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(world, monkeypatch)
+    world.apply()
+    world.step()
+    world.pool.probing = ProbeState.WAITING
+    world.run("vc-0")
+    clock.slow = 50
+    for _ in range(3):
+        world.step(10)
+    assert world.orders("n1")["vc-0"].condemned == 0
+    clock.slow = 0
+    world.step(20)
+    assert world.orders("n1")["vc-0"].condemned == 0
+    world.step(20)
+    order = world.orders("n1")["vc-0"]
+    assert (order.condemned, order.why) == (1, MemberCode.JOIN_TIMED_OUT)
