@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.endpoint import SILENT_SECONDS, GuestLink, serving
+from vmjobs.agent.endpoint import MEMBER_CONNECTIONS, SILENT_SECONDS, GuestLink, serving
 from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
 from vmjobs.agent.outputs import OutputTray
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
@@ -220,6 +220,24 @@ def test_jobs_that_hold_connections_do_not_silence_the_guest(member: Guest) -> N
         held = held[20:] + [connect(member.path) for _ in range(20)]
     for silent in held:
         silent.close()
+
+
+def test_jobs_that_ask_slowly_on_all_connections_do_not_silence_the_guest(member: Guest) -> None:
+    asking: list[tuple[int, bytes]] = []
+    waiting = threading.Thread(target=lambda: asking.append(member.ask("GET", "/v1/control?wait=2")))
+    waiting.start()
+    slow = []
+    for _ in range(MEMBER_CONNECTIONS + 40):
+        slow.append(connect(member.path))
+        slow[-1].sendall(b"GET /v1/con")
+    # ... and before any of them is hung up on for its silence
+    assert member.ask("GET", "/v1/control?wait=0", timeout=3) == (200, b"")
+    waiting.join(10)
+    assert asking == [(200, b"")]  # it was there before them all, and was being answered
+    assert hung_up(slow[0])
+    assert not hung_up(slow[-1])
+    for connection in slow:
+        connection.close()
 
 
 def test_who_asks_for_nothing_is_hung_up_on_and_who_waits_for_orders_is_not(member: Guest) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ MAX_LOG_CHUNK = 1024 * 1024
 SLACK = 1024 * 1024
 CONNECTIONS = 12
 #: Programs of many users in one guest may connect, though they know no token. They must not use up
-#: what the guest itself needs.
+#: what the guest itself needs: at so many connections the oldest that asks for nothing has to go.
 MEMBER_CONNECTIONS = 256
 #: Seconds that a connection on which nothing is asked lasts in such a guest. A request that is being
 #: answered is no silence, however long that takes.
@@ -165,13 +166,30 @@ def create_endpoint(link: GuestLink) -> Flask:
     return app
 
 
+class _Server(waitress.server.UnixWSGIServer):  # type: ignore[misc]  # it has no types
+    """Hangs up on the oldest connection that still asks for nothing, where there are too many.
+
+    A guest asks at once when it has connected; so it is never the one, however slowly others ask.
+    """
+
+    def handle_accept(self) -> None:
+        super().handle_accept()
+        channels = self.active_channels.values()  # the oldest first
+        if len(channels) <= MEMBER_CONNECTIONS:
+            return
+        silent = (c for c in channels if not (c.requests or c.total_outbufs_len or c.will_close))
+        for channel in islice(silent, 1):
+            channel.will_close = True
+
+
 @contextmanager
 def serving(link: GuestLink, socket: Path) -> Iterator[None]:
     """Serve the endpoint on a Unix socket for as long as the context lasts."""
     options: dict[str, Any] = {
         "unix_socket_perms": "600",
         "threads": THREADS,
-        "connection_limit": MEMBER_CONNECTIONS if link.endless else CONNECTIONS,
+        # At this limit none is taken any more; a member's endpoint makes room before.
+        "connection_limit": 2 * MEMBER_CONNECTIONS if link.endless else CONNECTIONS,
         "asyncore_use_poll": True,
         "max_request_body_size": link.tray.limit + SLACK,
         "channel_timeout": SILENT_SECONDS if link.endless else 60,
@@ -180,7 +198,7 @@ def serving(link: GuestLink, socket: Path) -> Iterator[None]:
         "clear_untrusted_proxy_headers": True,
     }
     with short_path(socket) as address:
-        server = waitress.server.create_server(create_endpoint(link), unix_socket=address, **options)
+        server = _Server(create_endpoint(link), unix_socket=address, **options)
     thread = threading.Thread(target=server.run, name=f"endpoint-{socket.parent.name[:8]}", daemon=True)
     thread.start()
     try:
