@@ -6,11 +6,12 @@
 # make down      removes all of it: containers, volumes, networks, images, build/
 # make demo      the main job: physics events from an array of VMs, a table and a picture
 # make lint      formatting, lints, types, shell scripts
-# make test      lint, then all tests
+# make test      lint, then all tests but those of make soak
+# make soak      tests that take long: what dies under a virtual cluster, one thing after the other
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
-.PHONY: help setup images foreign grid env logs stop down clean lint test demo bench
+.PHONY: help setup images foreign grid env logs stop down clean lint test soak demo bench
 SHELL := /bin/sh
 BIN := .venv/bin
 export VMJOBS_IMAGE_DIR := $(CURDIR)/build/images
@@ -57,6 +58,9 @@ lint: setup
 
 test: lint images foreign
 	@deploy/test.sh
+
+soak: images
+	@deploy/test.sh soak
 
 demo: images grid
 	@deploy/demo.sh

@@ -1,6 +1,7 @@
 #!/bin/sh
-# All tests but the linters: unit, contract, integration on a grid. test.sh [PYTEST ARGUMENT...]
+# All tests but the linters: unit, contract, integration on a grid. test.sh [soak] [PYTEST ARGUMENT...]
 # A grid that is up already is used and left up; one that is started here is taken down again.
+# soak: only those that take long, one after the other.
 set -eu
 cd "$(dirname "$0")/.."
 export COMPOSE_PROJECT_NAME="${VMJOBS_PROJECT:-vmjobs}"
@@ -15,10 +16,12 @@ tests() {
     .venv/bin/pytest -q -o cache_dir=$cache "$@" -n 0 --last-failed --last-failed-no-failures none
 }
 
-echo "== unit"
-tests tests/unit -n 2
-echo "== contract"
-tests tests/contract -n 2 --dist loadfile
+if [ "${1:-}" != soak ]; then
+    echo "== unit"
+    tests tests/unit -n 2
+    echo "== contract"
+    tests tests/contract -n 2 --dist loadfile
+fi
 
 echo "== grid"
 if [ -z "$(docker ps -q --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME" 2>/dev/null)" ]; then
@@ -29,8 +32,14 @@ deploy/grid.sh up
 . build/grid/env
 export VMJOBS_GRID="$COMPOSE_PROJECT_NAME"
 
+if [ "${1:-}" = soak ]; then
+    shift
+    echo "== soak"
+    tests tests/integration -n 0 -m soak "$@"
+    exit
+fi
 echo "== integration"
 # Jobs wait for the scheduler most of their time: files of tests run side by side.
-tests tests/integration -n 3 --dist loadfile -m 'not disruptive' "$@"
+tests tests/integration -n 3 --dist loadfile -m 'not disruptive and not soak' "$@"
 echo "== integration, with services that die"
-tests tests/integration -n 0 -m disruptive "$@"
+tests tests/integration -n 0 -m 'disruptive and not soak' "$@"

@@ -18,6 +18,8 @@ from vmjobs.cluster.member import MemberCode, MemberState
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import Cluster, Member
 
+pytestmark = pytest.mark.soak
+
 #: Fixtures.
 operator, name = test_cluster_grid.operator, test_cluster_grid.name
 
