@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any, Final
 
 import pytest
@@ -122,6 +123,12 @@ class Machine:
     def signal(self, name: str) -> None:
         """To the whole process group, as the guest program does."""
         self("sh", "-c", f'kill -s {name} -- "-$(cat /run/pid)"')
+
+    def heeds(self, number: int) -> bool:
+        """Whether the script has said what it does when this signal comes."""
+        asked = 'sed -n "s/^SigCgt://p" "/proc/$(cat /run/pid)/status"'
+        caught = self("sh", "-c", asked, check=False).strip()
+        return bool(int(caught or "0", 16) >> (number - 1) & 1)
 
     def said(self) -> str:
         return self("cat", "/run/said")
@@ -334,9 +341,9 @@ def test_a_drain_before_the_machine_has_joined_is_heeded(grid: Grid, tmp_path: P
     here = Machine(grid, tmp_path, f"t{uuid.uuid4().hex[:8]}-0")
     try:
         here.start("")  # an endpoint without a token: the script asks again and again
-        wait_for(lambda: here("cat", "/run/pid", check=False) or None, "the script to run", 20)
-        for signal in ("USR1", "USR2", "TERM"):
-            here.signal(signal)
+        wait_for(lambda: here.heeds(SIGTERM) or None, "the script to run", 20)
+        for name in ("USR1", "USR2", "TERM"):
+            here.signal(name)
         here.put_token(mint(grid, here.name)["token"])
         ended = wait_for(
             lambda: here("cat", "/run/status", check=False).strip(), "the script to end", 60
