@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vmjobs.agent import node as this_node
+from vmjobs.agent.background import begin
 from vmjobs.agent.fleet import Fleet
 from vmjobs.agent.journal import sweep
 from vmjobs.agent.members.keeper import keeping
@@ -88,7 +89,7 @@ def agent() -> None:
         listening(settings.socket, service.serve),
     ):
         log.info("ready at %s", settings.socket)
-        _thread("images", _watch_images, images, hypervisors, stop)
+        begin("images", _watch_images, images, hypervisors, stop)
         with _announced(settings, images, lambda: describe(service.jobs())):
             stop.wait()
         service.stop(STOP_SECONDS)
@@ -134,17 +135,13 @@ def _announced(settings: Config, images: ImageSource, describe: Callable[[], Nod
     registry = NodeClient(settings.api_url, read_token(settings.agent_token_file))
     prefetcher = Prefetcher(images)
     announcer = this_node.Announcer(registry, describe, prefetcher.wish)
-    _thread("announce", announcer.run)
-    _thread("prefetch", prefetcher.run, announcer.soon)
+    begin("announce", announcer.run)
+    begin("prefetch", prefetcher.run, announcer.soon)
     try:
         yield
     finally:
         announcer.stop()
         prefetcher.stop()
-
-
-def _thread(name: str, action: Callable[..., object], *arguments: object) -> None:
-    threading.Thread(target=action, args=arguments, name=name, daemon=True).start()
 
 
 def _watch_images(images: ImageSource, hypervisors: Fleet, stop: threading.Event) -> None:

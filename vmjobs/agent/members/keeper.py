@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from vmjobs.agent.background import begin
 from vmjobs.agent.inbox import ExitReported, Ready
 from vmjobs.agent.members.listener import Listener
 from vmjobs.agent.members.machine import MemberMachine, News, Over, Renewed, TokenRefused, why_not
@@ -251,7 +252,7 @@ class Keeper:
         elif effect is Effect.DESTROY:
             self._destroy(member, machine)
         elif effect is Effect.RENEW:
-            _thread(f"renew-{member.record.order.name}", _renew, machine)
+            begin(f"renew-{member.record.order.name}", _renew, machine)
         elif effect is Effect.ABORT:
             machine.unwanted.set()
         elif effect is Effect.TELL_ADMITTED:
@@ -291,7 +292,7 @@ class Keeper:
                 return
             self.hear(name, incarnation, result or Done())
 
-        _thread(f"{what}-{record.order.name}", work)
+        begin(f"{what}-{record.order.name}", work)
         member.facts = member.facts.but(working=True)  # its news is not heard before this step is over
 
     # ------------------------------------------------------------------ after a restart
@@ -320,7 +321,7 @@ class Keeper:
             log.error("member %s cannot be taken over: %s", record.order.name, error)
             member.facts = Facts(end=why_not(error))
             return member
-        _thread(f"hold-{record.order.name}", machine.hold_image)
+        begin(f"hold-{record.order.name}", machine.hold_image)
         self._tell_again(machine, record)
         return member
 
@@ -365,10 +366,6 @@ def _renew(machine: MemberMachine) -> None:
         machine.signal(NEW_TOKEN)
 
 
-def _thread(name: str, action: Callable[..., object], *arguments: object) -> None:
-    threading.Thread(target=action, args=arguments, name=name, daemon=True).start()
-
-
 def steady_clock() -> Callable[[], float]:
     """Seconds since 1970 as of now, and from then on as time passes, however the clock is set."""
     epoch = time.time() - time.monotonic()
@@ -383,9 +380,9 @@ def keeping(parts: MemberParts) -> Iterator[Keeper]:
     listener = Listener(parts.source, keeper.seen, keeper.take)
     loop = threading.Thread(target=keeper.run, name="members", daemon=True)
     loop.start()
-    _thread("member-share", listener.run)
-    _thread("member-reports", parts.reporter.run)
-    _thread("member-consoles", parts.shipper.run)
+    begin("member-share", listener.run)
+    begin("member-reports", parts.reporter.run)
+    begin("member-consoles", parts.shipper.run)
     try:
         yield keeper
     finally:
