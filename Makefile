@@ -1,5 +1,6 @@
 # make setup     packages and .venv, on a bare Debian 12
 # make images    VM images into build/images
+# make gateway-images   VM images of a grid gateway's machines, besides the worker's
 # make grid      the grid in containers: nine services, ready when this returns
 # make env       what a shell needs to use it: eval "$(make -s env)"
 # make logs      what its services say;  make stop  stops them, make grid goes on
@@ -11,7 +12,7 @@
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
-.PHONY: help setup images foreign grid env logs stop down clean lint test soak demo bench
+.PHONY: help setup images gateway-images foreign grid env logs stop down clean lint test soak demo bench
 SHELL := /bin/sh
 BIN := .venv/bin
 export VMJOBS_IMAGE_DIR := $(CURDIR)/build/images
@@ -25,6 +26,10 @@ setup:
 images: setup
 	@mkdir -p build/images
 	@$(BIN)/vmjobs image build generic hep worker
+	@find build/images ! -perm -o+r -exec chmod a+rX {} +
+
+gateway-images: images
+	@$(BIN)/vmjobs image build gateway-ce gateway-se gateway-ui
 	@find build/images ! -perm -o+r -exec chmod a+rX {} +
 
 grid: setup
@@ -54,9 +59,9 @@ lint: setup
 	@shellcheck deploy/*.sh deploy/*/entry deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
 	    deploy/grid/standby deploy/libexec/agent-start \
 	    deploy/libexec/mmdebstrap-as-root condor/config/vm-universe-xml condor/worker/*.sh
-	@shellcheck -x tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
+	@shellcheck -x condor/gateway/*.sh tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 
-test: lint images foreign
+test: lint images gateway-images foreign
 	@deploy/test.sh
 
 soak: images

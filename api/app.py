@@ -21,9 +21,11 @@ from api import (
     nodes,
     problems,
     service,
+    sessions,
     uploads,
 )
 from api.services import Dispatcher, HealthCheck, Services, attach
+from api.session_link import Sessions
 from api.share_watch import ShareWatch
 from api.tokens import Issuer
 from repository.service import Repository
@@ -40,6 +42,7 @@ PARTS: Final = (
     builds,
     clusters,
     nodes,
+    sessions,
     service,
     metrics,
 )
@@ -61,7 +64,8 @@ def create_app(
 
     checks: what ``/healthz`` asks besides database and storage, by name.
     minter: makes tokens for machines of clusters; without one they get none.
-    waiters: requests that may wait for a change at once; each of them keeps a thread.
+    waiters: requests that may wait at once for changes of shares, and as many for bytes of sessions;
+        each of them keeps a thread.
     """
     app = Flask("vmjobs", static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
@@ -71,8 +75,10 @@ def create_app(
         **(checks or {}),
     }
     shares = ShareWatch(repository.clusters.revisions, waiters)
+    logins = Sessions(config.data_dir / "run", waiters)
     images_of = repository.images
-    attach(app, Services(config, repository, images_of, dispatcher, issuer, shares, minter, known))
+    parts = Services(config, repository, images_of, dispatcher, issuer, shares, logins, minter, known)
+    attach(app, parts)
     converters.install(app)
     problems.install(app)
     for part in PARTS:

@@ -18,6 +18,7 @@ from api.operation import (
     backend,
     caller,
     count_of,
+    empty_reply,
     json_reply,
     operation,
     parse_body,
@@ -25,6 +26,7 @@ from api.operation import (
     read_json,
     read_query,
 )
+from api.paging import PageQuery, window
 from api.ranges import BYTES, RANGE_HEADERS, send
 from api.tokens import Scope
 from condor.cluster_ads import faults as advertised_faults
@@ -75,10 +77,17 @@ class DeleteQuery(Strict):
 
 
 @blueprint.get("/clusters")
-@operation("listClusters", tag=TAG, access=READ, replies={200: Reply("the clusters", ClusterList)})
+@operation(
+    "listClusters",
+    tag=TAG,
+    access=READ,
+    query=PageQuery,
+    replies={200: Reply("a page of clusters", ClusterList)},
+)
 def index() -> Response:
-    """List the virtual clusters, without their members."""
-    return json_reply(ClusterList(clusters=tuple(_clusters().list())))
+    """List the virtual clusters by name, without their members."""
+    found, cursor = _clusters().page(window())
+    return json_reply(ClusterList(clusters=tuple(found), next=cursor))
 
 
 @blueprint.get("/clusters/<cluster:name>")
@@ -186,6 +195,25 @@ def scale(name: str) -> Response:
     """Have another number of machines, and else the same cluster."""
     size = read_body(Scale).size
     return _done(lambda clusters: clusters.scale(name, size, caller().subject))
+
+
+@blueprint.post("/clusters/<cluster:name>/wake")
+@operation(
+    "wakeCluster",
+    tag=TAG,
+    access=anyone_with(Scope.WAKE, Scope.ADMIN),
+    replies={204: Reply("it has a machine, is to have one, or may have none")},
+    errors=(404, 422),
+)
+def wake(name: str) -> Response:
+    """Have a machine in a cluster that demand has left none.
+
+    It is kept until the service itself sees a job for it, or for a quarter of an hour. Nothing changes
+    where the cluster has machines already, is drained or deleted, or is declared for none.
+    """
+    if _clusters().wake(name, caller().subject):
+        _soon()
+    return empty_reply()
 
 
 @blueprint.post("/clusters/<cluster:name>/drain")

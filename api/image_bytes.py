@@ -35,7 +35,9 @@ ERRORS: Final = (404, 409, 416, 422)
 
 def install(app: Flask) -> None:
     """Have segments answered before the framework looks at a request, where that can be."""
-    app.wsgi_app = ShortWay(app.wsgi_app, services(app), FETCH)  # type: ignore[method-assign]
+    parts = services(app)
+    if parts.images.objects.local:  # anything else would be opened in vain: it is no file
+        app.wsgi_app = ShortWay(app.wsgi_app, parts, FETCH)  # type: ignore[method-assign]
 
 
 def _public(who: Viewer, digest: str) -> bool:

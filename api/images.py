@@ -23,6 +23,7 @@ from api.operation import (
     read_limited,
     read_query,
 )
+from api.paging import PageQuery, window
 from api.tokens import Principal, Scope
 from images.manifest import ImageManifest
 from repository.images import Viewer
@@ -99,10 +100,17 @@ def read_digests(limit: int = MAX_DIGESTS) -> list[bytes]:
 
 
 @blueprint.get("/images")
-@operation("listImages", tag=TAG, access=LOOK, replies={200: Reply("the images", ImageList)})
+@operation(
+    "listImages",
+    tag=TAG,
+    access=LOOK,
+    query=PageQuery,
+    replies={200: Reply("a page of images", ImageList)},
+)
 def index() -> Response:
     """List the images that the caller may name, one entry for each name."""
-    return json_reply(ImageList(images=tuple(backend().images.list(viewer()))))
+    found, cursor = backend().images.page(viewer(), window())
+    return json_reply(ImageList(images=tuple(found), next=cursor))
 
 
 @blueprint.get("/images/<image:ref>")

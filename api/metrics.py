@@ -1,6 +1,6 @@
 """The service's state for Prometheus. Everything is read from the database when it is asked for.
 
-There are no counters of single processes: requests of one scraper are answered by several.
+No process counts anything by itself: requests of one scraper are answered by several.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Final, TypeVar
 
 from flask import Blueprint
 from prometheus_client import generate_latest
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 from werkzeug.wrappers import Response
 
 from api.operation import Binary, Reply, anyone_with, backend, operation
 from api.tokens import Scope
-from repository.metrics import ClusterFigures, Figures, SiteFigures, figures
+from repository.clusters.history import Happened
+from repository.metrics import ClusterFigures, Figures, GuardFigures, SiteFigures, figures
 from vmjobs import __version__
+from vmjobs.cluster.guard import GuardState
 from vmjobs.cluster.member import MemberState
 from vmjobs.model import MIB, JobState, now
 from vmjobs.wire import BuildState
@@ -45,7 +47,7 @@ _State = TypeVar("_State", bound=StrEnum)
 def metrics() -> Response:
     """Show the service's state to Prometheus.
 
-    All are gauges, of the whole service: every process gives the same answer.
+    All are of the whole service: every process gives the same answer.
     """
     repository = backend().repository
     found = figures(repository.database, repository.clusters.lease, now())
@@ -54,7 +56,7 @@ def metrics() -> Response:
 
 
 class ServiceMetrics(Collector):
-    """Figures as metrics. No label has a value that a user chose."""
+    """Figures as metrics. No label has a value that a user chose: images are there by digest."""
 
     def __init__(self, found: Figures) -> None:
         self._found = found
@@ -76,6 +78,7 @@ class ServiceMetrics(Collector):
             {(): found.stored_bytes},
         )
         yield from _of_clusters(found.clusters)
+        yield from _of_guards(found.guards)
         yield from _of_sites(found.sites)
         yield _gauge(
             "vmjobs_pool_up",
@@ -114,12 +117,62 @@ def _of_clusters(clusters: Mapping[str, ClusterFigures]) -> Iterable[Metric]:
         ["cluster"],
         {(name,): cluster.failures for name, cluster in clusters.items()},
     )
+    yield _gauge(
+        "vmjobs_cluster_outdated_members",
+        "Machines of the cluster that are still as it was declared before.",
+        ["cluster"],
+        {(name,): cluster.outdated for name, cluster in clusters.items()},
+    )
+    yield _counter(
+        "vmjobs_cluster_changes_total",
+        "What happened to the cluster: declared anew, drained, rolled back and so on.",
+        ["cluster", "change"],
+        {
+            (name, what.value.lower()): cluster.happened[what]
+            for name, cluster in clusters.items()
+            for what in Happened
+        },
+    )
+    yield _counter(
+        "vmjobs_cluster_member_changes_total",
+        "How often machines of the cluster came to be in a state.",
+        ["cluster", "state"],
+        {
+            (name, state): cluster.states[state]
+            for name, cluster in clusters.items()
+            for state in MemberState
+        },
+    )
+
+
+def _of_guards(guards: Sequence[GuardFigures]) -> Iterable[Metric]:
+    shut = [state for state in GuardState if state is not GuardState.OPEN]
+    yield _gauge(
+        "vmjobs_cluster_guards",
+        "Guards that are not open: images that are tried nowhere, or not on a node, for now.",
+        ["state"],
+        {(state.value,): sum(guard.state is state for guard in guards) for state in shut},
+    )
+    yield _gauge(
+        "vmjobs_cluster_guard_failures",
+        "Failures in a row of an image on a node, or on all (no node), whose guard is not open.",
+        ["image", "node", "state"],
+        {(guard.image, guard.node, guard.state.value): guard.failures for guard in guards},
+    )
 
 
 def _of_sites(sites: Mapping[str, SiteFigures]) -> Iterable[Metric]:
     def room(name: str, what: str, values: Mapping[str, int]) -> Metric:
         return _gauge(name, what, ["site"], {(site,): value for site, value in values.items()})
 
+    tokens = {(name, "given"): site.tokens for name, site in sites.items()}
+    tokens |= {(name, "refused"): site.refusals for name, site in sites.items()}
+    yield _counter(
+        "vmjobs_cluster_tokens_total",
+        "Requests of nodes for a machine's token for its pool, by their outcome.",
+        ["site", "outcome"],
+        tokens,
+    )
     nodes = {(name, "alive"): site.alive for name, site in sites.items()}
     nodes |= {(name, "lost"): site.lost for name, site in sites.items()}
     yield _gauge(
@@ -149,6 +202,13 @@ def _of_sites(sites: Mapping[str, SiteFigures]) -> Iterable[Metric]:
 
 def _gauge(name: str, what: str, labels: Sequence[str], values: Mapping[_Key, float]) -> Metric:
     family = GaugeMetricFamily(name, what, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _counter(name: str, what: str, labels: Sequence[str], values: Mapping[_Key, float]) -> Metric:
+    family = CounterMetricFamily(name, what, labels=labels)
     for key, value in values.items():
         family.add_metric(key, value)
     return family

@@ -23,11 +23,14 @@ from api.operation import (
     read_body,
     read_limited,
     read_query,
+    require_own,
 )
+from api.paging import PageQuery, window
 from api.tokens import Scope
 from vmjobs.cluster.wire import MemberReports, NodeShare, PoolToken, TokenRequest
 from vmjobs.errors import Fault, Forbidden, InvalidRequest, Unavailable
 from vmjobs.model import Node
+from vmjobs.ports import PoolMachine
 from vmjobs.wire import NodeList, NodeWishes
 
 log = logging.getLogger(__name__)
@@ -55,10 +58,17 @@ class ConsoleQuery(Strict):
 
 
 @blueprint.get("")
-@operation("listNodes", tag=TAG, access=READ, replies={200: Reply("the nodes", NodeList)})
+@operation(
+    "listNodes",
+    tag=TAG,
+    access=READ,
+    query=PageQuery,
+    replies={200: Reply("a page of nodes", NodeList)},
+)
 def index() -> Response:
-    """List the execute nodes."""
-    return json_reply(NodeList(nodes=tuple(backend().repository.nodes())))
+    """List the execute nodes, by name."""
+    found, cursor = backend().repository.node_page(window())
+    return json_reply(NodeList(nodes=tuple(found), next=cursor))
 
 
 @blueprint.get("/<node:name>")
@@ -78,7 +88,7 @@ def show(name: str) -> Response:
 )
 def put(name: str) -> Response:
     """Announce a node. A node's token is good for the node it was made for."""
-    _require_own(name)
+    require_own(name)
     node = read_body(Node)
     if node.name != name:
         fault = Fault("name", "mismatch", "differs from the name in the URL")
@@ -104,13 +114,14 @@ def share(name: str) -> Response:
     With `wait` the answer comes when its revision is other than `seen`, or when the time is over. A
     service that is busy answers at once.
     """
-    _require_own(name)
+    require_own(name)
     query, clusters = read_query(ShareQuery), backend().repository.clusters
     found = clusters.share(name)
     if found.revision == query.seen and query.wait:
         backend().shares.wait(name, query.seen, min(query.wait, MAX_WAIT))
         found = clusters.share(name)
-    return json_reply(found)
+    calls = tuple(backend().sessions.calls(name))
+    return json_reply(found.model_copy(update={"sessions": calls}))
 
 
 @blueprint.post("/<node:name>/members")
@@ -123,7 +134,7 @@ def share(name: str) -> Response:
 )
 def report(name: str) -> Response:
     """Report what a node has of the virtual clusters. Repeating a report is no error."""
-    _require_own(name)
+    require_own(name)
     backend().repository.clusters.take_reports(name, read_body(MemberReports))
     return empty_reply()
 
@@ -144,7 +155,7 @@ def token(name: str, member_id: str) -> Response:
     parts = backend()
     incarnation = read_body(TokenRequest).incarnation
     try:
-        _require_own(name)
+        require_own(name)
         order = parts.repository.clusters.order_for(name, member_id, incarnation)
     except Forbidden as error:
         log.warning(
@@ -155,6 +166,7 @@ def token(name: str, member_id: str) -> Response:
             name,
             error.message,
         )
+        parts.repository.clusters.count_token(caller().subject, given=False)
         raise
     if parts.minter is None:
         raise Unavailable(
@@ -162,7 +174,9 @@ def token(name: str, member_id: str) -> Response:
             "this service makes no tokens for machines of clusters",
             hint="its setting pool_key_dir is to name the directory with the pools' signing keys",
         )
-    made = parts.minter.mint(order.pool.name, order.name, parts.config.pool_token_seconds)
+    machine = PoolMachine(order.name, incarnation, order.id)
+    made = parts.minter.mint(order.pool.name, machine, parts.config.pool_token_seconds)
+    parts.repository.clusters.count_token(name, given=True)
     return json_reply(made, headers={"Cache-Control": "no-store"})
 
 
@@ -182,15 +196,9 @@ def console(name: str, member_id: str) -> Response:
     Bytes that are there already stay as they are, so that a call may be repeated; an offset behind
     the end is refused with 409.
     """
-    _require_own(name)
+    require_own(name)
     query = read_query(ConsoleQuery)
     data = read_limited(MAX_APPEND_BYTES)
     clusters = backend().repository.clusters
     clusters.append_console(name, member_id, query.incarnation, query.offset, data)
     return empty_reply()
-
-
-def _require_own(name: str) -> None:
-    """Raises Forbidden: a node's token is good for the node it was made for."""
-    if caller().subject != name:
-        raise Forbidden("this token belongs to another node")

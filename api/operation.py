@@ -177,6 +177,12 @@ def caller() -> Principal:
     return principal
 
 
+def require_own(node: str) -> None:
+    """Raises Forbidden: a node's token is good for the node it was made for."""
+    if caller().subject != node:
+        raise Forbidden("this token belongs to another node")
+
+
 def backend() -> Services:
     """What the application was made of."""
     return services(current_app)

@@ -24,9 +24,10 @@ from vmjobs.ports import Minter
 
 log = logging.getLogger(__name__)
 
-#: Half of them may wait for changes of nodes' shares of clusters: one request of each node does, and
+#: A third of them may wait for changes of nodes' shares of clusters: one request of each node does, and
 #: costs no more than its thread's stack. So 16 nodes hear of a change at once from each process.
-THREADS: Final = 32
+#: Another third may wait for bytes of sessions in machines.
+THREADS: Final = 48
 #: What was begun may be finished after SIGTERM, for so many seconds.
 GRACEFUL_SECONDS: Final = 30
 #: A peer that is silent in the middle of a request, or takes nothing of an answer, is let go.
@@ -65,7 +66,7 @@ def make_app(config: Config) -> Flask:
         issuer=make_issuer(config),
         checks={"broker": publisher.ping},
         minter=_minter(config),
-        waiters=THREADS // 2,
+        waiters=THREADS // 3,
     )
 
 
@@ -75,7 +76,9 @@ def _minter(config: Config) -> Minter | None:
         return None
     from condor.pool_tokens import CondorMinter  # noqa: PLC0415 - only where it is asked for
 
-    return CondorMinter(config.pool_key_dir, config.pools)
+    return CondorMinter(
+        config.pool_key_dir, {name: config.pool(name).trust_domain for name in config.pools}
+    )
 
 
 def serve(config: Config) -> None:

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from flask import Flask, current_app
 
+from api.session_link import Sessions
 from api.share_watch import ShareWatch
 from api.tokens import Issuer
 from repository.images import Images
@@ -41,7 +42,8 @@ class Dispatcher(Protocol):
 class Services:
     """The collaborators that :func:`api.app.create_app` was given.
 
-    shares: where requests wait for changes of a node's share. minter: None: no tokens for pools are
+    shares: where requests wait for changes of a node's share. sessions: of who is logged in to a
+    machine. minter: None: no tokens for pools are
     made here.
     """
 
@@ -51,6 +53,7 @@ class Services:
     dispatcher: Dispatcher
     issuer: Issuer
     shares: ShareWatch
+    sessions: Sessions
     minter: Minter | None = None
     checks: Mapping[str, HealthCheck] = field(default_factory=dict)
 

@@ -40,7 +40,7 @@ def remaining_faults(
     stand_ins = {n: v for n, v in _PLACEHOLDERS.items() if n not in good}
     try:
         candidate = JobSpec.model_validate_json(json.dumps({**good, **stand_ins}))
-        nodes = repository.nodes(live=True)
+        nodes = repository.live_nodes()
         check(candidate, repository.config, nodes, repository.images, viewer, repository.blobs)
     except ValidationError:
         return []  # the fault is of several fields together, and known already

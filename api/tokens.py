@@ -36,6 +36,7 @@ CACHED_TOKENS: Final = 4096
 
 USER_LIFETIME: Final = 12 * 3600
 NODE_LIFETIME: Final = 365 * 86400
+ROOSTER_LIFETIME: Final = NODE_LIFETIME
 #: Longer than any job may run. It is worth nothing once its job is final.
 JOB_LIFETIME: Final = 60 * 86400
 
@@ -51,10 +52,11 @@ class Scope(StrEnum):
     STORAGE_CREATE = "storage.create:/"
     STORAGE_MODIFY = "storage.modify:/"
     NODE = "vmjobs.node"
+    WAKE = "vmjobs.wake"
     ADMIN = "vmjobs.admin"
 
 
-USER_SCOPES: Final = frozenset(Scope) - {Scope.NODE, Scope.ADMIN}
+USER_SCOPES: Final = frozenset(Scope) - {Scope.NODE, Scope.WAKE, Scope.ADMIN}
 #: The WLCG profile's claim for what a person belongs to.
 GROUPS: Final = "wlcg.groups"
 MAX_GROUPS: Final = 100
@@ -145,6 +147,10 @@ class Issuer:
     def node_token(self, node: str, lifetime: float = NODE_LIFETIME) -> str:
         """A token for an execute node: it may announce itself by that name and read images."""
         return self._mint(node, [Scope.NODE], lifetime)
+
+    def rooster_token(self, pool: str, lifetime: float = ROOSTER_LIFETIME) -> str:
+        """A token for a pool's condor_rooster: it may have clusters wake, and nothing else."""
+        return self._mint(pool, [Scope.WAKE], lifetime)
 
     def job_token(self, job_id: str, owner: str, lifetime: float = JOB_LIFETIME) -> str:
         """A token for the agent that runs one job, on behalf of the job's owner."""

@@ -17,6 +17,10 @@ Request = Mapping[str, Any]
 Verb = Callable[[Any, Any, Request], dict[str, Any]]
 
 
+#: As in :mod:`condor.names`; not of the slots' table, and nothing is matched with it.
+_REVOKED_NAME: Final = "revoked.offline.vc"
+
+
 class CallFailedError(Exception):
     """What went wrong, with the daemon and its address."""
 
@@ -123,6 +127,25 @@ def _withdraw(_: Any, collector: Any, request: Request) -> dict[str, Any]:
     return {}
 
 
+def _revoke(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
+    """Say whose tokens are over for so many seconds, beside whose were before and still are."""
+    now = int(time.time())
+    until = now + int(request["seconds"])
+    said = {str(user): until for user in request["users"]}
+    where = f"Name =?= {json.dumps(_REVOKED_NAME)}"
+    for ad in collector.query(htcondor2.AdType.Any, where, ["VMJobsRevoked"]):
+        for entry in str(ad.get("VMJobsRevoked", "")).split(","):
+            expires, _, user = entry.partition(":")
+            if expires.isdecimal() and now < int(expires):
+                said.setdefault(user, int(expires))
+    ad = _ad({"MyType": '"StartD"', "Name": json.dumps(_REVOKED_NAME), "Requirements": "false"})
+    ad["MyAddress"] = "<127.0.0.1:9>"
+    ad["ClassAdLifetime"] = max(said.values()) - now
+    ad["VMJobsRevoked"] = ",".join(f"{expires}:{user}" for user, expires in sorted(said.items()))
+    collector.advertise([ad], "UPDATE_STARTD_AD", True)
+    return {}
+
+
 def _idle(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
     from condor import matching  # noqa: PLC0415  needed for this alone
 
@@ -158,8 +181,8 @@ def _offer(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
         young = abs(time.time() - int(ad["LastHeardFrom"])) < int(request["renew"])
         there[str(ad["Name"])] = str(ad["VMJobsOffer"]) if young else ""
     if stale := [name for name in there if name not in ads]:
-        names = " || ".join(f"Name == {json.dumps(name)}" for name in stale)
-        _withdraw(htcondor2, collector, {"constraint": f"{ours} && ({names})"})
+        named = f"stringListMember(Name, {json.dumps(','.join(stale))}) =?= true"
+        _withdraw(htcondor2, collector, {"constraint": f"{ours} && {named}"})
     news = [ad for name, ad in ads.items() if there.get(name) != ad["VMJobsOffer"]]
     for ad in news:
         now = int(time.time())
@@ -187,6 +210,7 @@ def _plain(ads: Any) -> list[dict[str, Any]]:
 _COLLECTOR_VERBS: Final[Mapping[str, Verb]] = {
     "startds": _startds,
     "withdraw": _withdraw,
+    "revoke": _revoke,
     "idle": _idle,
     "offer": _offer,
 }

@@ -28,6 +28,7 @@ VM_REASON: Final = "ChirpVMReason"
 CLUSTER_ID: Final = "ClusterId"
 PROC_ID: Final = "ProcId"
 JOB_STATUS: Final = "JobStatus"
+OWNER: Final = "Owner"
 HOLD_REASON: Final = "HoldReason"
 REMOVE_REASON: Final = "RemoveReason"
 GRID_JOB_ID: Final = "GridJobId"
@@ -55,11 +56,16 @@ ADMITTED: Final = "VMJobsAdmitted"
 MACHINE: Final = "VMJobsMachine"
 #: What users select a cluster by; an operator's attribute of this name wins.
 VIRTUAL_CLUSTER: Final = "VirtualCluster"
+#: Of the ad that says whose tokens are over: `SECONDS-SINCE-1970:USER,…`, and the ad's name.
+REVOKED: Final = "VMJobsRevoked"
+REVOKED_NAME: Final = "revoked.offline.vc"
 #: Ends every host name of a member's, so that none can be taken for a real host.
 MEMBER_DOMAIN: Final = "vc"
 
-#: Of an ad that stands for machines that could be started: what it was made of, and its host's name.
+#: Of an ad that stands for machines that could be started: what it was made of, how many of the cluster
+#: are up, and its host's name.
 OFFER: Final = "VMJobsOffer"
+UP: Final = "VMJobsUp"
 OFFER_DOMAIN: Final = "offline.vc"
 
 #: HTCondor's own: divisions of a divided slot, jobs begun, the operating system in words.
@@ -67,13 +73,12 @@ DYNAMIC_SLOTS: Final = "NumDynamicSlots"
 JOB_STARTS: Final = "JobStarts"
 SYSTEM: Final = "OpSysLongName"
 
-#: In a probe job's ad: which machine it is for, and the name of the member that this is.
+#: In a probe job's ad: which machine it is for.
 PROBE: Final = "VMJobsProbe"
-PROBE_MEMBER: Final = "VMJobsProbeMember"
 #: What a probe job runs, and the only thing that a machine runs before it is admitted.
 PROBE_PROGRAM: Final = "/usr/local/libexec/vmjobs-probe"
 
-#: User name of a member's token is this and the member's name.
+#: User name of a machine's token is this, the member's name, a dot, and the machine.
 MEMBER_USER: Final = "vmjobs-"
 
 # --------------------------------------------------------------------------- files

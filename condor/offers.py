@@ -94,6 +94,8 @@ def offer(kind: MachineKind) -> dict[str, str]:
         "Rank": 0.0,
         names.CLUSTER: kind.cluster,
         names.ADMITTED: True,
+        # Once a machine is up, the ad is another one, and forgets the match that it was started for.
+        names.UP: kind.up,
     }
     return {
         **{name: literal(value, limit=0) for name, value in said.items()},

@@ -19,8 +19,10 @@ from condor import names
 from condor.call import Ad, CallError, call
 from condor.chirp import literal
 from condor.offers import lasting, offer
+from condor.pool_tokens import user_of
 from condor.schedd import Schedd
 from condor.submit import Submission
+from vmjobs.config import PoolSetting
 from vmjobs.errors import Unavailable
 from vmjobs.ports import IdleJobs, MachineKind, PoolMachine, ProbeState
 
@@ -32,6 +34,9 @@ OFFER_SECONDS: Final = 900
 PROBE_SECONDS: Final = 300
 #: How far back the history is read for one, in seconds: a schedd looks after its queue every minute.
 _HISTORY_SECONDS: Final = 2 * PROBE_SECONDS
+
+#: By so many seconds clocks of the service's hosts and the pool's may differ.
+_CLOCKS_DIFFER: Final = 60
 
 _MACHINE_AD: Final = (
     names.MEMBER,
@@ -63,19 +68,29 @@ _ALL: Final = -1
 class CondorPool:
     """Implements :class:`vmjobs.ports.Pool`.
 
-    name: as the settings call it. collector: its address. schedd: name of the schedd that takes probe
-    jobs. timeout: seconds for each exchange with a daemon.
+    name: as the settings call it. at: what they say of it. token_seconds: how long tokens of its
+    machines are good. timeout: seconds for each exchange with a daemon.
 
     Identity is that of this process's user, as for submitting jobs. Withdrawing needs ADVERTISE_STARTD
     (condor/config/site-clusters.conf).
     """
 
-    def __init__(self, name: str, collector: str, schedd: str, *, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        at: PoolSetting,
+        *,
+        token_seconds: int = 600,
+        timeout: float = 30.0,
+    ) -> None:
         self._name = name
-        self._collector = collector
-        self._schedd_name = schedd
-        self._schedd = Schedd(schedd, collector, timeout)
+        self._collector = at.collector
+        self._schedd_name = at.schedd
+        self._schedd = Schedd(at.schedd, at.collector, timeout)
+        # Anybody may say of a job that it is a probe; nobody, that it is somebody else's.
+        self._ours = f"{names.OWNER} =?= {literal(at.user, limit=0)}"
         self._timeout = timeout
+        self._token_seconds = token_seconds
 
     def machines(self) -> list[PoolMachine]:
         """Machines of our clusters whose ads are in the collector now: one query."""
@@ -94,7 +109,7 @@ class CondorPool:
         asked = {target_of(each): each for each in machines}
         if not asked:
             return {}
-        constraint = f"{names.PROBE} =!= undefined"
+        constraint = f"{self._ours} && {names.PROBE} =!= undefined"
         with self._translated():
             found = probe_states(self._schedd.query(constraint, _PROBE_AD))
             if not asked.keys() <= found.keys():
@@ -108,28 +123,26 @@ class CondorPool:
             for target, each in asked.items()
         }
 
-    def withdraw(self, members: Sequence[str]) -> None:
-        """Have the collector forget machines that are gone, and remove their probe jobs."""
-        if not members:
-            return
-        with self._translated():
-            constraint = any_of(names.MEMBER, members)
-            call("withdraw", self._timeout, pool=self._collector, constraint=constraint)
-            probes = self._schedd.query(any_of(names.PROBE_MEMBER, members), _PROBE_AD)
-            if ids := [f"{ad[names.CLUSTER_ID]}.{ad[names.PROC_ID]}" for ad in probes]:
-                self._schedd.remove(ids, "the machine that this job was to try is gone")
+    def withdraw(self, machines: Sequence[PoolMachine]) -> None:
+        """Exactly these machines are no more: their tokens are over, the collector forgets them, and
+        their probe jobs are removed.
 
-    def disown(self, machines: Sequence[PoolMachine]) -> None:
-        """Have the collector forget exactly these machines."""
+        A pool that was not set up for it (condor/config/site-revocation.conf) lets tokens expire.
+        """
         if not machines:
             return
         # Root in a machine may call it by another's id, but not by another's name.
-        constraint = " || ".join(
-            f"({any_of(names.MEMBER, [each.name])} && {any_of(names.MACHINE, [target_of(each)])})"
-            for each in machines
-        )
+        named = f'strcat({names.MEMBER}, "/", {names.MACHINE})'
+        constraint = among(named, [f"{each.name}/{target_of(each)}" for each in machines])
+        users, until = [user_of(each) for each in machines], self._token_seconds + _CLOCKS_DIFFER
         with self._translated():
+            # The tokens first: else a machine that lives could be back before they are over.
+            call("revoke", self._timeout, pool=self._collector, users=users, seconds=until)
             call("withdraw", self._timeout, pool=self._collector, constraint=constraint)
+            probing = among(names.PROBE, [target_of(each) for each in machines])
+            probes = self._schedd.query(f"{self._ours} && {probing}", _PROBE_AD)
+            if ids := [f"{ad[names.CLUSTER_ID]}.{ad[names.PROC_ID]}" for ad in probes]:
+                self._schedd.remove(ids, "the machine that this job was to try is gone")
 
     def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
         """What waits for each of these clusters, at all schedds that the collector knows."""
@@ -209,9 +222,13 @@ def target_of(known: PoolMachine) -> str:
     return f"{known.id}.{known.incarnation}"
 
 
-def any_of(attribute: str, values: Sequence[str]) -> str:
-    """True for ads whose attribute is one of these."""
-    return " || ".join(f"{attribute} =?= {literal(value)}" for value in values)
+def among(expression: str, values: Sequence[str]) -> str:
+    """True for ads in which a string is one of these, which have neither commas nor spaces.
+
+    One list, however long: HTCondor 25.14 fails to evaluate some hundreds of comparisons in a row, and
+    then takes no ad to be meant.
+    """
+    return f"(stringListMember({expression}, {literal(','.join(values), limit=0)}) =?= true)"
 
 
 def probe_jobs(machines: Sequence[PoolMachine]) -> Submission:
@@ -235,9 +252,8 @@ def probe_jobs(machines: Sequence[PoolMachine]) -> Submission:
         # Its end is news at once; a machine that dies under it is found out by others.
         "job_lease_duration": "60",
         f"+{names.PROBE}": '"$(vmjobs_machine)"',
-        f"+{names.PROBE_MEMBER}": '"$(vmjobs_member)"',
     }
-    items = [{"vmjobs_machine": target_of(each), "vmjobs_member": each.name} for each in machines]
+    items = [{"vmjobs_machine": target_of(each)} for each in machines]
     return Submission(dict(description), items)
 
 

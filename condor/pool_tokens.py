@@ -18,13 +18,17 @@ from typing import Final
 from condor import names
 from vmjobs.cluster.wire import PoolToken
 from vmjobs.errors import Unavailable, VMJobsError
+from vmjobs.ports import PoolMachine
 from vmjobs.subprocess import run
 
 #: All that such a token is good for: sending machine ads, and being reached by way of the collector.
 AUTHORIZATION: Final = "ADVERTISE_STARTD"
 
 _SECONDS: Final = 30.0
-_MEMBER: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+#: Whom tokens are made for.
+USER: Final = re.compile(
+    rf"{names.MEMBER_USER}[a-z][a-z0-9-]{{0,62}}\.[0-9a-f]{{32}}\.[1-9][0-9]{{0,9}}"
+)
 _DOMAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -32,24 +36,22 @@ class CondorMinter:
     """Implements :class:`vmjobs.ports.Minter`.
 
     key_dir: a signing key for each pool, in a file of the pool's name, which this process's user owns
-    and nobody else can read. pools: as in the settings.
+    and nobody else can read. domains: the trust domain of each pool.
     """
 
-    def __init__(self, key_dir: Path, pools: Mapping[str, str]) -> None:
+    def __init__(self, key_dir: Path, domains: Mapping[str, str]) -> None:
         self._key_dir = key_dir
-        self._domains = {name: words.split()[2] for name, words in pools.items()}
+        self._domains = domains
 
-    def mint(self, pool: str, member: str, seconds: int) -> PoolToken:
-        """An IDTOKEN with which the machine of that name can join the pool, and do nothing else.
+    def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
+        """An IDTOKEN with which exactly this machine can join the pool, and do nothing else.
 
         Raises:
             Unavailable: it cannot be made now.
-            ValueError: the member's name is none.
+            ValueError: there can be no such machine.
         """
-        if not _MEMBER.fullmatch(member):
-            raise ValueError(f"{member!r} is not the name of a cluster's member")
         domain = self._domain(pool)
-        identity = f"{names.MEMBER_USER}{member}@{domain}"
+        identity = f"{user_of(machine)}@{domain}"
         arguments = ["-key", pool, "-identity", identity]
         arguments += ["-authz", AUTHORIZATION, "-lifetime", str(int(seconds))]
         settings = {
@@ -82,6 +84,18 @@ class CondorMinter:
         return Unavailable(
             "pool", f"pool {pool}: no token can be made for its machines: {what}", hint=_HINT
         )
+
+
+def user_of(machine: PoolMachine) -> str:
+    """Whom a machine's tokens are for: no other machine has any for the same.
+
+    Raises:
+        ValueError: there can be no such machine.
+    """
+    user = f"{names.MEMBER_USER}{machine.name}.{machine.id}.{machine.incarnation}"
+    if not USER.fullmatch(user):
+        raise ValueError(f"{user!r} is not what a cluster's machine is called")
+    return user
 
 
 _HINT: Final = "the setting pool_key_dir names a directory with a signing key for each pool (mode 0600)"

@@ -27,6 +27,7 @@ class WorkerKit:
         return {
             "script": _shipped("run.sh"),
             "probe": _shipped("probe.sh"),
+            "door": _shipped("door.sh"),
             "host": f"{host_name(order.name)}\n".encode(),
             "accounts": "".join(f"{account}\n" for account in accounts(order)).encode(),
             names.STARTD_CONFIG: _shipped("startd.conf"),
@@ -74,6 +75,7 @@ def member_config(order: MemberOrder, incarnation: int) -> str:
         "VMJOBS_START": order.start,
         "VMJOBS_PROBE": (
             f"TARGET.{names.PROBE} =?= MY.{names.MACHINE}"
+            f" && TARGET.{names.OWNER} =?= {literal(order.pool.user, limit=0)}"
             f" && TARGET.Cmd =?= {literal(names.PROBE_PROGRAM)} && TARGET.TransferExecutable =?= False"
         ),
         **{name: literal(value, limit=0) for name, value in attributes.items()},

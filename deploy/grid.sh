@@ -118,13 +118,23 @@ administrate() {
     )
 }
 
+# A name may be another checkout's: what that has brought up is not for this one to take away.
+require_ours() {
+    others=$(docker ps -aq --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME" 2>/dev/null |
+        xargs -r docker inspect -f '{{index .Config.Labels "com.docker.compose.project.working_dir"}}' |
+        sort -u | grep -vxF "$PWD") || return 0
+    die "the grid $COMPOSE_PROJECT_NAME was brought up in $others: do it there, or name another one in VMJOBS_PROJECT"
+}
+
 remove() {
+    require_ours
     ! docker info >/dev/null 2>&1 || compose down --volumes --remove-orphans --timeout 5 2>/dev/null || true
     deploy/engine.sh stop $state
     rm -rf $state
 }
 
 down() {
+    require_ours
     if docker info >/dev/null 2>&1; then
         compose down --volumes --remove-orphans --timeout 5 2>/dev/null || true
         for name in base node builder; do docker rmi "$COMPOSE_PROJECT_NAME/$name"; done >/dev/null 2>&1 || true
@@ -140,7 +150,7 @@ down() {
 
 case ${1:-} in
     up | down | remove) "$1" ;;
-    stop) compose stop ;;
+    stop) require_ours && compose stop ;;
     logs) compose logs --follow --tail 50 ;;
     *) die "usage: deploy/grid.sh up|down|remove|stop|logs" ;;
 esac

@@ -95,6 +95,9 @@ class Layer(Frozen):
     have a disk of their own). drop: paths (or patterns, as in fnmatch) left out.
     probe: a script that must end with status 0 in a job, before an image may be published.
     needs_repository: some packages are in a site's own repository only.
+    allow_expired_archive: take packages from an archive that calls itself out of date (its Valid-Until
+    has passed), as frozen snapshots do. Signatures are checked all the same, but nobody would notice
+    that a mirror holds back updates.
     """
 
     schema_version: int = Field(default=1, alias="schema", ge=1, le=1)
@@ -114,6 +117,7 @@ class Layer(Frozen):
     files: tuple[FilePart, ...] = ()
     probe: str = Field(default="", max_length=65536)
     needs_repository: bool = False
+    allow_expired_archive: bool = Field(default=False, strict=True)
 
 
 class Recipe(Frozen):
@@ -138,11 +142,14 @@ class Recipe(Frozen):
     files: tuple[FilePart, ...] = Field(default=(), max_length=MAX_FILES)
     probes: tuple[Text, ...] = Field(default=(), max_length=MAX_PROBES)
     needs_repository: bool = False
+    allow_expired_archive: bool = Field(default=False, strict=True)
 
     @property
     def digest(self) -> str:
         """Digest of what goes into the image, not of how that is written down or spread on layers."""
         value = self.model_dump(mode="json", exclude={"description", "probes", "layers"})
+        if not self.allow_expired_archive:
+            del value["allow_expired_archive"]  # recipes from before there was this are the same
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -173,7 +180,8 @@ def compose(layers: Sequence[Layer]) -> Recipe:
     values["files"] = tuple({file.path: file for la in layers for file in la.files}.values())
     values["python"] = _python([layer.python for layer in layers if layer.python is not None])
     values["probes"] = tuple(layer.probe for layer in layers if layer.probe)
-    values["needs_repository"] = any(layer.needs_repository for layer in layers)
+    for field in ("needs_repository", "allow_expired_archive"):
+        values[field] = any(getattr(layer, field) for layer in layers)
     if faults:
         listing = "; ".join(fault.message for fault in faults)
         raise InvalidRequest(f"recipe {top.name} has faults: {listing}", faults=faults)

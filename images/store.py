@@ -140,6 +140,12 @@ class ImageStore:
         self.manifest(digest)
         self._write(path, f"{digest}\n".encode())
 
+    def untag(self, name: str, tag: str) -> None:
+        """Have ``name:tag`` mean nothing; repeating it is no error. The image stays until gc."""
+        path = self._tag_path(name, tag)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
     def resolve(self, ref: str) -> str:
         """The digest that ``name``, ``name:tag``, ``namespace/name:tag`` or ``sha256:…`` stands for.
 

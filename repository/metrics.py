@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -12,12 +12,14 @@ from typing import Final, TypeVar
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from repository.clusters.history import present_state
+from repository.clusters.guarding import guard_of
+from repository.clusters.history import Happened, came_to, happened, present_state
 from repository.clusters.loading import World, load
-from repository.clusters.tables import ClusterRow, MemberRow
+from repository.clusters.tables import ClusterRow, GuardRow, MemberRow, NodeShareRow
 from repository.database import Database
 from repository.images.tables import ImageRow, SegmentRow
 from repository.models import BuildRow, JobRow
+from vmjobs.cluster.guard import GuardState
 from vmjobs.cluster.member import MemberState, Phase
 from vmjobs.model import JobState
 from vmjobs.wire import BuildState
@@ -32,20 +34,25 @@ _HOLDS_NOTHING: Final = Phase.GONE.value
 class ClusterFigures:
     """One cluster. target: machines that it is to have; 0 where it drains or is being deleted.
 
-    failures: in a row, of all members since each of them was up last.
+    failures: in a row, of all members since each of them was up last. outdated: members that are
+    still as it was declared before. happened, states: how often that did, and how often members came
+    to be in each state.
     """
 
     target: int = 0
     members: Counter[MemberState] = field(default_factory=Counter)
     busy: int = 0
     failures: int = 0
+    outdated: int = 0
+    happened: Counter[Happened] = field(default_factory=Counter)
+    states: Counter[MemberState] = field(default_factory=Counter)
 
 
 @dataclass
 class SiteFigures:
     """The nodes of one site. Room for clusters, offered and taken, is that of nodes that are alive.
 
-    memory: MiB.
+    memory: MiB. tokens, refusals: how often machines' tokens for pools were given, and how often not.
     """
 
     alive: int = 0
@@ -54,6 +61,18 @@ class SiteFigures:
     offered_memory: int = 0
     taken_cpus: int = 0
     taken_memory: int = 0
+    tokens: int = 0
+    refusals: int = 0
+
+
+@dataclass(frozen=True)
+class GuardFigures:
+    """A guard that is not open. image: its digest. node: empty: all of them. failures: in a row."""
+
+    image: str
+    node: str
+    state: GuardState
+    failures: int
 
 
 @dataclass(frozen=True)
@@ -68,6 +87,7 @@ class Figures:
     clusters: Mapping[str, ClusterFigures] = field(default_factory=dict)
     sites: Mapping[str, SiteFigures] = field(default_factory=dict)
     pools: Mapping[str, bool] = field(default_factory=dict)
+    guards: Sequence[GuardFigures] = ()
     images: int = 0
     image_bytes: int = 0
     stored_bytes: int = 0
@@ -87,7 +107,8 @@ def figures(database: Database, lease: timedelta, present: datetime) -> Figures:
             jobs=_by_state(session, JobRow.state, JobState),
             builds=_by_state(session, BuildRow.state, BuildState),
             clusters=_clusters(world),
-            sites=_sites(world),
+            sites=_sites(session, world),
+            guards=_guards(session, present),
             pools={name: not row.problem for name, row in world.pools.items()},
             images=count,
             image_bytes=int(size),
@@ -109,6 +130,10 @@ def _clusters(world: World) -> dict[str, ClusterFigures]:
         cluster.members[present_state(row, world.heard(row))] += 1
         cluster.busy += row.busy
         cluster.failures += row.failures
+        cluster.outdated += row.generation != world.clusters[row.cluster].generation
+    for name, declared in world.clusters.items():
+        found[name].happened.update({what: happened(declared, what) for what in Happened})
+        found[name].states.update({state: came_to(declared, state) for state in MemberState})
     return found
 
 
@@ -116,7 +141,13 @@ def _target(row: ClusterRow) -> int:
     return 0 if row.deleting or row.draining else row.target
 
 
-def _sites(world: World) -> dict[str, SiteFigures]:
+def _guards(session: Session, present: datetime) -> tuple[GuardFigures, ...]:
+    query = select(GuardRow).where(GuardRow.until.is_not(None)).order_by(GuardRow.image, GuardRow.node)
+    guards = [guard_of(row) for row in session.scalars(query)]
+    return tuple(GuardFigures(g.image, g.node, g.state(present), g.failures) for g in guards)
+
+
+def _sites(session: Session, world: World) -> dict[str, SiteFigures]:
     found: dict[str, SiteFigures] = defaultdict(SiteFigures)
     for node in world.nodes.values():
         site = found[node.site]
@@ -131,6 +162,11 @@ def _sites(world: World) -> dict[str, SiteFigures]:
             site = found[world.nodes[row.node].site]
             site.taken_cpus += row.cpus
             site.taken_memory += row.memory
+    asked = select(NodeShareRow.node, NodeShareRow.tokens, NodeShareRow.refusals)
+    for name, tokens, refusals in session.execute(asked):
+        site = found[world.nodes[name].site if name in world.nodes else ""]
+        site.tokens += tokens
+        site.refusals += refusals
     return dict(found)
 
 

@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from repository.core import Core
 from repository.models import NodeRow
+from repository.paging import Window
 from vmjobs.errors import NotFound
 from vmjobs.model import Node
 from vmjobs.model import now as utc_now
@@ -38,13 +39,18 @@ class Nodes(Core):
             else:
                 row.heard, row.description = present, description
 
-    def nodes(self, live: bool = False) -> list[Node]:
-        """All nodes by name; with ``live`` only those heard of in the last five minutes."""
-        query = select(NodeRow).order_by(NodeRow.name)
-        if live:
-            query = query.where(NodeRow.heard >= utc_now() - LIVE)
+    def live_nodes(self) -> list[Node]:
+        """Those heard of in the last five minutes, by name."""
+        query = select(NodeRow).order_by(NodeRow.name).where(NodeRow.heard >= utc_now() - LIVE)
         with self.database.read() as session:
             return [Node.model_validate(row.description) for row in session.scalars(query)]
+
+    def node_page(self, page: Window) -> tuple[list[Node], str]:
+        """A part of all nodes, by name, and the cursor of the next one."""
+        query = select(NodeRow).order_by(NodeRow.name).where(NodeRow.name > page.cursor)
+        with self.database.read() as session:
+            rows, cursor = page.cut(session.scalars(query.limit(page.rows)).all(), lambda row: row.name)
+            return [Node.model_validate(row.description) for row in rows], cursor
 
     def node(self, name: str) -> Node:
         """One node.  Raises NotFound."""

@@ -12,6 +12,7 @@ from repository.blobs import BlobReader
 from repository.core import Core
 from repository.ids import is_id
 from repository.models import AttemptRow, EventRow, JobRow, OutputRow
+from repository.paging import bad_cursor
 from repository.streams import StreamReader
 from repository.transitions import missing
 from repository.views import (
@@ -23,7 +24,7 @@ from repository.views import (
     spec_of,
     views,
 )
-from vmjobs.errors import Fault, InvalidRequest, NotFound
+from vmjobs.errors import NotFound
 from vmjobs.model import MIB, Job, JobEvent, JobState, StreamName
 from vmjobs.paths import refusal
 
@@ -84,8 +85,7 @@ class Reading(Core):
             query = query.where(JobRow.array_id == array)
         if cursor:
             if not is_id(cursor):
-                fault = Fault("cursor", "bad_cursor", "use what an earlier page gave as `next`")
-                raise InvalidRequest("the cursor is none of ours", faults=[fault])
+                raise bad_cursor()
             query = query.where(JobRow.id < cursor)
         with self.database.read() as session:
             rows = session.scalars(query).all()

@@ -62,7 +62,7 @@ class Submissions(Nodes):
         if seen := self._seen(owner, key, body):
             return seen
         viewer = Viewer(owner, groups)
-        nodes = self.nodes(live=True)
+        nodes = self.live_nodes()
         image = check(submission.spec, self.config, nodes, self.images, viewer, self.blobs)
         try:
             return self._store(_parent(owner, submission, key, image.digest), viewer, publish)

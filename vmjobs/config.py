@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -37,6 +37,15 @@ def host_and_port(value: str) -> tuple[str, int]:
     if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
         raise ValueError("must be HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class PoolSetting(NamedTuple):
+    """What the setting ``pools`` says of a pool. user: whose the service's jobs are at the schedd."""
+
+    collector: str
+    schedd: str
+    trust_domain: str
+    user: str = "vmjobs"
 
 
 class Config(BaseModel):
@@ -106,7 +115,8 @@ class Config(BaseModel):
     pools: dict[str, str] = Field(
         default_factory=dict,
         description="pools that clusters may join, the first by default: name to 'COLLECTOR SCHEDD "
-        "TRUST_DOMAIN', e.g. site='site.grid site.grid grid'; probe jobs go to the schedd",
+        "TRUST_DOMAIN [USER]', e.g. site='site.grid site.grid grid'; probe jobs go to the schedd, and "
+        "are USER's there (vmjobs)",
     )
     pool_key_dir: Path | None = Field(
         None, description="a signing key of HTCondor's for each pool, in a file of the pool's name"
@@ -149,7 +159,9 @@ class Config(BaseModel):
         0, ge=0, description="MiB of memory for machines of virtual clusters; 0: none come here"
     )
     cluster_disk: int = Field(
-        0, ge=0, description="MiB of disk for machines of virtual clusters; 0: half of what is free"
+        0,
+        ge=0,
+        description="MiB of disk for machines of virtual clusters; 0: half of what others leave",
     )
     hypervisors: tuple[HypervisorKind, ...] = Field(
         tuple(HypervisorKind), description="hypervisors to try, best first"
@@ -199,9 +211,15 @@ class Config(BaseModel):
     @classmethod
     def _complete_pools(cls, value: dict[str, str]) -> dict[str, str]:
         for name, words in value.items():
-            if len(words.split()) != 3:
-                raise ValueError(f"{name} must be 'COLLECTOR SCHEDD TRUST_DOMAIN', not {words!r}")
+            if len(words.split()) not in {3, 4}:
+                raise ValueError(
+                    f"{name} must be 'COLLECTOR SCHEDD TRUST_DOMAIN [USER]', not {words!r}"
+                )
         return value
+
+    def pool(self, name: str) -> PoolSetting:
+        """One of the pools.  Raises KeyError."""
+        return PoolSetting(*self.pools[name].split())
 
     @field_validator("routes", "pools", mode="before")
     @classmethod

@@ -8,12 +8,15 @@
     │   ├── ImageRejected         an image that is not taken, or not run, for what is in it
     │   └── IdempotencyConflict   same key, other body (409)
     ├── NotFound                  no such job, image, blob, node (404)
+    │   └── SessionOver           a login session that has ended
     ├── Unauthenticated           no token, or not a valid one (401)
     ├── Forbidden                 a valid token without the right (403)
     ├── Conflict                  the object is in a state that forbids this (409)
     │   ├── JobFinal              the job has ended; nobody writes to it any more
     │   ├── AttemptSuperseded     a newer attempt has taken the job
     │   ├── ImageInUse            jobs that have not ended, or clusters, need the image
+    │   ├── MachineNotRunning     nobody can log in to a machine that does not run
+    │   ├── NoLogin               a machine that runs lets nobody log in
     │   └── MissingBlocks         blocks that were said to be here are not (any more)
     ├── PayloadTooLarge           more bytes than the limit (413)
     │   └── QuotaExceeded         more bytes than this owner may keep
@@ -106,6 +109,13 @@ class NotFound(VMJobsError):
     exit_code = 66
 
 
+class SessionOver(NotFound):
+    """A login session has ended; the message says why."""
+
+    code = "SESSION_OVER"
+    exit_code = 69
+
+
 class Unauthenticated(VMJobsError):
     """No bearer token, or one that is malformed, expired or from elsewhere."""
 
@@ -146,6 +156,20 @@ class ImageInUse(Conflict):
     """Jobs that have not ended, or virtual clusters, need the image; the message names them."""
 
     code = "IMAGE_IN_USE"
+
+
+class MachineNotRunning(Conflict):
+    """A machine of a cluster does not run now, so that nobody can log in to it."""
+
+    code = "MACHINE_NOT_RUNNING"
+    exit_code = 69
+
+
+class NoLogin(Conflict):
+    """A machine of a cluster runs, and nobody can log in to it; the message says why."""
+
+    code = "NO_LOGIN"
+    exit_code = 69
 
 
 class MissingBlocks(Conflict):

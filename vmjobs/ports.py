@@ -13,7 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from vmjobs.cluster.session import SessionAnswer
 from vmjobs.cluster.wire import MemberOrder, MemberReports, NodeShare, PoolToken
+from vmjobs.gateway.spec import Gateway, GatewayMachine
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import (
     AttemptClaim,
@@ -26,6 +28,7 @@ from vmjobs.model import (
     Report,
     StreamName,
 )
+from vmjobs.relay import ByteStream
 
 #: Called with (bytes done, bytes in all).
 Progress = Callable[[int, int], None]
@@ -217,6 +220,21 @@ class ShareSource(Protocol):
         """Add to what the machine's console said; repeating a call does no harm."""
 
 
+class SessionSource(Protocol):
+    """The service, as an agent speaks with it about those who log in to its machines."""
+
+    def answer(self, session: str, answer: SessionAnswer) -> None:
+        """Say whether the machine lets them in.
+
+        Raises:
+            SessionOver: nobody waits for the answer any more.
+            Unavailable: the service is out of reach.
+        """
+
+    def stream(self, session: str) -> ByteStream:
+        """The machine's side of a session that was let in."""
+
+
 class GuestKit(Protocol):
     """What a machine of a cluster runs: made by ``condor/``, put before the guest by the agent.
 
@@ -252,7 +270,7 @@ class MachineKind:
     """What a machine of a cluster is, or would be.
 
     memory, disk: MiB. attributes, start: as declared. known: what ads of such machines said before;
-    learn: a machine whose ad says it now; empty: there is none.
+    learn: a machine whose ad says it now; empty: there is none. up: so many are up now.
     """
 
     cluster: str
@@ -263,6 +281,7 @@ class MachineKind:
     start: str
     known: Mapping[str, ClassAdValue]
     learn: str = ""
+    up: int = 0
 
 
 @dataclass(frozen=True)
@@ -296,14 +315,9 @@ class Pool(Protocol):
         """How the probe jobs of exactly these machines are doing, by member's id and incarnation; they
         are submitted where there are none. A few calls, however many machines."""
 
-    def withdraw(self, members: Sequence[str]) -> None:
-        """Have the collector forget machines that are gone, and remove their probe jobs.
-
-        members: their names.
-        """
-
-    def disown(self, machines: Sequence[PoolMachine]) -> None:
-        """Have the collector forget exactly these machines, and no others of the same names."""
+    def withdraw(self, machines: Sequence[PoolMachine]) -> None:
+        """Exactly these machines, and no others of the same names, are no more: have the collector take
+        nothing from their tokens any more and forget them, and remove their probe jobs."""
 
     def idle(self, kinds: Sequence[MachineKind]) -> Mapping[str, IdleJobs]:
         """What waits for each of these clusters, by name. Whom several could serve goes to the first
@@ -317,9 +331,36 @@ class Pool(Protocol):
 class Minter(Protocol):
     """Makes tokens for machines."""
 
-    def mint(self, pool: str, member: str, seconds: int) -> PoolToken:
-        """An IDTOKEN with which the machine of that name can join the pool, and do nothing else.
+    def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
+        """An IDTOKEN with which exactly this machine can join the pool, and do nothing else.
 
         Raises:
             Unavailable: it cannot be made now.
         """
+
+
+# --------------------------------------------------------------------------- gateways
+
+
+class RoleKit(Protocol):
+    """What a gateway's machines run, each for its role: made by ``condor/``.
+
+    The guest program runs ``script`` as root for the machine's whole life; the other files are in its
+    directory, among them three that every role gets and no kit makes: ``address`` (the private card's,
+    like ``10.77.0.10/24``), ``host`` (the machine's full name) and ``hosts`` (lines for /etc/hosts, of
+    all machines). /job and the root disk outlive restarts.
+
+    The script traps its signals before anything else. It prints a line ``vmjobs-gateway: up`` once its
+    service answers, ``vmjobs-gateway: down REASON`` if it no longer does. SIGUSR1: freeze what is
+    on /job, print ``vmjobs-gateway: frozen``; it thaws by itself after 60 s. SIGUSR2: thaw if frozen,
+    print ``vmjobs-gateway: thawed``, and then say again whether it is up or down. SIGTERM: shut down
+    cleanly, end with status 0.
+    """
+
+    def secrets(self, gateway: Gateway) -> Mapping[str, bytes]:
+        """Keys and the like, by file name: made once for a gateway, kept on its computer alone."""
+
+    def files(
+        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+    ) -> Mapping[str, bytes]:
+        """Contents by name; ``script`` is one of them. secrets: as they were made for this gateway."""

@@ -28,6 +28,8 @@ from vmjobs.model import (
 
 #: Digests that fit into one question about segments or blocks.
 MAX_DIGESTS: Final = 4096
+#: With so many users and groups an image may be shared.
+MAX_SHARES: Final = 100
 
 
 class Envelope(BaseModel):
@@ -135,9 +137,10 @@ class ImageInfo(Envelope):
 
 
 class ImageList(Envelope):
-    """All images that the caller may name, by name."""
+    """Some of the images that the caller may name, by name. next: cursor of the next page, if any."""
 
     images: tuple[ImageInfo, ...]
+    next: str = ""
 
 
 class ImageDetail(Envelope):
@@ -194,7 +197,7 @@ class Publication(Frozen):
     name: ImageName | Literal[""] = ""
     tag: Tag = "latest"
     visibility: Visibility = Visibility.PRIVATE
-    shares: tuple[Share, ...] = Field(default=(), max_length=100)
+    shares: tuple[Share, ...] = Field(default=(), max_length=MAX_SHARES)
     keep_days: int = Field(default=0, ge=0, le=36500)
     origin: Origin = Origin()
     signature: str = Field(default="", max_length=4096)
@@ -204,7 +207,7 @@ class ImageChange(Frozen):
     """The body of ``PATCH /v1/images/{digest}``; what is unset stays. deprecated "": not any more."""
 
     visibility: Visibility | None = None
-    shares: tuple[Share, ...] | None = Field(default=None, max_length=100)
+    shares: tuple[Share, ...] | None = Field(default=None, max_length=MAX_SHARES)
     deprecated: str | None = Field(default=None, max_length=1024)
     keep_days: int | None = Field(default=None, ge=0, le=36500)
     signature: str | None = Field(default=None, max_length=4096)
@@ -321,9 +324,10 @@ class BuildList(Envelope):
 
 
 class NodeList(Envelope):
-    """All execute nodes that announced themselves."""
+    """Some of the execute nodes that announced themselves, by name. next: cursor of the next page."""
 
     nodes: tuple[Node, ...]
+    next: str = ""
 
 
 class Limits(Envelope):

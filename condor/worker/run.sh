@@ -154,6 +154,13 @@ for order in $orders; do $order; done
 say "$host: startd started"
 setsid sh "$0" watch-log &
 watcher=$!
+door=
+if command -v bash >/dev/null; then
+    setsid bash "$here/door" &
+    door=-$!
+else
+    say 'nobody can log in: there is no bash'
+fi
 
 # `wait` comes back whenever a signal has been dealt with.
 status=0
@@ -162,7 +169,8 @@ while kill -0 "$startd" 2>/dev/null; do
     status=$?
 done
 trap '' TERM INT USR1 USR2
-kill -s TERM -- "-$watcher" 2>/dev/null
+# shellcheck disable=SC2086 # no word at all where there is no door
+kill -s TERM -- "-$watcher" $door 2>/dev/null
 rm -f "$token"
 # 99: it has shut itself down, as it was told to.
 if [ -n "$draining" ] && { [ "$status" = 0 ] || [ "$status" = 99 ]; }; then

@@ -9,6 +9,7 @@ import re
 import shlex
 import stat
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -90,6 +91,8 @@ def archive_of(recipe: Recipe, folder: Path, repository: SiteRepository | None =
     inputs = [recipe.suite, sorted(recipe.packages), kernel, recipe.epoch]
     if repository is not None:
         inputs.append(repository.line)
+    if recipe.allow_expired_archive:
+        inputs.append("expired")
     key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
     return folder / f"{recipe.suite}-{key}.tar"
 
@@ -126,16 +129,28 @@ def bootstrap(
             if kernel:
                 words = shlex.join(["sh", str(hook.resolve()), kernel])
                 command.append(f'--customize-hook={words} "$1"')
-            command += [recipe.suite, str(part)]
-            if repository is not None:
-                _, _, rest = repository.line.partition(" ")
-                signed = f"[signed-by={repository.key.resolve()}]"
-                command += [f"deb {_MIRROR} {recipe.suite} main", f"deb {signed} {rest}"]
+            command += [recipe.suite, str(part), *sources(recipe, repository)]
             run(command, timeout=_TIMEOUT, place=place, env=dated)
         part.replace(archive)
     finally:
         part.unlink(missing_ok=True)
     return archive
+
+
+def sources(recipe: Recipe, repository: SiteRepository | None = None) -> list[str]:
+    """Where the packages come from, as in sources.list; none: mmdebstrap knows."""
+    options = ["check-valid-until=no"] if recipe.allow_expired_archive else []
+    if repository is None and not options:
+        return []
+    lines = [_source(options, f"{_MIRROR} {recipe.suite} main")]
+    if repository is not None:
+        _, _, rest = repository.line.partition(" ")
+        lines.append(_source([*options, f"signed-by={repository.key.resolve()}"], rest))
+    return lines
+
+
+def _source(options: Sequence[str], rest: str) -> str:
+    return f"deb [{' '.join(options)}] {rest}" if options else f"deb {rest}"
 
 
 def load_packages(archive: Path) -> Tree:

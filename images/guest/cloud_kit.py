@@ -211,12 +211,14 @@ def pump(host: Host, name: str, handle: int) -> None:
 
 def control(host: Host, process: "subprocess.Popen[bytes]") -> None:
     """Ask again and again what to do; the request is the heartbeat too."""
+    delivered = 0  # the host tells again what it does not hear of: an answer may be lost
     while process.poll() is None:
-        status, orders = host.ask("GET", "/v1/control?wait=25")
+        status, orders = host.ask("GET", f"/v1/control?wait=25&done={delivered}")
         for line in orders.decode("ascii", "replace").splitlines() if status == 200 else ():
             words = line.split()
             if len(words) == 2 and words[0] == "signal" and words[1].isdigit():
                 kill_group(process, int(words[1]))
+                delivered += 1
         if status != 200:
             time.sleep(1)
 

@@ -9,6 +9,19 @@
 drain_seconds=2   # for what background processes still print when the script has ended
 flush_seconds=120 # for delivering what is in the pipes by then
 
+# What a helper has read, and not written yet, would be lost with it. So whatever reads the script's output
+# comes before the script: where there is one processor, the script does not go on until all is written.
+at_once=
+! command -v chrt >/dev/null || at_once='chrt -f 1'
+
+# first PROGRAM ARGUMENT...: before all else, where that is allowed.
+first() {
+    $at_once "$@" || [ -z "$at_once" ] || {
+        at_once=
+        "$@"
+    }
+}
+
 # announce_ready: the guest is up and has its job.
 announce_ready() {
     if [ "$VMJOBS_NETWORK" != none ]; then
@@ -26,12 +39,13 @@ start_script() {
     fi
     (
         trap - PIPE CHLD INT TERM
+        exec 3>&- 4>&- 8<&- 9<&- # ends of the pipes: not for the script
         [ -z "$container" ] || start_in_container
         # shellcheck disable=SC2086 # no option at all where env has none
         exec setsid env -i $defaults PATH="$PATH" HOME="$job/home" LANG=C.UTF-8 TMPDIR="$job/tmp" \
             VMJOBS_JOB_ID="$VMJOBS_JOB_ID" VMJOBS_ARRAY_INDEX="$VMJOBS_ARRAY_INDEX" \
             VMJOBS_ARRAY_COUNT="$VMJOBS_ARRAY_COUNT" VMJOBS_ARGUMENTS="${VMJOBS_ARGUMENTS:-}" \
-            /bin/sh "$lib/launch.sh" 3>&- 4>&-
+            /bin/sh "$lib/launch.sh"
     ) </dev/null >"$script_out" 2>"$script_err" &
     script=$!
 }
@@ -43,14 +57,20 @@ deliver() {
     kill -s "$1" -- "-$script" 2>/dev/null || kill -s "$1" "$script" 2>/dev/null
 }
 
-# control: asks the host again and again what to do; the request is also the heartbeat.
+# control: asks the host again and again what to do; the request is also the heartbeat. It says how many
+# orders were delivered so far: the host tells again what it does not hear of, as the answer may be lost.
 control() {
     trap - CHLD INT TERM
     exec 3>&- 4>&- # or the pumps would never see the end of the output
+    delivered=0
+    [ ! -s "$run/control.delivered" ] || read -r delivered <"$run/control.delivered"
     while :; do
-        if http control GET '/v1/control?wait=25' >"$run/control.orders"; then
+        if http control GET "/v1/control?wait=25&done=$delivered" >"$run/control.orders"; then
             while read -r verb number _; do
-                [ "$verb" != signal ] || deliver "$number"
+                [ "$verb" = signal ] || continue
+                deliver "$number"
+                delivered=$((delivered + 1))
+                echo "$delivered" >"$run/control.delivered"
             done <"$run/control.orders"
         else
             pause 1
@@ -62,7 +82,7 @@ control() {
 #
 # Two files take turns in holding the chunk under way. The last line of a third says at which byte of
 # the stream it begins, and which of the two it is: a successor goes on from there, at worst with a
-# chunk that the host has, which does no harm.
+# chunk that the host has, which does no harm. It leaves a mark when it has come to the end.
 pump() {
     trap - CHLD INT TERM
     offset=0 chunk=$run/$1.even other=$run/$1.odd size=0
@@ -71,10 +91,10 @@ pump() {
         read -r offset chunk other <"$run/$1.place"
     fi
     [ ! -s "$chunk" ] || size=$(size_of "$chunk")
-    exec 7<"$run/$1.fifo" 3>&- 4>&-
+    open_output "$1"
     while :; do
-        [ "$size" -gt 0 ] || take "$1"
-        [ "$size" -gt 0 ] || return 0
+        [ "$size" -gt 0 ] || take "$1" || return
+        [ "$size" -gt 0 ] || break
         post_file "$1" "/v1/log/$1?offset=$offset" "$chunk" "$size" ||
             say "vmjobs: error: std$1 lost bytes ($http_status)"
         offset=$((offset + size)) size=0
@@ -82,29 +102,51 @@ pump() {
         echo "$offset $other $chunk" >>"$run/$1.places"
         before=$chunk chunk=$other other=$before
     done
+    : >"$run/$1.over"
 }
 
 # save NAME: what arrives in the fifo goes to a file, for the output disk. Not straight from the script to
 # the file: `echo >/dev/stderr` in it would cut off what the file has.
 save() {
     trap - CHLD INT TERM
-    exec 7<"$run/$1.fifo" 3>&- 4>&-
-    bb cat <&7 >>"$job/std$1" 2>/dev/null ||
+    open_output "$1"
+    first cat <&7 >>"$job/std$1" 2>/dev/null || {
         say "vmjobs: error: std$1 lost bytes (the disk is full)"
+        return
+    }
+    : >"$run/$1.over"
 }
 
-# take NAME: what the fifo holds goes to the chunk, $size bytes; waits until there is something.
+# open_output NAME: for reading, as 7. Not by its path: when the script has ended, nobody would answer there.
+open_output() {
+    case $1 in out) exec 7<&8 ;; err) exec 7<&9 ;; esac
+    exec 3>&- 4>&-
+}
+
+# carry_on: each helper that carries output and was killed goes on, as of the last look.
+carry_on() {
+    [ -e "$run/out.over" ] || is_running "$out_pid" || { $carry out & out_pid=$!; }
+    [ -e "$run/err.over" ] || is_running "$err_pid" || { $carry err & err_pid=$!; }
+}
+
+# drain: until all output is carried, or those who still print have had their time.
+drain() {
+    wait_for "$drain_seconds" "$out_pid" "$err_pid" || kill_leftovers
+}
+
+# take NAME: what the fifo holds goes to the chunk, $size bytes; waits until there is something. 0 is the end.
 take() {
-    dd bs=65536 count=1 of="$chunk" <&7 2>"$run/$1.dd"
+    first dd bs=65536 count=1 of="$chunk" <&7 2>"$run/$1.dd" || return
     copied "$1"
     size=$copied
     # A pipe that was full has been filled again by now: the script is faster than requests are made.
     while [ "$copied" -ge 65536 ] && [ "$size" -le 983040 ]; do
-        dd bs=65536 count=$(((1048576 - size) / 65536)) iflag=nonblock \
+        $at_once dd bs=65536 count=$(((1048576 - size) / 65536)) iflag=nonblock \
             if="$run/$1.fifo" >>"$chunk" 2>"$run/$1.dd"
         copied "$1"
         size=$((size + copied))
     done
+    return 0
 }
 
 # look: what the children do. $running lists those that run; $ended is how the script ended, in the
@@ -159,16 +201,19 @@ wait_for() {
 }
 
 # supervise: until the script has ended, keep the helpers alive.
+#
+# A helper that ends after the look would be missed by a `wait` that comes later: so that one waits for
+# nothing then, which is a process that is no child.
 supervise() {
     while :; do
+        changed=
         look
         is_running "$script" || return 0
         if [ "$VMJOBS_NETWORK" != none ]; then
             is_running "$control_pid" || { control & control_pid=$!; }
         fi
-        is_running "$out_pid" || { $carry out & out_pid=$!; }
-        is_running "$err_pid" || { $carry err & err_pid=$!; }
-        wait "$script"
+        carry_on
+        wait "${changed:-$script}" 2>/dev/null
         status=$?
     done
 }
@@ -234,16 +279,21 @@ outcome() {
 # run_script: from start to end; $result is `code=N` or `signal=N`.
 run_script() {
     ended='' running=' ' status=255 control_pid=0 out_pid=0 err_pid=0
-    trap : CHLD           # lets `wait` come back whichever child ends
+    trap 'changed=1' CHLD      # lets `wait` come back whichever child ends
     trap 'deliver 15' INT TERM # the host asks this machine to stop
     carry=pump
     [ "$VMJOBS_NETWORK" != none ] || carry=save
     script_out=$run/out.fifo script_err=$run/err.fifo
     exec 3<>"$script_out" 4<>"$script_err"
+    exec 8<"$script_out" 9<"$script_err"
     start_script
     supervise
     exec 3>&- 4>&-
-    wait_for "$drain_seconds" "$out_pid" "$err_pid" || kill_leftovers
+    drain
+    if [ ! -e "$run/out.over" ] || [ ! -e "$run/err.over" ]; then # they were killed with the script
+        carry_on
+        drain
+    fi
     wait_for "$flush_seconds" "$out_pid" "$err_pid" || say 'vmjobs: error: the logs are incomplete'
     [ "$control_pid" = 0 ] || kill "$control_pid" 2>/dev/null
     kill_leftovers

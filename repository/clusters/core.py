@@ -35,12 +35,13 @@ class ClusterCore:
     def address(self, pool: str) -> PoolAddress:
         """One of the service's pools; empty: the first of them.  Raises NotFound."""
         name = pool or next(iter(self.config.pools), "")
-        words = self.config.pools.get(name)
-        if words is None:
+        if name not in self.config.pools:
             what = f"there is no pool {name!r}" if name else "there is no pool"
             raise NotFound(f"{what}: see the service's setting pools")
-        collector, _, trust_domain = words.split()
-        return PoolAddress(name=name, collector=collector, trust_domain=trust_domain)
+        at = self.config.pool(name)
+        return PoolAddress(
+            name=name, collector=at.collector, trust_domain=at.trust_domain, user=at.user
+        )
 
 
 def locked_cluster(session: Session, name: str) -> ClusterRow:

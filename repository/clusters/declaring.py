@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from repository.clusters import weighing
 from repository.clusters.core import ClusterCore, console_of, locked_cluster, no_cluster
 from repository.clusters.generations import (
     Standing,
@@ -27,6 +28,7 @@ from repository.clusters.loading import cluster_view, load, member_view, nodes_n
 from repository.clusters.sharing import bump
 from repository.clusters.tables import ClusterEventRow, ClusterRow, GenerationRow, GuardRow, MemberRow
 from repository.images import Viewer
+from repository.paging import Window, all_pages
 from repository.streams import StreamReader
 from repository.validation import unknown_image
 from vmjobs.cluster.member import Goal, MemberState, Phase
@@ -45,13 +47,21 @@ class Declaring(ClusterCore):
 
     def list(self) -> builtins.list[Cluster]:
         """All clusters, by name; without their members."""
+        return all_pages(self.page)
+
+    def page(self, page: Window) -> tuple[builtins.list[Cluster], str]:
+        """A part of :meth:`list`, and the cursor of the next one."""
+        query = select(ClusterRow).order_by(ClusterRow.name).where(ClusterRow.name > page.cursor)
         ups = select(MemberRow.cluster, func.count()).where(MemberRow.state == MemberState.UP.value)
         with self.database.read() as session:
             up = {row[0]: row[1] for row in session.execute(ups.group_by(MemberRow.cluster))}
-            rows = session.scalars(select(ClusterRow).order_by(ClusterRow.name))
+            rows, cursor = page.cut(session.scalars(query.limit(page.rows)).all(), lambda row: row.name)
             kept = generations(session)
             failed = {name: failed_view(kept.get((name, Standing.FAILED))) for name, _ in kept}
-            return [cluster_view(row, up.get(row.name, 0), failed=failed.get(row.name)) for row in rows]
+            views = (
+                cluster_view(row, up.get(row.name, 0), failed=failed.get(row.name)) for row in rows
+            )
+            return builtins.list(views), cursor
 
     def get(self, name: str) -> Cluster:
         """One cluster with its members."""
@@ -257,6 +267,14 @@ class Declaring(ClusterCore):
                 session.flush()
             return self._view(session, row)
 
+    def wake(self, name: str, who: str) -> bool:
+        """Have a machine where demand has left none, for a job that somebody else saw.
+
+        Nothing changes where there are machines, or are to be none. Whether anything did.
+        """
+        with self.database.write() as session:
+            return weighing.wake(session, locked_cluster(session, name), who, utc_now())
+
     def drain(self, name: str, who: str) -> Cluster:
         """Let all machines end with their jobs, and start none until :meth:`resume`."""
         return self._set_draining(name, True, Told("DRAINING", message=f"asked for by {who}"))
@@ -348,6 +366,7 @@ def _new(viewer: Viewer, spec: ClusterSpec, image: str, present: datetime) -> Cl
         deleting="",
         stalled=0,
         events_count=0,
+        happened={},
         created=present,
         updated=present,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from sqlalchemy import delete
@@ -24,6 +25,22 @@ _SAID: Final = {
 }
 
 
+class Happened(StrEnum):
+    """What happens to a cluster itself: states of its own lines."""
+
+    CREATED = "CREATED"
+    CHANGED = "CHANGED"
+    SCALED = "SCALED"
+    DRAINING = "DRAINING"
+    RESUMED = "RESUMED"
+    RETRIED = "RETRIED"
+    DELETING = "DELETING"
+    STALLED = "STALLED"
+    ROLLED_BACK = "ROLLED_BACK"
+    GUARD_CLOSED = "GUARD_CLOSED"
+    GUARD_OPEN = "GUARD_OPEN"
+
+
 class Told(NamedTuple):
     """What a line says."""
 
@@ -41,6 +58,8 @@ def record(
 ) -> None:
     """Add a line to the history of a locked cluster; the oldest ones go, sooner or later."""
     cluster.events_count += 1
+    if member is None:
+        _count(cluster, f"cluster.{told.state}")
     session.add(
         ClusterEventRow(
             cluster=cluster.name,
@@ -59,6 +78,29 @@ def record(
             delete(ClusterEventRow).where(ClusterEventRow.cluster == cluster.name, old),
             execution_options={"synchronize_session": False},
         )
+
+
+def happened(cluster: ClusterRow, what: Happened) -> int:
+    """How often it did."""
+    return int((cluster.happened or {}).get(f"cluster.{what}", 0))
+
+
+def came_to(cluster: ClusterRow, state: MemberState) -> int:
+    """How often members of the cluster came to be in a state; those that are gone, too."""
+    return int((cluster.happened or {}).get(f"member.{state}", 0))
+
+
+def enter(
+    session: Session, cluster: ClusterRow, member: MemberRow, told: Told, present: datetime
+) -> None:
+    """A member of a locked cluster comes to be in a state: counted, and told."""
+    _count(cluster, f"member.{told.state}")
+    record(session, cluster, told, present, member)
+
+
+def _count(cluster: ClusterRow, key: str) -> None:
+    known = cluster.happened or {}
+    cluster.happened = {**known, key: known.get(key, 0) + 1}
 
 
 def present_state(row: MemberRow, heard: bool) -> MemberState:
@@ -94,7 +136,7 @@ def follow(
         return
     row.state, row.since = state.value, present
     row.up_since = present if state is MemberState.UP else None
-    record(session, cluster, Told(state.value, *reason_of(row, state)), present, row)
+    enter(session, cluster, row, Told(state.value, *reason_of(row, state)), present)
 
 
 def tellable(text: str) -> str:

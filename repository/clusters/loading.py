@@ -82,13 +82,14 @@ class World:
         """As the planner sees it."""
         of: dict[str, list[MemberNow]] = defaultdict(list)
         for row in self.members.values():
-            of[row.cluster].append(self._member(row, probes))
+            of[row.cluster].append(self.member(row, probes))
         return [
             _cluster(row, self.generations.get((name, Standing.GOOD)), of[name])
             for name, row in self.clusters.items()
         ]
 
-    def _member(self, row: MemberRow, probes: Probes) -> MemberNow:
+    def member(self, row: MemberRow, probes: Probes) -> MemberNow:
+        """A member as the planner sees it."""
         pool = self.pools.get(row.pool)
         answers = pool is not None and not pool.problem
         return MemberNow(
@@ -104,6 +105,7 @@ class World:
             condemned=row.condemned,
             failures=row.failures,
             advertised=row.advertised,
+            withdrawn=row.withdrawn,
             busy=row.busy,
             probe=probes.get((row.id, row.incarnation)),
             waiting=row.waiting if answers else None,
@@ -235,6 +237,7 @@ def member_view(row: MemberRow, heard: bool) -> Member:
         hypervisor=HypervisorKind(row.hypervisor) if row.hypervisor else None,
         busy=row.busy,
         jobs=row.jobs,
+        system=row.system,
         code=MemberCode(code),
         message=message,
         since=row.since,

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from repository.clusters.history import Told, record
 from repository.clusters.loading import World
-from repository.clusters.tables import MemberRow, PoolRow
+from repository.clusters.tables import MAX_SYSTEM, MemberRow, PoolRow
 from vmjobs.cluster.member import Goal, Phase
 from vmjobs.errors import Unavailable
 from vmjobs.ports import Pool, PoolMachine, ProbeState
@@ -93,7 +93,7 @@ def _look(
     except Unavailable as error:
         look.problem = error.message
     else:
-        _disown(name, pool, machines, {row.name: row.id for row in members})
+        _withdraw(name, pool, machines, {row.name: row.id for row in members})
     return look
 
 
@@ -104,12 +104,14 @@ def _newest(machines: Iterable[PoolMachine]) -> dict[tuple[str, str], PoolMachin
     return found
 
 
-def _disown(name: str, pool: Pool, machines: Iterable[PoolMachine], members: Mapping[str, str]) -> None:
-    """Have a pool forget machines of earlier members whose names others have now."""
+def _withdraw(
+    name: str, pool: Pool, machines: Iterable[PoolMachine], members: Mapping[str, str]
+) -> None:
+    """Tell a pool of machines of earlier members whose names others have now."""
     stale = [each for each in machines if members.get(each.name, each.id) != each.id]
     try:
         if stale:
-            pool.disown(stale)
+            pool.withdraw(stale)
     except Unavailable as error:
         logger.warning("machines of earlier members stay in the pool %s: %s", name, error.message)
 
@@ -135,17 +137,17 @@ def is_news(world: World, looks: Looks) -> bool:
     return False
 
 
-def _kept(row: MemberRow) -> tuple[int, bool, int]:
-    return row.advertised, row.busy, row.jobs
+def _kept(row: MemberRow) -> tuple[int, bool, int, str]:
+    return row.advertised, row.busy, row.jobs, row.system
 
 
-def _seen(row: MemberRow, look: Look) -> tuple[int, bool, int]:
+def _seen(row: MemberRow, look: Look) -> tuple[int, bool, int, str]:
     if look.machines is None:
         return _kept(row)
     machine = look.machines.get((row.name, row.id))
     if machine is None:
-        return 0, False, row.jobs
-    return machine.incarnation, machine.busy, machine.jobs
+        return 0, False, row.jobs, row.system
+    return machine.incarnation, machine.busy, machine.jobs, machine.system[:MAX_SYSTEM]
 
 
 def note_asked(session: Session, looks: Looks, present: datetime) -> None:
@@ -188,7 +190,7 @@ def note(session: Session, world: World, looks: Looks, present: datetime) -> Non
 
 def _update(row: MemberRow, look: Look, present: datetime) -> None:
     here = row.advertised == row.incarnation
-    row.advertised, row.busy, row.jobs = _seen(row, look)
+    row.advertised, row.busy, row.jobs, row.system = _seen(row, look)
     if here and row.advertised != row.incarnation and row.phase == Phase.RUNNING.value:
         row.waiting = present
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy.orm import Session
 
@@ -18,7 +19,7 @@ from repository.clusters import guarding, weighing
 from repository.clusters import pools as looking
 from repository.clusters.core import ClusterCore
 from repository.clusters.generations import keep_good, roll_back
-from repository.clusters.history import Told, follow, record
+from repository.clusters.history import Told, enter, follow, record
 from repository.clusters.loading import World, load
 from repository.clusters.pools import Looks
 from repository.clusters.sharing import bump
@@ -46,9 +47,14 @@ from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import MemberOrder, PoolAddress
 from vmjobs.errors import NotFound, Unavailable, VMJobsError
 from vmjobs.model import now as utc_now
-from vmjobs.ports import Pool
+from vmjobs.ports import Pool, PoolMachine
 
 logger = logging.getLogger(__name__)
+
+#: What pools were told is no more: incarnations of members, by their id.
+Withdrawn = Mapping[str, Collection[int]]
+#: Tokens of more machines than the last ones have expired.
+MOST_TOLD: Final = 64
 
 
 class Reconciling(ClusterCore):
@@ -72,13 +78,13 @@ class Reconciling(ClusterCore):
         withdrawn = _withdraw(actions, world, pools)
         if actions or news or weighed or world.moved():
             for member in self._write(looks, weighed, withdrawn, present):
-                self._drop_consoles(member)
+                self._drop_consoles(member)  # an agent may have sent more meanwhile
         elif looks.pools:
             with self.database.write() as session:
                 looking.note_asked(session, looks, present)
 
     def _write(
-        self, looks: Looks, weighed: Mapping[str, Weighed], withdrawn: set[str], present: datetime
+        self, looks: Looks, weighed: Mapping[str, Weighed], withdrawn: Withdrawn, present: datetime
     ) -> list[str]:
         """One transaction: note what was seen, plan, carry it out. Members that are forgotten."""
         with self.database.write() as session:
@@ -95,6 +101,9 @@ class Reconciling(ClusterCore):
             for node in sorted(doing.nodes):
                 bump(session, node)
             session.flush()
+            # Before they are forgotten: whoever is killed after that leaves nothing that nobody knows.
+            for member in doing.forgotten:
+                self._drop_consoles(member)
             return doing.forgotten
 
     def _drop_consoles(self, member: str) -> None:
@@ -107,7 +116,7 @@ class Reconciling(ClusterCore):
 class _Doing:
     """Carries out a plan within one transaction, in which clusters and members are locked.
 
-    withdrawn: members whose machines their pools have forgotten. nodes: whose share changes.
+    withdrawn: what pools were told. nodes: whose share changes.
     """
 
     def __init__(
@@ -115,7 +124,7 @@ class _Doing:
         core: ClusterCore,
         session: Session,
         world: World,
-        withdrawn: set[str],
+        withdrawn: Withdrawn,
         present: datetime,
     ) -> None:
         self._core = core
@@ -152,8 +161,13 @@ class _Doing:
             case Condemn():
                 self._condemn(action)
             case Withdraw(member):
-                if member in self._withdrawn:
-                    self._world.members[member].advertised = 0
+                if (machines := self._withdrawn.get(member)) is not None:
+                    row = self._world.members[member]
+                    # If it was to be forgotten a moment ago, the pool was told of its next one too.
+                    known = [machine for machine in machines if machine <= row.incarnation]
+                    row.withdrawn = max([row.withdrawn, *known])
+                    if row.advertised in machines:
+                        row.advertised = 0
             case Forget(member):
                 self._forget(member)
             case Stall() | Keep() | RollBack() | Remove():
@@ -185,7 +199,7 @@ class _Doing:
         row = _member(cluster, address, action.name, action.place, self._present)
         self._session.add(row)
         self._world.members[row.id] = row
-        self._tell(row, Told(row.state, row.code, row.message))
+        self._enter(row, MemberState(row.state))
         if row.node:
             self.nodes.add(row.node)
 
@@ -205,16 +219,19 @@ class _Doing:
 
     def _forget(self, member: str) -> None:
         row = self._world.members[member]
-        if _of_pool(row) and member not in self._withdrawn:
+        if _of_pool(row) and row.incarnation + 1 not in self._withdrawn.get(member, ()):
             return  # jobs would be sent to what is no more; its pool does not answer now
-        told = Told(MemberState.GONE.value, row.code, row.message)
         if row.state != MemberState.GONE.value:
-            self._tell(row, told)
+            self._enter(row, MemberState.GONE)
         if row.node:
             self.nodes.add(row.node)
         self._session.delete(row)
         self.forgotten.append(member)
         del self._world.members[member]
+
+    def _enter(self, row: MemberRow, state: MemberState) -> None:
+        told = Told(state.value, row.code, row.message)
+        enter(self._session, self._world.clusters[row.cluster], row, told, self._present)
 
     def _tell(self, row: MemberRow, told: Told) -> None:
         record(self._session, self._world.clusters[row.cluster], told, self._present, row)
@@ -237,11 +254,11 @@ def _watch(session: Session, world: World, present: datetime) -> None:
             session.delete(row)
 
 
-def _withdraw(actions: Iterable[Action], world: World, pools: Mapping[str, Pool]) -> set[str]:
-    """Have pools forget machines that are gone; the members whose pool has."""
-    ended = [a.member for a in actions if isinstance(a, Withdraw | Forget)]
-    rows = [world.members[member] for member in ended if _of_pool(world.members[member])]
-    done: set[str] = set()
+def _withdraw(actions: Iterable[Action], world: World, pools: Mapping[str, Pool]) -> Withdrawn:
+    """Tell pools of machines that are no more; of which they were told."""
+    over = {a.member: _over(world, a) for a in actions if isinstance(a, Withdraw | Forget)}
+    rows = [world.members[member] for member in over if _of_pool(world.members[member])]
+    done: dict[str, Collection[int]] = {}
     for name in sorted({row.pool for row in rows}):
         mine = [row for row in rows if row.pool == name]
         pool = pools.get(name)
@@ -249,12 +266,21 @@ def _withdraw(actions: Iterable[Action], world: World, pools: Mapping[str, Pool]
             continue
         try:
             if pool is not None:
-                pool.withdraw([row.name for row in mine])
+                pool.withdraw([PoolMachine(r.name, n, r.id) for r in mine for n in over[r.id]])
         except Unavailable as error:
             logger.warning("machines that are gone stay in the pool %s: %s", name, error.message)
         else:
-            done |= {row.id for row in mine}
+            done |= {row.id: over[row.id] for row in mine}
     return done
+
+
+def _over(world: World, action: Withdraw | Forget) -> set[int]:
+    """Incarnations whose machines are no more, and which the pool may not know of yet."""
+    row = world.members[action.member]
+    # An agent may have had a token for a machine that it never told of.
+    last = row.incarnation + 1 if isinstance(action, Forget) else world.member(row, {}).ended
+    over = set(range(max(1, row.withdrawn + 1, last - MOST_TOLD + 1), last + 1))
+    return over | {row.advertised} if 0 < row.advertised <= last else over
 
 
 def _of_pool(row: MemberRow) -> bool:
@@ -312,6 +338,7 @@ def _member(
         advertised=0,
         busy=False,
         jobs=0,
+        system="",
         state=state.value,
         since=present,
     )

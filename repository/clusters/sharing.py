@@ -92,6 +92,13 @@ class Sharing(ClusterCore):
             raise Forbidden(f"machine {incarnation} of the member {member} is to end")
         return order_of(row)
 
+    def count_token(self, node: str, *, given: bool) -> None:
+        """A node's agent asked for a machine's token: note that it got one, or was refused."""
+        add = {"tokens": NodeShareRow.tokens + 1} if given else {"refusals": NodeShareRow.refusals + 1}
+        with self.database.write() as session:
+            add_missing(session, NodeShareRow, [_fresh_share(node)])
+            session.execute(update(NodeShareRow).where(NodeShareRow.node == node).values(add))
+
     def append_console(
         self, node: str, member: str, incarnation: int, offset: int, data: bytes
     ) -> None:
@@ -124,16 +131,20 @@ class Sharing(ClusterCore):
         if heard is not None and present - heard < HEARD_EVERY:
             return
         with self.database.write() as session:
-            add_missing(session, NodeShareRow, [{"node": node, "revision": 0, "heard": present}])
+            add_missing(session, NodeShareRow, [_fresh_share(node, present)])
             found = update(NodeShareRow).where(NodeShareRow.node == node)
             session.execute(found.values(heard=present))
 
 
 def bump(session: Session, node: str) -> None:
     """A node's share changes with this transaction."""
-    add_missing(session, NodeShareRow, [{"node": node, "revision": 0, "heard": None}])
+    add_missing(session, NodeShareRow, [_fresh_share(node)])
     found = update(NodeShareRow).where(NodeShareRow.node == node)
     session.execute(found.values(revision=NodeShareRow.revision + 1))
+
+
+def _fresh_share(node: str, heard: datetime | None = None) -> dict[str, object]:
+    return {"node": node, "revision": 0, "heard": heard, "tokens": 0, "refusals": 0}
 
 
 def order_of(row: MemberRow) -> MemberOrder:

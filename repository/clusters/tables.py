@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import BigInteger, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
@@ -16,13 +16,16 @@ _NAME = String(255)
 #: A cluster's name, and a member's: that of its host.
 _CLUSTER = String(32)
 _MEMBER = String(63)
+#: Characters of what a machine says of its operating system.
+MAX_SYSTEM: Final = 128
 
 
 class ClusterRow(Base):
     """A cluster.
 
     kinds: what boots its image. deleting: how its members are to end; empty: it is to stay.
-    stalled: the generation whose replacement of machines was said to fail.
+    stalled: the generation whose replacement of machines was said to fail. happened: how often each
+    thing did since it was first declared, as ``history`` names them.
     """
 
     __tablename__ = "clusters"
@@ -38,6 +41,7 @@ class ClusterRow(Base):
     deleting: Mapped[str] = mapped_column(STATE, default="")
     stalled: Mapped[int] = mapped_column(default=0)
     events_count: Mapped[int] = mapped_column(default=0)
+    happened: Mapped[dict[str, Any]] = mapped_column(default=dict)
     created: Mapped[datetime]
     updated: Mapped[datetime]
 
@@ -48,8 +52,9 @@ class MemberRow(Base):
     orders: what of its order never changes. pool, cpus, memory, disk: the same as there.
     admitted, condemned: the last incarnation that is; why, why_message: of the latter.
     phase: empty before the agent's first word. code, message: the agent's, or why there is no node.
-    advertised: the incarnation whose ad the pool has; 0: none. waiting: since when it is waited for
-    its ad or its probe. state, since: as the history had them last.
+    advertised: the incarnation whose ad the pool has; 0: none. withdrawn: the last one that the pool
+    was told is no more. waiting: since when it is waited for its ad or its probe. system: as its ad
+    told last. state, since: as the history had them last.
     """
 
     __tablename__ = "cluster_members"
@@ -83,8 +88,10 @@ class MemberRow(Base):
     retry: Mapped[datetime | None]
 
     advertised: Mapped[int] = mapped_column(default=0)
+    withdrawn: Mapped[int] = mapped_column(default=0)
     busy: Mapped[bool] = mapped_column(default=False)
     jobs: Mapped[int] = mapped_column(BigInteger, default=0)
+    system: Mapped[str] = mapped_column(String(MAX_SYSTEM), default="")
     waiting: Mapped[datetime | None]
 
     state: Mapped[str] = mapped_column(STATE)
@@ -147,13 +154,18 @@ class GuardRow(Base):
 
 
 class NodeShareRow(Base):
-    """A node's share of all clusters: how often it has changed, and when its agent last spoke of it."""
+    """A node's share of all clusters: how often it has changed, and when its agent last spoke of it.
+
+    tokens, refusals: how many tokens for pools its agent was given, and how often it was given none.
+    """
 
     __tablename__ = "node_shares"
 
     node: Mapped[str] = mapped_column(_NAME, primary_key=True)
     revision: Mapped[int] = mapped_column(BigInteger, default=0)
     heard: Mapped[datetime | None]
+    tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    refusals: Mapped[int] = mapped_column(BigInteger, default=0)
 
 
 class PoolRow(Base):
@@ -171,6 +183,7 @@ class DemandRow(Base):
 
     since, most: since when it has more machines than are wanted, and how many were at most since then.
     known: what ads of its machines say; kind: a digest of what those machines are made of.
+    woken: when somebody had it wake, as long as it has a machine for that.
     """
 
     __tablename__ = "cluster_demands"
@@ -180,6 +193,7 @@ class DemandRow(Base):
     )
     since: Mapped[datetime | None]
     most: Mapped[int] = mapped_column(default=0)
+    woken: Mapped[datetime | None]
     kind: Mapped[str] = mapped_column(String(64))
     known: Mapped[dict[str, Any]]
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Final
 
 from sqlalchemy.orm import Session
@@ -19,7 +20,7 @@ from repository.clusters.core import ClusterCore
 from repository.clusters.history import Told, record
 from repository.clusters.loading import World
 from repository.clusters.tables import ClusterRow, DemandRow, MemberRow, WeighedRow
-from vmjobs.cluster.demand import Demand, Slack, size
+from vmjobs.cluster.demand import Demand, Slack, held, size, wakes
 from vmjobs.cluster.member import Goal, MemberState
 from vmjobs.cluster.spec import ClusterSpec, Size
 from vmjobs.errors import NotFound, Unavailable
@@ -27,8 +28,10 @@ from vmjobs.ports import IdleJobs, MachineKind, Pool
 
 logger = logging.getLogger(__name__)
 
-#: How often a pool is asked what waits there.
-WEIGH_EVERY: Final = timedelta(seconds=10)
+#: How often a pool is asked what waits there: jobs wait for that, too.
+WEIGH_EVERY: Final = timedelta(seconds=3)
+#: One that takes long to answer has a lot to say, and is asked no more than this part of the time.
+WEIGH_SHARE: Final = 10
 #: And where it did not say: each time may cost a time-out, and other clusters wait for it.
 WEIGH_AGAIN: Final = timedelta(seconds=60)
 
@@ -38,12 +41,18 @@ class Weighed:
     """What came of asking one pool.
 
     idle: by cluster. problem: why it did not say; empty: it did. offers: whether it may show machines
-    that are switched off.
+    that are switched off. took: so long it took to ask.
     """
 
     idle: dict[str, IdleJobs] = field(default_factory=dict)
     problem: str = ""
     offers: bool = False
+    took: timedelta = timedelta()
+
+    @property
+    def pause(self) -> timedelta:
+        """For how long the pool is left alone."""
+        return WEIGH_AGAIN if self.problem else max(WEIGH_EVERY, WEIGH_SHARE * self.took)
 
 
 def ask(
@@ -59,7 +68,9 @@ def ask(
     for name, rows in sorted(ranged.items()):
         before = world.weighed.get(name)
         if before is None or present >= before.again:
+            began = monotonic()
             found[name] = _weigh(name, rows, world, pools)
+            found[name].took = timedelta(seconds=monotonic() - began)
     return found
 
 
@@ -96,14 +107,12 @@ def _weigh(name: str, rows: list[ClusterRow], world: World, pools: Mapping[str, 
 
 
 def _kind(row: ClusterRow, world: World) -> MachineKind:
-    spec, demand = _spec(row), world.demands.get(row.name)
+    spec, demand, up = _spec(row), world.demands.get(row.name), MemberState.UP.value
     known = demand.known if demand is not None and demand.kind == _made_of(row) else {}
     teachers = [
         member.name
         for member in world.members.values()
-        if member.cluster == row.name
-        and member.generation == row.generation
-        and member.state == MemberState.UP.value
+        if member.cluster == row.name and member.generation == row.generation and member.state == up
     ]
     return MachineKind(
         cluster=row.name,
@@ -114,6 +123,7 @@ def _kind(row: ClusterRow, world: World) -> MachineKind:
         start=spec.start,
         known=known,
         learn="" if known else min(teachers, default=""),
+        up=sum(m.cluster == row.name and m.state == up for m in world.members.values()),
     )
 
 
@@ -164,7 +174,7 @@ def _note_pool(session: Session, world: World, name: str, found: Weighed, presen
         session.add(row)
     turned = bool(row.problem) != bool(found.problem)
     row.problem, row.offers = found.problem, found.offers
-    row.again = present + (WEIGH_AGAIN if found.problem else WEIGH_EVERY)
+    row.again = present + found.pause
     return turned
 
 
@@ -173,8 +183,7 @@ def _resize(
 ) -> None:
     kept = world.demands.get(row.name)
     if kept is None:
-        kept = world.demands[row.name] = DemandRow(cluster=row.name, kind="", known={}, most=0)
-        session.add(kept)
+        kept = world.demands[row.name] = _nothing_known(session, row)
     if idle is not None and idle.known:
         kept.kind, kept.known = _made_of(row), dict(idle.known)
     demand = None
@@ -184,11 +193,30 @@ def _resize(
         )
         demand = Demand(idle.jobs, idle.machines, busy)
     slack = Slack(kept.since, kept.most) if kept.since is not None else None
-    sizing = size(_spec(row), row.target, slack, demand, present)
+    kept.woken = held(kept.woken, demand, present)
+    sizing = size(_spec(row), row.target, slack, demand, present, awake=kept.woken is not None)
     kept.since, kept.most = (sizing.slack.since, sizing.slack.most) if sizing.slack else (None, 0)
     if sizing.target != row.target:
         row.target, row.updated = sizing.target, present
         record(session, row, Told("SCALED", message=sizing.why), present)
+
+
+def wake(session: Session, row: ClusterRow, who: str, present: datetime) -> bool:
+    """Have a locked cluster that sleeps want a machine. Whether it slept, and is to have any."""
+    if row.draining or row.deleting or not wakes(_spec(row), row.target):
+        return False
+    kept = session.get(DemandRow, row.name) or _nothing_known(session, row)
+    kept.woken, kept.since, kept.most = present, None, 0
+    row.target, row.updated = 1, present
+    told = Told("SCALED", message=f"1 machine: woken by a request of {who}")
+    record(session, row, told, present)
+    return True
+
+
+def _nothing_known(session: Session, row: ClusterRow) -> DemandRow:
+    made = DemandRow(cluster=row.name, kind="", known={}, most=0)
+    session.add(made)
+    return made
 
 
 def _busy(member: MemberRow, world: World) -> bool:

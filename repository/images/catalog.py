@@ -6,8 +6,10 @@ import builtins
 import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, literal, select, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -28,6 +30,7 @@ from repository.images.tables import HoldingRow, ImageRow, ShareRow, TagRow
 from repository.images.uploads import TRIES
 from repository.images.usage import needed, refuse_if_needed, unheld
 from repository.images.viewer import LIBRARY, Viewer, require_namespace
+from repository.paging import Window, all_pages, bad_cursor
 from vmjobs.errors import Forbidden, Unavailable
 from vmjobs.model import HypervisorKind
 from vmjobs.model import now as utc_now
@@ -39,29 +42,24 @@ class Catalog(Reading):
 
     def list(self, viewer: Viewer) -> builtins.list[ImageInfo]:
         """The images that the viewer may name, by name; one entry for each tag, or for none."""
+        return all_pages(partial(self.page, viewer))
+
+    def page(self, viewer: Viewer, page: Window) -> tuple[builtins.list[ImageInfo], str]:
+        """A part of :meth:`list`, and the cursor of the next one.  Raises InvalidRequest: no cursor."""
+        name, tag = func.coalesce(TagRow.name, ""), func.coalesce(TagRow.tag, "")
+        order = (HoldingRow.namespace, name, tag, HoldingRow.id)
         query = (
-            select(HoldingRow, ImageRow.size, ImageRow.architecture, TagRow)
+            select(HoldingRow, ImageRow.size, ImageRow.architecture, name, tag)
             .join(ImageRow, ImageRow.digest == HoldingRow.image)
             .outerjoin(TagRow, TagRow.holding == HoldingRow.id)
             .where(may_read(viewer), alive(utc_now()))
-            .order_by(HoldingRow.namespace, TagRow.name, TagRow.tag, HoldingRow.id)
+            .order_by(*order)
         )
+        if page.cursor:
+            query = query.where(tuple_(*order) > _after(page.cursor))
         with self.database.read() as session:
-            return [
-                ImageInfo(
-                    namespace=holding.namespace,
-                    name=tag.name if tag else "",
-                    tag=tag.tag if tag else "",
-                    digest=holding.image,
-                    size=size,
-                    architecture=architecture,
-                    owner=_owner(holding),
-                    visibility=Visibility(holding.visibility),
-                    created=holding.created,
-                    deprecated=holding.deprecated,
-                )
-                for holding, size, architecture, tag in session.execute(query)
-            ]
+            rows, cursor = page.cut(session.execute(query.limit(page.rows)).all(), _cursor_of)
+        return [_entry(row) for row in rows], cursor
 
     def resolve(self, viewer: Viewer, ref: str) -> str:
         """The digest that a reference stands for; a bare name is the viewer's own, or the library's.
@@ -318,6 +316,35 @@ def shares_of(session: Session, holding: HoldingRow) -> tuple[Share, ...]:
     query = select(ShareRow).where(ShareRow.holding == holding.id)
     rows = session.scalars(query.order_by(ShareRow.kind, ShareRow.name))
     return tuple(Share.model_validate({"kind": row.kind, "name": row.name}) for row in rows)
+
+
+def _entry(row: Any) -> ImageInfo:
+    holding, size, architecture, name, tag = row
+    return ImageInfo(
+        namespace=holding.namespace,
+        name=name,
+        tag=tag,
+        digest=holding.image,
+        size=size,
+        architecture=architecture,
+        owner=_owner(holding),
+        visibility=Visibility(holding.visibility),
+        created=holding.created,
+        deprecated=holding.deprecated,
+    )
+
+
+def _cursor_of(row: Any) -> str:
+    """Names have no colons, namespaces may."""
+    return f"{row[0].id}:{row[3]}:{row[4]}:{row[0].namespace}"
+
+
+def _after(cursor: str) -> Any:
+    try:
+        holding, name, tag, namespace = cursor.split(":", 3)
+        return tuple_(literal(namespace), literal(name), literal(tag), literal(int(holding[:18])))
+    except ValueError:
+        raise bad_cursor() from None
 
 
 def until(keep_days: int, present: datetime) -> datetime | None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, Select, delete, func, select
 from sqlalchemy.orm import Session
 
 from repository.images.access import alive
@@ -71,7 +71,7 @@ class Collecting(Publishing):
 
         dry_run: remove nothing, say what would be.
         """
-        totals = self._rehearsed() if dry_run else {step: self._done(step) for step in STEPS}
+        totals = self._counted() if dry_run else {step: self._done(step) for step in STEPS}
         uploads, images, contents, segments = (totals[step] for step in STEPS)
         count, size = self._sweep(dry_run)
         if not dry_run:
@@ -96,17 +96,22 @@ class Collecting(Publishing):
                 self.objects.delete(key)
         return _sum(parts)
 
-    def _rehearsed(self) -> dict[Step, Removed]:
-        """Do all of it in one transaction, and take it back."""
-        totals = {}
-        with self.database.write() as session:
-            for step in STEPS:
-                parts: list[Removed] = []
-                while not parts or parts[-1].more:
-                    parts.append(step(session, utc_now() - self.patience))
-                totals[step] = _sum(parts)
-            session.rollback()
-        return totals
+    def _counted(self) -> dict[Step, Removed]:
+        """What each step would delete; nothing is locked, and nobody waits."""
+        before = utc_now() - self.patience
+        uploads = select(UploadRow.id).where(_given_up(before))
+        images = _dead_images(utc_now())
+        contents = select(ContentRow.id).where(*_idle_contents(before, images, uploads))
+        segments = select(SegmentRow.id).where(*_idle_segments(before, contents, uploads))
+        size = func.coalesce(func.sum(SegmentRow.stored), 0)
+        with self.database.read() as session:
+            found = [
+                Removed(session.scalar(select(func.count()).select_from(keys.subquery())) or 0)
+                for keys in (uploads, images, contents, segments)
+            ]
+            stored = session.scalar(select(size).where(SegmentRow.id.in_(segments)))
+        found[-1] = replace(found[-1], size=int(stored or 0))
+        return dict(zip(STEPS, found, strict=True))
 
     def _sweep(self, dry_run: bool) -> tuple[int, int]:
         """Remove old objects that no row names; their number and bytes."""
@@ -128,12 +133,57 @@ class Collecting(Publishing):
         return [info for info in found if info.key not in named]
 
 
+def _dead_images(present: datetime) -> Select[str]:
+    alive_there = select(HoldingRow.id).where(HoldingRow.image == ImageRow.digest, alive(present))
+    return select(ImageRow.digest).where(~alive_there.exists(), ~needed())
+
+
+def _given_up(before: datetime) -> ColumnElement[bool]:
+    return UploadRow.touched < before
+
+
+_Idle = tuple[ColumnElement[bool], ...]
+#: What has rows: their column in a table of parts, that of the owners, and owners that do not count.
+_Owners = tuple[Any, Any, Select[Any] | None]
+
+
+def _idle_contents(
+    before: datetime, images: Select[str] | None = None, uploads: Select[str] | None = None
+) -> _Idle:
+    """Of contents: no image and no upload has them, but for these."""
+    return _idle(
+        ContentRow,
+        before,
+        (ImageContentRow.content, ImageContentRow.image, images),
+        (UploadContentRow.content, UploadContentRow.upload, uploads),
+    )
+
+
+def _idle_segments(
+    before: datetime, contents: Select[int] | None = None, uploads: Select[str] | None = None
+) -> _Idle:
+    """Of segments: no content and no upload has them, but for these."""
+    return _idle(
+        SegmentRow,
+        before,
+        (ContentSegmentRow.segment, ContentSegmentRow.content, contents),
+        (UploadSegmentRow.segment, UploadSegmentRow.upload, uploads),
+    )
+
+
+def _idle(rows: type[ContentRow | SegmentRow], before: datetime, *owners: _Owners) -> _Idle:
+    """Nobody has been at them since then, and nothing has them."""
+    return rows.touched < before, *(~_had(rows.id, *some) for some in owners)
+
+
+def _had(key: Any, part: Any, owner: Any, but: Select[Any] | None) -> ColumnElement[bool]:
+    query = select(part).where(part == key)
+    return (query if but is None else query.where(owner.not_in(but))).exists()
+
+
 def _uploads(session: Session, before: datetime) -> Removed:
     """Uploads that were given up."""
-    old = UploadRow.touched < before
-    ids = _locked(session, UploadRow.id, old)
-    session.execute(delete(UploadRow).where(UploadRow.id.in_(ids)))
-    return Removed(len(ids), more=bool(ids))
+    return _removed(session, UploadRow, _given_up(before))
 
 
 def _images(session: Session, before: datetime) -> Removed:
@@ -151,20 +201,12 @@ def _images(session: Session, before: datetime) -> Removed:
 
 def _contents(session: Session, before: datetime) -> Removed:
     """Contents that no image and no upload has."""
-    of_images = select(ImageContentRow.content).where(ImageContentRow.content == ContentRow.id)
-    of_uploads = select(UploadContentRow.content).where(UploadContentRow.content == ContentRow.id)
-    idle = (ContentRow.touched < before, ~of_images.exists(), ~of_uploads.exists())
-    ids = _locked(session, ContentRow.id, *idle)
-    session.execute(delete(ContentRow).where(ContentRow.id.in_(ids)))
-    return Removed(len(ids), more=bool(ids))
+    return _removed(session, ContentRow, *_idle_contents(before))
 
 
 def _segments(session: Session, before: datetime) -> Removed:
     """Segments that no content and no upload has, and their objects."""
-    of_contents = select(ContentSegmentRow.segment).where(ContentSegmentRow.segment == SegmentRow.id)
-    of_uploads = select(UploadSegmentRow.segment).where(UploadSegmentRow.segment == SegmentRow.id)
-    idle = (SegmentRow.touched < before, ~of_contents.exists(), ~of_uploads.exists())
-    ids = _locked(session, SegmentRow.id, *idle)
+    ids = _locked(session, SegmentRow.id, *_idle_segments(before))
     dead = delete(SegmentRow).where(SegmentRow.id.in_(ids))
     rows = session.execute(dead.returning(SegmentRow.object, SegmentRow.stored)).all()
     size = sum(row.stored for row in rows)
@@ -172,6 +214,15 @@ def _segments(session: Session, before: datetime) -> Removed:
 
 
 STEPS: Final[tuple[Step, ...]] = (_uploads, _images, _contents, _segments)
+
+
+def _removed(
+    session: Session, rows: type[UploadRow | ContentRow], *idle: ColumnElement[bool]
+) -> Removed:
+    """Delete some of the rows that are idle."""
+    ids = _locked(session, rows.id, *idle)
+    session.execute(delete(rows).where(rows.id.in_(ids)))
+    return Removed(len(ids), more=bool(ids))
 
 
 def _locked(session: Session, key: Any, *idle: ColumnElement[bool]) -> list[Any]:

@@ -37,10 +37,10 @@ from repository.images.tables import (
 )
 from repository.images.uploads import TRIES
 from repository.images.viewer import LIBRARY, Viewer, require_namespace
-from vmjobs.errors import Fault, ImageRejected, MissingBlocks, Unavailable
+from vmjobs.errors import Fault, ImageRejected, InvalidRequest, MissingBlocks, Unavailable
 from vmjobs.model import MIB, faults_of
 from vmjobs.model import now as utc_now
-from vmjobs.wire import ImageDetail, Publication, Visibility
+from vmjobs.wire import MAX_SHARES, ImageDetail, Publication, Visibility
 
 #: What our drivers know a machine for.
 ARCHITECTURES = frozenset({"x86_64"})
@@ -57,7 +57,7 @@ class Publishing(Catalog):
 
         Raises:
             ImageRejected: the image is not taken; the message says why.
-            InvalidRequest: not a name. Forbidden: not the viewer's namespace.
+            InvalidRequest: not a name, or too many shares. Forbidden: not the viewer's namespace.
             MissingBlocks: a content of it is not here, or was never brought by the viewer.
             QuotaExceeded: beyond what the owner may keep.
         """
@@ -142,12 +142,21 @@ class Publishing(Catalog):
         if publication.visibility is Visibility.PUBLIC:
             holding.visibility = publication.visibility.value
         if publication.shares:
-            set_shares(session, holding, {*publication.shares, *shares_of(session, holding)})
+            shares = {*publication.shares, *shares_of(session, holding)}
+            _check_shares(len(shares))
+            set_shares(session, holding, shares)
         holding.expires = until(publication.keep_days, utc_now())
         holding.origin = publication.origin.model_dump(mode="json")
         holding.signature = publication.signature or holding.signature
         session.flush()
         return holding
+
+
+def _check_shares(count: int) -> None:
+    if count > MAX_SHARES:
+        text = f"the image would be shared with {count} users and groups; it may be with {MAX_SHARES}"
+        hint = "share it with a group, or take shares back: what is published again only adds some"
+        raise InvalidRequest(text, hint=hint, faults=[Fault("shares", "too_many", text)])
 
 
 def _contents(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, ClassVar, Final
 
 from vmjobs.closing import Closing
 from vmjobs.errors import InvalidRequest
@@ -63,7 +63,11 @@ class ObjectStore(ABC):
     InvalidRequest. No key may be a folder of another. Every method may raise Unavailable("storage"):
     the storage does not answer, or refuses us. Puts of one key at the same time leave one of them,
     whole.
+
+    local: objects are files here; to open one costs next to nothing.
     """
+
+    local: ClassVar[bool] = False
 
     @abstractmethod
     def put(self, key: str, source: BinaryIO, size: int) -> None:

@@ -31,6 +31,8 @@ _NOT_THERE: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 class LocalObjects(ObjectStore):
     """An object's key is its path below ``root``; work in progress is in ``root/.tmp``."""
 
+    local = True
+
     def __init__(self, root: Path) -> None:
         self._root = root
         self._spool = Spool(root / ".tmp")

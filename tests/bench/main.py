@@ -16,6 +16,9 @@ from typing import Any
 
 import click
 from cached_start import cached_start
+from cluster_idle import cluster_idle
+from cluster_start import cluster_start
+from cluster_wake import cluster_wake
 from figures import Finding, save, table
 from grid_kit import NODES, ROOT, Grid, wait_for
 from image_download import image_download
@@ -41,7 +44,7 @@ ENDS = 30
 
 #: The benchmarks that need no grid, and those that do.
 ALONE = ("start", "cached", "changed", "upload", "download", "lazy")
-ON_THE_GRID = ("result", "peer")
+ON_THE_GRID = ("result", "peer", "cluster-start", "cluster-wake", "cluster-idle")
 
 Bench = Callable[[], Iterator[Finding]]
 
@@ -72,6 +75,9 @@ def main() -> None:
                 about |= _about_grid(grid)
                 benches["result"] = lambda: submit_to_result(grid, options.pairs, ENDS)
                 benches["peer"] = lambda: vm_universe(grid, options.peer_pairs)
+                benches["cluster-start"] = lambda: cluster_start(grid, options.pairs)
+                benches["cluster-wake"] = lambda: cluster_wake(grid, options.pairs)
+                benches["cluster-idle"] = lambda: cluster_idle(grid, options.minutes)
             findings = _go([benches[name] for name in options.only or benches], about)
     click.echo()
     click.echo(_heading(about))
@@ -83,6 +89,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Benchmarks; see docs/benchmarks.md.")
     parser.add_argument("--pairs", type=int, default=10, help="pairs of each comparison")
     parser.add_argument("--peer-pairs", type=int, default=3, help="pairs with the VM universe")
+    parser.add_argument("--minutes", type=int, default=5, help="that idle machines are measured")
     parser.add_argument("--only", nargs="*", choices=(*ALONE, *ON_THE_GRID), help="not all")
     return parser.parse_args()
 

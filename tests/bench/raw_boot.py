@@ -30,6 +30,7 @@ from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk, write_job
 from vmjobs.agent.outputs import OutputTray
 from vmjobs.hypervisor import netproc
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, Machine, Network
+from vmjobs.hypervisor.detached import Launcher
 from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket, NetworkMode
 
 MTU = 1500
@@ -132,13 +133,13 @@ def _connect(
     if kind is HypervisorKind.UML:
         outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with outer:
-            started = netproc.start(machine, network, fd=outer.fileno(), mtu=MTU)
+            started = netproc.start(Launcher(), machine, network, fd=outer.fileno(), mtu=MTU)
             started.ready()
         stack.callback(inner.close)
     else:
-        started = netproc.start(machine, network, listen=cable, mtu=MTU)
+        started = netproc.start(Launcher(), machine, network, listen=cable, mtu=MTU)
         started.ready()
-    stack.callback(started.process.wait)
+    stack.callback(started.close)
     stack.callback(started.process.kill)
     return inner
 

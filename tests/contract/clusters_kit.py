@@ -34,7 +34,7 @@ class Roll:
         self.down = False
         self.probing = ProbeState.RAN
         self.probed: list[set[tuple[str, int]]] = []
-        self.withdrawn: list[str] = []
+        self.withdrawn: list[tuple[str, int]] = []
         self.calls = 0
         self.waiting: dict[str, IdleJobs] = {}
         self.asked: dict[str, MachineKind] = {}
@@ -56,17 +56,13 @@ class Roll:
         self.probed.append(asked)
         return dict.fromkeys(asked, self.probing)
 
-    def withdraw(self, members: Sequence[str]) -> None:
-        self._check()
-        for name in members:
-            self.withdrawn.append(name)
-            for key in [key for key in self.there if key[0] == name]:
-                del self.there[key]
-
-    def disown(self, machines: Sequence[PoolMachine]) -> None:
+    def withdraw(self, machines: Sequence[PoolMachine]) -> None:
         self._check()
         for machine in machines:
-            del self.there[machine.name, machine.id]
+            self.withdrawn.append((machine.name, machine.incarnation))
+            known = self.there.get((machine.name, machine.id))
+            if known is not None and known.incarnation == machine.incarnation:
+                del self.there[machine.name, machine.id]
 
     def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
         self.weighings += 1

@@ -90,6 +90,27 @@ confined)
     done
     nslookup example.org > /dev/null 2>&1 && echo "reached=dns"
     ;;
+lan)
+    address=${targets%,*} other=${targets#*,}
+    for card in vec1 vec0; do [ -e /sys/class/net/$card ] && break; done
+    ip link set lo up
+    ip addr add $address/24 dev $card
+    ip link set $card up
+    until ping -c 1 -W 1 $other > /dev/null 2>&1; do :; done
+    echo "met=$other through $card at $(cat /sys/class/net/$card/address)"
+    head -c 1048576 /dev/zero | tr '\0' a > /tmp/body
+    mkdir -p /tmp/www
+    mv /tmp/body /tmp/www/body
+    httpd -p 80 -h /tmp/www
+    until wget -q -O /tmp/got http://$other/body; do sleep 1; done
+    echo "got=$(md5sum < /tmp/got)"
+    while :; do sleep 100; done
+    ;;
+door)
+    network
+    until answer=$(echo hello | nc -w 30 10.0.2.100 22) && [ "$answer" ]; do sleep 1; done
+    echo "door=$answer"
+    ;;
 hostfs) mount -t hostfs none /mnt 2>&1 && ls /mnt && echo "mounted" ;;
 esac
 echo "guest: done"

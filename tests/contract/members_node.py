@@ -226,6 +226,13 @@ def member_parts(
     )
 
 
+def clear(prefix: str) -> None:
+    """Have no machine run any more whose name begins so: those of one journal."""
+    for name in UML.list():
+        if name.startswith(prefix):
+            UML.destroy(name)
+
+
 def kept(parts: MemberParts) -> AbstractContextManager[Keeper]:
     """The node at work."""
     return keeping(parts)

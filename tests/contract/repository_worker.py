@@ -75,10 +75,7 @@ class Eager:
     def probes(self, machines: Sequence[PoolMachine]) -> dict[tuple[str, int], ProbeState]:
         return {(machine.id, machine.incarnation): ProbeState.RAN for machine in machines}
 
-    def withdraw(self, members: Sequence[str]) -> None:
-        """Nothing is kept."""
-
-    def disown(self, machines: Sequence[PoolMachine]) -> None:
+    def withdraw(self, machines: Sequence[PoolMachine]) -> None:
         """Nothing is kept."""
 
     def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:

@@ -18,9 +18,9 @@ from api_process import free_port
 from api_support import Site, make_site, serving
 from hypervisor_host import wait_until
 from members_node import (
-    UML,
     Images,
     Service,
+    clear,
     kept,
     machine_pid,
     member_guest,
@@ -206,6 +206,4 @@ def test_machines_of_clusters(tmp_path: Path, image: BootImage) -> None:
             service.wants(3)
             wait_until(lambda: phase("gone") == 0 and remains(parts) == [], SECONDS, "nothing is left")
     finally:
-        for name in UML.list():
-            if name.startswith(parts.journal.prefix):
-                UML.destroy(name)
+        clear(parts.journal.prefix)

@@ -30,14 +30,15 @@ from vmjobs.cluster.wire import MemberReport, MemberReports, Outcome, PoolToken
 from vmjobs.config import Config
 from vmjobs.errors import Conflict, Forbidden, InvalidSpec, NotFound, Unavailable
 from vmjobs.model import now
+from vmjobs.ports import PoolMachine
 
 
 class Mint:
     """Makes tokens that say what was asked for."""
 
-    def mint(self, pool: str, member: str, seconds: int) -> PoolToken:
-        expires = now() + timedelta(seconds=seconds)
-        return PoolToken(token=f"{pool} {member} {seconds}", identity=member, expires=expires)
+    def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
+        expires, whose = now() + timedelta(seconds=seconds), f"{machine.name} {machine.incarnation}"
+        return PoolToken(token=f"{pool} {whose} {seconds}", identity=machine.id, expires=expires)
 
 
 @pytest.fixture
@@ -145,6 +146,35 @@ def test_who_may(site: Site) -> None:
         site.caller().problem(401, "GET", path)
 
 
+def test_a_pools_rooster_wakes_who_sleeps(site: Site) -> None:
+    root, ada = site.admin(), site.user()
+    rooster = site.caller(site.issuer.rooster_token("site"))
+    root("PUT", "/v1/clusters/vc", json=body(size={"min": 0, "max": 2}))
+    looks = site.queue.looks
+    for _ in range(2):
+        answer = rooster("POST", "/v1/clusters/vc/wake")
+        assert (answer.status_code, answer.data) == (204, b"")
+    assert site.queue.looks == looks + 1
+    assert ada("GET", "/v1/clusters/vc").get_json()["target"] == 1
+    history = ada("GET", "/v1/clusters/vc/events?after=1").get_json()["events"]
+    assert [(e["state"], e["message"]) for e in history] == [
+        ("SCALED", "1 machine: woken by a request of site")
+    ]
+    assert root("POST", "/v1/clusters/vc/wake").status_code == 204
+    rooster.problem(404, "POST", "/v1/clusters/none/wake")
+    rooster.problem(422, "POST", "/v1/clusters/NONE/wake")
+    for who in (ada, site.node("n1"), site.agent("0" * 32)):
+        who.problem(403, "POST", "/v1/clusters/vc/wake")
+    for method, path, data in (
+        ("GET", "/v1/clusters/vc", None),
+        ("POST", "/v1/clusters/vc/scale", {"size": 2}),
+        ("DELETE", "/v1/clusters/vc", None),
+        ("GET", "/v1/jobs", None),
+        ("GET", "/v1/images", None),
+    ):
+        rooster.problem(403, method, path, json=data)
+
+
 def test_what_is_refused(site: Site) -> None:
     root = site.admin()
     bad = body(image="none", pool="nowhere", attributes={"Memory": 1}, start="x = 1; y")
@@ -208,7 +238,7 @@ def test_another_nodes_token_is_refused(
     assert member in line
     site.node("n2").problem(403, "POST", console.replace("/n1/", "/n2/"), data=b"x")
     made = site.node("n1")("POST", paths[2][1], json={"incarnation": 1})
-    assert made.get_json()["token"] == "site vc-0 700"
+    assert made.get_json()["token"] == "site vc-0 1 700"
     assert made.headers["Cache-Control"] == "no-store"
     for incarnation in (2, 0, -1, "x", 2**70):
         answer = site.node("n1")("POST", paths[2][1], json={"incarnation": incarnation})
@@ -241,7 +271,7 @@ def test_a_service_whose_keys_are_no_good(tmp_path: Path) -> None:
 def test_the_share_and_reports(site: Site, world: World) -> None:
     agent = site.node("n1")
     nothing = agent("GET", "/v1/nodes/n1/members").get_json()
-    assert nothing == {"revision": 0, "members": []}
+    assert nothing == {"revision": 0, "members": [], "sessions": []}
     site.admin()("PUT", "/v1/clusters/vc", json=body(nodes=["n1"]))
     world.step()
     found = agent("GET", "/v1/nodes/n1/members").get_json()
@@ -322,7 +352,7 @@ def test_the_agents_client(site: Site, world: World, url: str) -> None:
     world.apply(spec(nodes=["n1"]))
     world.step()
     (order,) = agent.share(0, 20).members
-    assert agent.token(order.id, 1).identity == "vc-0"
+    assert agent.token(order.id, 1).identity == order.id
     with pytest.raises(Forbidden):
         agent.token(order.id, 2)
     agent.append_console(order.id, 1, 0, b"x" * 900)
@@ -413,7 +443,7 @@ def test_who_waits_does_not_hold_up_the_end_of_the_service(tmp_path: Path) -> No
             assert not waiting.done()
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
-        assert waiting.result(5).json() == {"revision": 0, "members": []}
+        assert waiting.result(5).json() == {"revision": 0, "members": [], "sessions": []}
     assert time.monotonic() - begun < 15
 
 

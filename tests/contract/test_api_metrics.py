@@ -26,14 +26,17 @@ from api.app import create_app
 from api.serve import make_issuer
 from api.tokens import USER_SCOPES, Issuer, Scope
 from images import recipe as recipes
+from repository.clusters.history import Happened
 from repository.clusters.tables import NodeShareRow
 from repository.images import Viewer
 from repository.models import NodeRow
 from repository.service import Repository, open_repository
 from vmjobs import __version__
-from vmjobs.cluster.member import MemberState, Phase
+from vmjobs.cluster.member import MemberCode, MemberState, Phase
+from vmjobs.cluster.wire import PoolToken
 from vmjobs.config import Config
 from vmjobs.model import JobState, now
+from vmjobs.ports import PoolMachine
 from vmjobs.wire import BuildRequest
 
 SERVE_COMMAND = "from vmjobs.cli.main import main; main(['serve'])"
@@ -47,7 +50,7 @@ def parsed(text: str) -> Samples:
     for family in text_string_to_metric_families(text):
         assert family.documentation, family.name
         for sample in family.samples:
-            assert family.type == "gauge"
+            assert family.type == ("counter" if sample.name.endswith("_total") else "gauge")
             key = (sample.name, *(sample.labels[name] for name in sorted(sample.labels)))
             assert key not in found
             found[key] = sample.value
@@ -151,6 +154,72 @@ def test_a_cluster_comes_up_and_fails(world: World, scraper: Caller) -> None:
     assert scrape(scraper)["vmjobs_cluster_target_members", "vc"] == 0
 
 
+def test_drains_upgrades_and_rollbacks_are_counted(world: World, scraper: Caller) -> None:
+    world.apply(size=2)
+    world.bring_up()
+    world.step()
+    found = scrape(scraper)
+    changes = {(what.lower(), "vc") for what in Happened}
+    assert set(of(found, "vmjobs_cluster_changes_total")) == changes
+    assert found["vmjobs_cluster_changes_total", "created", "vc"] == 1
+    assert found["vmjobs_cluster_changes_total", "draining", "vc"] == 0
+    assert found["vmjobs_cluster_member_changes_total", "vc", "UP"] == 2
+    assert found["vmjobs_cluster_member_changes_total", "vc", "DRAINING"] == 0
+    assert found["vmjobs_cluster_outdated_members", "vc"] == 0
+    world.apply(size=2, memory=300)
+    world.step()
+    found = scrape(scraper)
+    assert found["vmjobs_cluster_changes_total", "changed", "vc"] == 1
+    assert found["vmjobs_cluster_outdated_members", "vc"] == 2
+    assert found["vmjobs_cluster_member_changes_total", "vc", "DRAINING"] == 1  # one at a time
+    for _ in range(2):
+        world.clusters.drain("vc", "root")  # again is no drain
+    world.clusters.resume("vc", "root")
+    found = scrape(scraper)
+    assert found["vmjobs_cluster_changes_total", "draining", "vc"] == 1
+    assert found["vmjobs_cluster_changes_total", "resumed", "vc"] == 1
+
+
+def test_guards_are_shown_while_they_are_not_open(world: World, scraper: Caller) -> None:
+    world.apply(size=1)
+    world.step()
+    found = scrape(scraper)
+    assert of(found, "vmjobs_cluster_guards") == {("closed",): 0, ("half-open",): 0}
+    assert of(found, "vmjobs_cluster_guard_failures") == {}
+    (member,) = world.members().values()
+    world.report(member, Phase.WAITING, 3, failures=3, code=MemberCode.BOOT_FAILED)
+    world.step()
+    found = scrape(scraper)
+    key = (member.image, member.node, "closed")
+    assert of(found, "vmjobs_cluster_guard_failures") == {key: 3}
+    assert found["vmjobs_cluster_guards", "closed"] == 1
+    assert found["vmjobs_cluster_changes_total", "guard_closed", "vc"] == 1
+
+
+class Minted:
+    """Makes tokens that no pool would take."""
+
+    def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
+        return PoolToken(token=pool, identity=machine.name, expires=now() + timedelta(seconds=seconds))
+
+
+def test_tokens_are_counted_whatever_became_of_the_request(tmp_path: Path) -> None:
+    site = make_site(tmp_path, pools=POOLS, minter=Minted())
+    world = World(site.repository, "n1", "n2")
+    world.apply(size=1, image="tiny")
+    world.step()
+    (member,) = world.members().values()
+    other = "n2" if member.node == "n1" else "n1"
+    url = f"/v1/nodes/{{}}/members/{member.id}/token"
+    asked = {"json": {"incarnation": 1}}
+    assert site.node(member.node)("POST", url.format(member.node), **asked).status_code == 200
+    for _ in range(2):  # what it does not run, and in another's name
+        site.node(other).problem(403, "POST", url.format(other), **asked)
+        site.node(other).problem(403, "POST", url.format(member.node), **asked)
+    found = parsed(site.user()("GET", "/metrics").text)
+    assert of(found, "vmjobs_cluster_tokens_total") == {("given", "here"): 1, ("refused", "here"): 4}
+
+
 def test_nodes_and_their_room(world: World, repository: Repository, scraper: Caller) -> None:
     repository.put_node(node_of("n3", site="there", cluster_cpus=0, cluster_memory=0))
     world.apply(size=2)
@@ -212,7 +281,7 @@ def test_the_answer_does_not_grow_with_jobs_nor_the_number_of_questions(
             one(repository, f"user-{number}")
             push_library(repository.images, f"more-{number}", b"%d" % number)
     assert sizes[0] == sizes[1]
-    assert sizes[0][1] <= 10
+    assert sizes[0][1] <= 12
     assert "user-" not in scraper("GET", "/metrics").text
 
 

@@ -16,6 +16,7 @@ from werkzeug.test import TestResponse
 
 from api.app import create_app
 from api.tokens import Issuer, Scope
+from repository.objects.s3 import S3Objects
 
 SEGMENT = next(iter(pieces(DISK))).hex()
 #: As the service runs: gunicorn has the kernel copy files.
@@ -206,3 +207,23 @@ def test_files_are_closed(site: Site, path: str) -> None:
         answer.close()
     get(who, path, Range="bytes=99999999-").close()
     assert not open_files()
+
+
+def test_a_segment_in_s3_is_asked_for_once(tmp_path: Path, s3_url: str) -> None:
+    site = make_site(tmp_path, storage_url=s3_url)
+    who = site.user()
+    path = f"/v1/images/{push(who)['digest']}/segments/{SEGMENT}"
+    whole = get(who, path).data  # everything about it is known from now on
+    objects = site.repository.objects
+    assert isinstance(objects, S3Objects)
+    asked: list[str] = []
+
+    def note(model: Any, **_: object) -> None:
+        asked.append(model.name)
+
+    objects._client.meta.events.register("before-call.s3", note)
+    assert get(who, path).data == whole
+    assert asked == ["GetObject"]
+    asked.clear()
+    assert get(who, path, Range="bytes=100-199").data == whole[100:200]
+    assert asked == ["GetObject"] * 2  # how large it is, and from where on

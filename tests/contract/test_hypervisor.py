@@ -293,6 +293,28 @@ def test_endpoint_and_workdir_may_lie_deep(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
+def test_guest_waits_at_its_door(bench: Bench, mode: NetworkMode) -> None:
+    """Whoever listens may come later than the machine, and go, and come again."""
+    path = bench.directory / "door"
+    machine = bench.machine("door", network=Network(mode, bench.directory / "endpoint", path))
+    bench.driver.start(machine)
+    wait_until(lambda: "guest: up" in said(machine.console), BOOT, "the guest is up")
+    for word in (b"", b"come in"):
+        with socket.socket(socket.AF_UNIX) as server:
+            server.settimeout(BOOT)
+            server.bind(str(path))
+            server.listen()
+            guest, _ = server.accept()
+            with guest:
+                guest.settimeout(BOOT)
+                assert guest.recv(6, socket.MSG_WAITALL) == b"hello\n"
+                guest.sendall(word)
+        path.unlink()
+    assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
+    assert "door=come in" in said(machine.console)
+
+
+@pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
 def test_guest_does_not_reach_the_host(bench: Bench, mode: NetworkMode) -> None:
     """In mode ``repository`` it reaches no other address either, nor a name server."""
     with (
@@ -400,6 +422,10 @@ def test_machine_of_a_killed_starter_is_found(bench: Bench) -> None:
             pickle.dump((machine, bench.driver.kind), data)
         with starter.stdout as words:
             assert words.readline() == b"started\n"
+        # What supervises an agent ends all that descends from it.
+        family = {p.pid: ancestors(p.pid) for p in procs.scan() if machine.name in " ".join(p.argv)}
+        assert family
+        assert [pid for pid, above in family.items() if starter.pid in above] == []
         starter.send_signal(signal.SIGKILL)
         starter.wait()
         wait_until(lambda: "count=3" in said(machine.console), BOOT, "the guest counts on")
@@ -409,6 +435,15 @@ def test_machine_of_a_killed_starter_is_found(bench: Bench) -> None:
         bench.driver.destroy(machine.name)
         assert bench.driver.state(machine.name) is MachineState.GONE
         assert processes_that_mention(machine.name) == []
+
+
+def ancestors(pid: int) -> list[int]:
+    found = []
+    while pid > 1:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        pid = int(stat.rpartition(")")[2].split()[1])
+        found.append(pid)
+    return found
 
 
 def processes_that_mention(name: str) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import BootImage, Ending, Machine, MachineState
+from vmjobs.hypervisor.base import BootImage, Ending, Machine, MachineState, PrivateLink
 from vmjobs.hypervisor.libvirt import Connection, Libvirt
 from vmjobs.model import HypervisorKind
 
@@ -63,6 +64,13 @@ def test_a_name_is_used_once(driver: Libvirt, machine: Machine) -> None:
     with pytest.raises(HypervisorError, match="runs already"):
         driver.start(machine)
     assert driver.state(NAME) is MachineState.RUNNING
+
+
+def test_a_private_network_is_refused(driver: Libvirt, machine: Machine, tmp_path: Path) -> None:
+    link = PrivateLink(tmp_path / "switch", "02:76:00:00:00:01")
+    with pytest.raises(HypervisorError, match="private networks run on uml alone, not on qemu"):
+        driver.start(replace(machine, links=(link,)))
+    assert driver.list() == []
 
 
 def test_wait_is_woken_by_an_event(driver: Libvirt, machine: Machine) -> None:

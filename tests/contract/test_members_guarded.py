@@ -11,7 +11,7 @@ import pytest
 from api_support import make_site
 from clusters_kit import POOLS, World
 from hypervisor_host import wait_until
-from members_node import UML, Images, kept, member_guest, member_parts, remains
+from members_node import Images, clear, kept, member_guest, member_parts, remains
 
 from repository.clusters.service import Clusters
 from vmjobs.agent.members.parts import MemberParts
@@ -68,9 +68,7 @@ def nodes(tmp_path: Path, world: World, image: BootImage) -> Iterator[dict[str, 
         made[name] = member_parts(tmp_path / name, service, Images(image), more=more)
     yield made
     for parts in made.values():
-        for machine in UML.list():
-            if machine.startswith(parts.journal.prefix):
-                UML.destroy(machine)
+        clear(parts.journal.prefix)
 
 
 def test_a_black_hole_is_left(world: World, nodes: dict[str, MemberParts]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import members_node
@@ -16,6 +18,7 @@ from members_node import (
     UML,
     Images,
     Service,
+    clear,
     kept,
     machine_pid,
     member_guest,
@@ -24,6 +27,7 @@ from members_node import (
     remains,
 )
 
+from vmjobs.agent.endpoint import GuestLink
 from vmjobs.agent.members import plan, tokens
 from vmjobs.agent.members.parts import MemberParts
 from vmjobs.agent.members.record import Record
@@ -50,9 +54,7 @@ def service(tmp_path: Path) -> Service:
 def parts(tmp_path: Path, image: BootImage, service: Service) -> Iterator[MemberParts]:
     made = member_parts(tmp_path / "members", service, Images(image))
     yield made
-    for name in UML.list():
-        if name.startswith(made.journal.prefix):
-            UML.destroy(name)
+    clear(made.journal.prefix)
 
 
 def out(parts: MemberParts) -> str:
@@ -297,6 +299,68 @@ def test_a_machine_that_cannot_be_had_holds_up_no_other(
         )
         service.wants(3)
         wait_until(lambda: remains(waiting) == [], SECONDS, "nothing is left of either")
+
+
+def test_an_order_reaches_the_script_though_the_answer_is_lost(
+    parts: MemberParts, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[list[int]] = []
+    take = GuestLink.take_signals
+
+    def lose_the_first(link: GuestLink, timeout: float, done: int | None = None) -> list[int]:
+        taken = take(link, timeout, done)
+        if taken and not lost:
+            lost.append(taken)
+            return []
+        return taken
+
+    monkeypatch.setattr(GuestLink, "take_signals", lose_the_first)
+    service.wants(1, order())
+    with kept(parts):
+        wait_out(parts, "I am tiny-0 (1)")
+        service.wants(2, order(admitted=1))
+        wait_out(parts, "admitted")
+        assert lost == [[signal.SIGUSR1]]
+        service.wants(3, order(admitted=1, goal=Goal.DRAIN))
+        wait_phase(service, Phase.GONE)
+        assert out(parts).count("admitted") == 1
+        service.wants(4)
+        wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
+
+
+def test_a_record_of_another_release_is_left_alone_with_its_machine(
+    tmp_path: Path, image: BootImage, parts: MemberParts, service: Service
+) -> None:
+    def agent() -> AbstractContextManager[object]:
+        return kept(member_parts(tmp_path / "members", service, Images(image)))
+
+    service.wants(1, order())
+    with agent():
+        wait_until(lambda: service.is_running(1), SECONDS, "it runs")
+    path, pid = parts.journal.place(order().id).record, machine_pid(parts)
+    understood = path.read_text()
+    other = json.dumps({**json.loads(understood), "mood": "good"})
+    path.write_text(other)
+    with agent():
+        wait_until(
+            lambda: (last := service.last()) is not None and last.code is MemberCode.INTERNAL,
+            SECONDS,
+            "it is told of",
+        )
+        service.wants(2, order(), order(1))
+        wait_until(lambda: service.is_running(1, 1), SECONDS, "another one runs")
+        last = service.last()
+        assert last is not None
+        assert (last.phase, last.incarnation) == (Phase.RUNNING, 1)
+    assert path.read_text() == other
+    assert machine_pid(parts) == pid
+    path.write_text(understood)
+    with agent():
+        service.wants(3, order(admitted=1))
+        wait_out(parts, "admitted")
+        assert machine_pid(parts) == pid
+        service.wants(4)
+        wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
 
 
 def test_a_frozen_machine_is_replaced(

@@ -13,6 +13,7 @@ from members_node import (
     UML,
     Images,
     Service,
+    clear,
     kept,
     machine_pid,
     member_guest,
@@ -72,6 +73,22 @@ def test_a_limited_machine_of_a_cluster(tmp_path: Path) -> None:
             service.wants(2)
             wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
     finally:
-        for name in UML.list():
-            if name.startswith(parts.journal.prefix):
-                UML.destroy(name)
+        clear(parts.journal.prefix)
+
+
+def test_a_limited_machine_that_somebody_froze_is_replaced(tmp_path: Path) -> None:
+    service = Service(tmp_path / "service")
+    service.folder.mkdir()
+    parts = member_parts(tmp_path / "members", service, Images(member_guest()), 6.0, BUSY)
+    service.wants(1, order(limits=Limits(cpu_percent=40)))
+    try:
+        with kept(parts):
+            wait_until(lambda: service.is_running(1), SECONDS, "it runs")
+            UML.pause(parts.journal.machine_name(order().id, 1))
+            wait_until(lambda: service.is_running(2), SECONDS, "another one runs in its stead")
+            told = [r.code for r in service.reports if r.incarnation == 1]
+            assert MemberCode.GUEST_LOST in told
+            service.wants(2)
+            wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
+    finally:
+        clear(parts.journal.prefix)

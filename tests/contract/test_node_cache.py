@@ -419,7 +419,7 @@ def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: P
         thread.start()
     try:
         repository = place.site.repository
-        wait_for(lambda: any(digest in node.images for node in repository.nodes()))
+        wait_for(lambda: any(digest in node.images for node in repository.live_nodes()))
     finally:
         announcer.stop()
         prefetcher.stop()

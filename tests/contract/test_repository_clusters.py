@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from clusters_kit import OPERATOR, POOLS, World, declared, node_of
 from repository_kit import push, push_library
 
+from repository.clusters.reconciling import Reconciling
 from repository.images import Viewer
 from repository.images.tables import HoldingRow
 from repository.models import NodeRow
@@ -289,16 +291,28 @@ def test_a_machine_that_ends_is_withdrawn_at_once(world: World) -> None:
     assert world.pool.withdrawn == []
     world.pool.down = False
     world.step()
-    assert (world.pool.withdrawn, world.pool.calls) == (["vc-0"], calls)
+    assert (world.pool.withdrawn, world.pool.calls) == ([("vc-0", 1)], calls)
+    world.step()
+    assert world.pool.withdrawn == [("vc-0", 1)]  # once is enough
+    world.report(world.members()["vc-0"], Phase.RUNNING, 2)
+    world.pool.join("vc-0", 2)
+    world.step()
+    assert world.pool.withdrawn == [("vc-0", 1)]
+    assert world.states() == {"vc-0": MemberState.UP}
 
 
 def test_what_the_pool_says_of_jobs(world: World) -> None:
     world.apply()
     world.bring_up()
-    world.pool.join("vc-0", busy=True, jobs=7)
+    assert world.members()["vc-0"].system == ""
+    world.pool.join("vc-0", busy=True, jobs=7, system="Debian GNU/Linux 13 (trixie)")
     world.step(20)
     found = world.members()["vc-0"]
     assert (found.busy, found.jobs) == (True, 7)
+    assert found.system == "Debian GNU/Linux 13 (trixie)"
+    world.pool.there.clear()
+    world.step(20)
+    assert world.members()["vc-0"].system == "Debian GNU/Linux 13 (trixie)"  # what it said last
 
 
 # ------------------------------------------------------------------------- changing size
@@ -322,7 +336,9 @@ def test_scaling(world: World) -> None:
     }
     world.obey("n1", "n2")
     assert list(world.members()) == ["vc-0"]
-    assert sorted(world.pool.withdrawn) == ["vc-1", "vc-2"]
+    # One that its agent has not told of may have had a token.
+    told = [(name, incarnation) for name in ("vc-1", "vc-2") for incarnation in (1, 2)]
+    assert sorted(world.pool.withdrawn) == told
     assert "vc-1" not in world.orders("n2")
     # The file still says 1.
     assert world.apply(size=1).outcome is Outcome.UNCHANGED
@@ -449,7 +465,7 @@ def test_a_node_that_lost_what_it_knew_gets_other_members(world: World) -> None:
     assert world.members()["vc-0"].code is MemberCode.NODE_FAILED
     world.step()
     assert list(world.members()) == ["vc-1"]
-    assert world.pool.withdrawn == ["vc-0"]
+    assert world.pool.withdrawn == [("vc-0", incarnation) for incarnation in range(1, 7)]
 
 
 def test_reports_that_were_overtaken_are_passed_over(world: World) -> None:
@@ -625,6 +641,29 @@ def test_consoles_of_this_machine_and_the_one_before(world: World) -> None:
     world.step()
     world.report(member, Phase.GONE, 3)
     world.step()
+    assert not folder.exists()
+
+
+def test_no_console_is_left_of_a_member_though_the_worker_is_killed_once_it_is_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.apply()
+    world.step()
+    member = world.members()["vc-0"]
+    world.clusters.append_console(member.node, member.id, 1, 0, b"machine 1")
+    world.clusters.delete("vc", Goal.STOP, "root")
+    world.step()
+    world.report(member, Phase.GONE, 1)
+    write = Reconciling._write
+
+    def write_and_die(*about: Any) -> list[str]:
+        write(*about)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Reconciling, "_write", write_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        world.step()
+    folder = world.repository.config.data_dir / "streams" / member.id[-2:] / member.id
     assert not folder.exists()
 
 

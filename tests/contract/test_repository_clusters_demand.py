@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 from clusters_kit import POOLS, World, node_of
 
+from repository.clusters import weighing
 from repository.service import Repository
 from vmjobs.cluster.member import Goal, MemberState
 from vmjobs.config import Config
+from vmjobs.errors import NotFound
 
 
 @pytest.fixture
@@ -154,6 +157,30 @@ def test_a_pool_that_does_not_answer_changes_nothing(world: World) -> None:
     ]
 
 
+def test_a_job_is_noticed_within_seconds(world: World) -> None:
+    ranged(world, 0, 2)
+    world.step()
+    asked = world.pool.weighings
+    world.step(1)
+    assert world.pool.weighings == asked
+    world.pool.wait(1)
+    world.step(3)
+    assert world.clusters.get("vc").target == 1
+
+
+def test_a_pool_that_takes_long_to_answer_is_asked_less_often(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "monotonic", count(0, 2).__next__)  # as if each answer took 2 s
+    ranged(world, 0, 2)
+    world.step()
+    asked = world.pool.weighings
+    world.step(15)
+    assert world.pool.weighings == asked
+    world.step(10)
+    assert world.pool.weighings == asked + 1
+
+
 def test_nobody_asks_for_clusters_of_a_fixed_size(world: World) -> None:
     world.apply(size=2)
     world.pool.wait(5)
@@ -203,3 +230,65 @@ def test_what_a_machine_says_is_remembered_for_such_machines(world: World) -> No
     ranged(world, 0, 3, memory=300)
     world.step(11)
     assert world.pool.asked["vc"].known == {}  # another kind of machine
+
+
+def test_who_is_woken_has_a_machine_until_nobody_needs_it(world: World) -> None:
+    ranged(world, 0, 2)
+    world.step()
+    assert world.clusters.wake("vc", "site")
+    assert not world.clusters.wake("vc", "site")
+    world.step(5)
+    assert running(world) == ["vc-0"]
+    assert told(world) == ["1 machine: woken by a request of site"]
+    world.bring_up()
+    world.step(5)
+    assert world.pool.asked["vc"].up == 1
+    for _ in range(8):
+        world.step(100)
+    assert running(world) == ["vc-0"]  # nobody but who woke it knows of a job
+    world.step(100)
+    world.step(61)
+    assert running(world) == []
+    assert told(world)[1:] == ["0 machines: no more were needed for 60 s"]
+    world.obey("n1", "n2")
+    assert world.clusters.wake("vc", "site")
+
+
+def test_demand_takes_over_from_who_woke_it(world: World) -> None:
+    ranged(world, 0, 2)
+    assert world.clusters.wake("vc", "site")  # nobody has asked for its jobs yet
+    world.step()
+    world.bring_up()
+    world.pool.join("vc-0", busy=True, jobs=1)
+    world.step(100)
+    world.pool.join("vc-0", busy=False, jobs=1)
+    world.step(20)
+    world.step(61)
+    assert running(world) == []
+
+
+def test_an_operator_puts_to_sleep_who_was_woken(world: World) -> None:
+    ranged(world, 0, 2)
+    world.clusters.wake("vc", "site")
+    world.step()
+    world.clusters.scale("vc", 0, "root")
+    world.step(5)
+    world.step(5)
+    assert running(world) == []
+
+
+def test_who_is_not_woken(world: World) -> None:
+    with pytest.raises(NotFound):
+        world.clusters.wake("vc", "site")
+    ranged(world, 0, 0)
+    assert not world.clusters.wake("vc", "site")
+    ranged(world, 0, 2)
+    world.clusters.drain("vc", "root")
+    assert not world.clusters.wake("vc", "site")
+    world.clusters.resume("vc", "root")
+    world.step(5)
+    assert (running(world), told(world)) == ([], [])
+    assert world.clusters.wake("vc", "site")
+    world.step(5)
+    world.clusters.delete("vc", Goal.STOP, "root")
+    assert not world.clusters.wake("vc", "site")

@@ -67,7 +67,7 @@ def test_an_earlier_members_machine_condemns_nobody(world: World) -> None:
     assert member.state is MemberState.UP
     assert world.pool.probed == [{(member.id, 1)}]
     assert world.pool.there.keys() == {("vc-0", member.id)}
-    assert world.pool.withdrawn == []
+    assert world.pool.withdrawn == [("vc-0", 7)]
 
 
 def test_what_cannot_be_withdrawn_holds_up_nobody(
@@ -76,7 +76,7 @@ def test_what_cannot_be_withdrawn_holds_up_nobody(
     def refused(_: object) -> None:
         raise Unavailable("pool", "the collector refuses")
 
-    monkeypatch.setattr(world.pool, "disown", refused)
+    monkeypatch.setattr(world.pool, "withdraw", refused)
     world.apply()
     world.step()
     world.pool.join("vc-0", 7, id=EARLIER)

@@ -23,6 +23,7 @@ from vmjobs.config import Config
 from vmjobs.errors import Forbidden, ImageRejected, InvalidRequest, NotFound
 from vmjobs.model import HypervisorInfo, HypervisorKind, Node, now
 from vmjobs.wire import (
+    MAX_SHARES,
     ImageChange,
     ImageDetail,
     Origin,
@@ -97,6 +98,18 @@ def test_a_private_image_is_nobody_elses(images: Images) -> None:
     ):
         with pytest.raises(NotFound):
             ask()
+
+
+def test_publishing_again_and_again_adds_shares_up_to_their_limit(images: Images) -> None:
+    def publish(first: int, count: int) -> ImageDetail:
+        shares = [{"kind": "user", "name": f"u{n}"} for n in range(first, first + count)]
+        return push(images, ADA, DISK, name="hep", shares=shares)
+
+    publish(0, 60)
+    assert len(publish(50, 50).shares) == MAX_SHARES
+    with pytest.raises(InvalidRequest, match="shared with 101 users and groups; it may be with 100"):
+        publish(100, 1)
+    assert len(publish(0, 100).shares) == MAX_SHARES  # what it has is no fault
 
 
 def test_shares_and_visibility(images: Images) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from repository_images_kit import ADA, BOB, noise, packed, pieces, push, read, send, stored, sweeper
 from repository_images_load import DISKS, disk, load, manifest
 from repository_kit import ADMIN
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 
 from images.content import BLOCK, Layout
 from images.manifest import digest_of
@@ -28,6 +30,7 @@ from repository.images.usage import needed
 from repository.service import Repository
 from vmjobs.config import Config
 from vmjobs.errors import NotFound
+from vmjobs.model import now
 from vmjobs.wire import GcReport
 
 #: Things done at random in the load test, all kinds together.
@@ -93,6 +96,39 @@ def test_what_nobody_needs_goes(images: Images) -> None:
     check_whole(images)
     with pytest.raises(NotFound):
         images.upload(BOB, upload)
+
+
+def test_a_dry_run_neither_waits_for_writers_nor_writes(images: Images) -> None:
+    push(images, ADA, noise(3 * BLOCK), b"kernel", name="kept")
+    push(images, ADA, noise(3 * BLOCK) + noise(BLOCK, 1), b"kernel", name="gone")
+    push(images, BOB, noise(3 * BLOCK, 2), name="also", keep_days=1)
+    images.remove(ADA, images.resolve(ADA, "gone"))
+    upload = images.open_upload(BOB, 10 * BLOCK).id
+    send(images, BOB, upload, noise(BLOCK, 3))
+    with images.database.write() as session:
+        for holding in session.scalars(
+            select(tables.HoldingRow).where(tables.HoldingRow.owner == "bob")
+        ):
+            holding.expires = now() - timedelta(hours=1)
+    statements: list[str] = []
+
+    def note(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement.split(maxsplit=1)[0].upper())
+
+    before = rows(images)
+    with images.database.write() as session:  # somebody has everything
+        for table in (ContentRow, SegmentRow, ImageRow, UploadRow):
+            session.scalars(select(table).with_for_update()).all()
+        event.listen(images.database.engine, "before_cursor_execute", note)
+        began = time.monotonic()
+        dry = sweeper(images).collect(dry_run=True)
+        assert time.monotonic() - began < 10
+        event.remove(images.database.engine, "before_cursor_execute", note)
+    assert set(statements) <= {"SELECT", "BEGIN"}
+    assert rows(images) == before
+    assert (dry.images, dry.uploads) == (1, 1)
+    assert sweeper(images).collect() == dry
+    check_whole(images)
 
 
 def test_a_running_upload_keeps_what_it_was_told_of(images: Images) -> None:

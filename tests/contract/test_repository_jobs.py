@@ -224,8 +224,7 @@ def test_nodes(repository: Repository) -> None:
     repository.put_node(node("node2"))
     repository.put_node(node("node1", cpus=1))
     repository.put_node(node("node1", cpus=4))
-    assert [n.name for n in repository.nodes()] == ["node1", "node2"]
-    assert [n.name for n in repository.nodes(live=True)] == ["node1", "node2"]
+    assert [n.name for n in repository.live_nodes()] == ["node1", "node2"]
     assert repository.node("node1").cpus == 4
 
 

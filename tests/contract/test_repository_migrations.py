@@ -10,7 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import MetaData, Table, inspect, select
 
-from repository.clusters.tables import GuardRow
+from repository.clusters.tables import ClusterRow, GuardRow, NodeShareRow
 from repository.database import Database
 from repository.migrations import alembic_config, upgrade
 from repository.models import Base, BuildRow
@@ -80,6 +80,24 @@ def test_images_whose_machines_came_up_are_known_to(empty_database: str) -> None
     with database.read() as session:
         (found,) = session.scalars(select(GuardRow))
         assert (found.image, found.node, found.proven, found.until) == ("good", "", True, None)
+    database.close()
+
+
+def test_clusters_that_are_there_begin_to_be_counted(empty_database: str) -> None:
+    database = Database(empty_database)
+    with database.engine.begin() as connection:
+        command.upgrade(alembic_config(connection), "0007")
+        tables = {
+            t: Table(t, MetaData(), autoload_with=connection) for t in ("clusters", "node_shares")
+        }
+        connection.execute(tables["clusters"].insert().values(_filled(tables["clusters"], name="vc")))
+        shares = tables["node_shares"]
+        connection.execute(shares.insert().values(_filled(shares, node="n1", revision=7)))
+    upgrade(empty_database)
+    with database.read() as session:
+        assert [row.happened for row in session.scalars(select(ClusterRow))] == [{}]
+        (share,) = session.scalars(select(NodeShareRow))
+        assert (share.revision, share.tokens, share.refusals) == (7, 0, 0)
     database.close()
 
 

@@ -32,3 +32,24 @@ def grid() -> Iterator[Grid]:
             lambda: len(api.nodes()) == len(NODES) or None, "both nodes to announce themselves", 120
         )
         yield up
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A line for each fault under a virtual cluster: what became of the job that ran, and when."""
+    reports = [
+        report
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, ())
+        if report.when == "call" and "test_cluster_faults" in report.nodeid
+    ]
+    if not reports:
+        return
+    terminalreporter.section("faults under virtual clusters")
+    terminalreporter.line(f"{'fault':58} {'result':7} {'job back after':>14} {'begun':>6}")
+    for report in reports:
+        told = dict(report.user_properties)
+        fault = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+        seconds, begun = told.get("job", ("-", "-"))
+        after = f"{seconds} s" if begun != "-" else "-"
+        line = f"{fault:58} {report.outcome:7} {after:>14} {begun:>6}  {told.get('note', '')}"
+        terminalreporter.line(line.rstrip())

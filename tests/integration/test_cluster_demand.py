@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from grid_kit import Grid, wait_for
 from test_cluster_grid import UP_SECONDS, Submitter, name, operator  # noqa: F401  fixtures
 
@@ -31,8 +34,65 @@ def test_a_job_wakes_a_cluster_that_sleeps_again_when_it_has_ended(
     job = user.submit(name, "hostname")
     assert user.output(job, timeout=UP_SECONDS) == f"{name}-0.vc\n"
     told = [e.message for e in operator.clusters.events(name) if e.state == "SCALED"]
-    assert told == ["1 machine: 1 idle job that only this cluster can run"]
+    assert told in (
+        ["1 machine: 1 idle job that only this cluster can run"],
+        ["1 machine: woken by a request of site"],  # HTCondor may be faster
+    )
 
     wait_for(lambda: not operator.clusters.get(name).members or None, "the machine to go", 120)
     assert operator.clusters.get(name).target == 0
     assert shown(grid, name) == "true"
+
+
+def test_a_job_that_a_node_has_room_for_waits_for_no_cluster_and_wakes_none(
+    grid: Grid,
+    operator: Client,  # noqa: F811
+    name: str,  # noqa: F811
+) -> None:
+    """Though a machine of the cluster is the smallest that it fits into."""
+    operator.clusters.put(
+        ClusterSpec(name=name, image="worker", size=Size(min=0, max=2), memory=512, disk=512)
+    )
+    wait_for(lambda: shown(grid, name) == "true" or None, "the pool to show the cluster", 60)
+    user = Submitter(grid)
+    job = user.submit_where("true", "hostname")
+    assert user.output(job) in ("node1.grid\n", "node2.grid\n")
+    assert operator.clusters.get(name).target == 0
+    assert not [e for e in operator.clusters.events(name) if e.state == "SCALED"]
+
+
+@contextmanager
+def full(user: Submitter, node: str) -> Iterator[None]:
+    """Have a node run one job that leaves no memory to others."""
+    constraint = f'Machine == "{node}" && PartitionableSlot'
+    free = user.grid.on("site", "condor_status", "-constraint", constraint, "-af", "Memory").strip()
+    filler = user.submit_where(f'TARGET.Machine == "{node}"', "sleep 900", memory=int(free))
+    try:
+        status = f'Machine == "{node}" && Memory < 64 && PartitionableSlot'
+        wait_for(
+            lambda: user.grid.on("site", "condor_status", "-constraint", status, "-af", "Name").strip(),
+            f"{node} to be full",
+            120,
+        )
+        yield
+    finally:
+        user("condor_rm", filler)
+
+
+def test_htcondor_wakes_a_cluster_for_a_job_that_another_machine_has_no_room_for(
+    grid: Grid,
+    operator: Client,  # noqa: F811
+    name: str,  # noqa: F811
+) -> None:
+    """The service leaves such a job to the other machine; the negotiator has nothing else for it."""
+    spec = ClusterSpec(name=name, image="worker", size=Size(min=0, max=2), memory=512, disk=512)
+    operator.clusters.put(spec)
+    wait_for(lambda: shown(grid, name) == "true" or None, "the pool to show the cluster", 60)
+
+    user = Submitter(grid)
+    with full(user, "node2.grid"):
+        either = f'TARGET.VirtualCluster == "{name}" || TARGET.Machine == "node2.grid"'
+        job = user.submit_where(either, "hostname")
+        assert user.output(job, timeout=UP_SECONDS) == f"{name}-0.vc\n"
+    told = [e.message for e in operator.clusters.events(name) if e.state == "SCALED"]
+    assert told == ["1 machine: woken by a request of site"]

@@ -5,35 +5,43 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import test_cluster_grid
+from faults_kit import (
+    FILLER,
+    Running,
+    Tell,
+    Volley,
+    declared,
+    silent,
+    small_disk,
+    started_again,
+    without_objects,
+)
 from grid_kit import NODES, Grid, healthy, run, wait_for
-from test_cluster_grid import UP_SECONDS, Submitter, delete, machines, up
+from test_cluster_grid import UP_SECONDS, delete, machines, up
 
 from vmjobs.client import Client
 from vmjobs.cluster.member import MemberCode, MemberState
-from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import Cluster, Member
 
-pytestmark = pytest.mark.soak
+#: Those that take less than a minute are for every test run, the others for `make soak` alone.
+pytestmark = pytest.mark.disruptive
 
 #: Fixtures.
 operator, name = test_cluster_grid.operator, test_cluster_grid.name
 
-#: Seconds in which a job waits for a machine that does not answer any more.
-LEASE = 20
-#: Seconds in which a job comes through whatever is broken, once that is mended.
-LATE = 240.0
+#: Seconds in which HTCondor's master surely looks for its daemons' processes; it does each minute.
+SNAPSHOT = 75
+#: The same where a node just falls silent: it is LOST by then, and another machine up.
+SILENT = 180.0
 #: Rounds of jobs that race with a drain.
 ROUNDS = int(os.environ.get("VMJOBS_DRAIN_ROUNDS", "5"))
-
-
-def declared(name: str, size: int = 2, **fields: object) -> ClusterSpec:
-    words = {"image": "worker", "memory": 512, "disk": 512, **fields}
-    return ClusterSpec.model_validate({"name": name, "size": size, **words})
+#: So many of them with machines that were started together.
+RACERS = 5
 
 
 @pytest.fixture(scope="module")
@@ -54,53 +62,13 @@ def shared(grid: Grid, operator: Client) -> Iterator[str]:
     wait_for(lambda: not left() or None, "nothing to be left", 60)
 
 
-class Running:
-    """A user's job that has begun in a machine of a cluster."""
-
-    def __init__(self, grid: Grid, operator: Client, cluster: str, seconds: int = 10) -> None:
-        self.grid, self.operator, self.cluster = grid, operator, cluster
-        self.user = Submitter(grid)
-        script = f"echo ran on $(cat /proc/sys/kernel/hostname); sleep {seconds}; echo done"
-        self.job = self.user.submit(cluster, script, lease=LEASE)
-        self.member = wait_for(self._busy, "the job to run in a machine", 120)
-
-    def _busy(self) -> Member | None:
-        """The machine that runs it, as the site's schedd has it."""
-        at_site = self.user("condor_q", self.job, "-af", "GridJobId").split()
-        if len(at_site) < 4:
-            return None
-        asked = ("JobStatus", "JobCurrentStartExecutingDate", "RemoteHost")
-        found = self.grid.on("site", "condor_q", at_site[-1], "-af", *asked).split()
-        if found[:1] != ["2"] or found[1] == "undefined":
-            return None
-        host = found[2].rpartition("@")[2].removesuffix(".vc")
-        members = self.operator.clusters.get(self.cluster).members
-        return next((m for m in members if m.name == host), None)
-
-    @property
-    def node(self) -> str:
-        """The compose service of the node that runs it."""
-        return self.member.node.removesuffix(".grid")
-
-    def assert_ended_once(self, timeout: float = LATE) -> int:
-        """Wait for its result, which is there once. How often it was started for that."""
-        began, end = self.user.output(self.job, timeout).splitlines()
-        assert (began.rpartition(" ")[0], end) == ("ran on", "done")
-        told = self.user("cat", f"{self.user.folder}/log")
-        assert told.count(f"005 ({int(self.job):03d}.") == 1, told
-        return self.user.starts(self.job)
+Run = Callable[..., Running]
 
 
-@contextmanager
-def started_again(grid: Grid, *services: str) -> Iterator[None]:
-    """Have containers run again, and be well."""
-    try:
-        yield
-    finally:
-        for service in services:
-            run("docker", "start", grid.container(service))
-        for service in services:
-            healthy(grid.container(service))
+@pytest.fixture
+def running(grid: Grid, operator: Client, record_property: Tell) -> Run:
+    """Has a job run in a cluster, and the report tell of it."""
+    return partial(Running, grid, operator, record_property)
 
 
 def member_of(operator: Client, job: Running) -> Member | None:
@@ -119,22 +87,64 @@ def wait_state(operator: Client, name: str, *states: MemberState, timeout: float
     return wait_for(look, f"machines of {name} to be {', '.join(states)}", timeout)
 
 
-@pytest.mark.disruptive
-def test_the_agent_is_killed(grid: Grid, operator: Client, shared: str) -> None:
-    up(operator, shared, 2)
-    job = Running(grid, operator, shared)
+@pytest.mark.soak
+def test_a_node_whose_disk_is_full(grid: Grid, operator: Client, running: Run, name: str) -> None:
+    """Comes before all that leaves machines on its node. Whose machine is there runs on it, and ends
+    its job; for another one there is no room, until there is."""
+    node = NODES[0]
+
+    def second() -> Member | None:
+        found = [m for m in operator.clusters.get(name).members if m.name == f"{name}-1"]
+        return found[0] if found and found[0].code is not MemberCode.PROGRESS else None
+
+    with small_disk(grid, node, 512):
+        operator.clusters.put(declared(name, 1, nodes=[f"{node}.grid"]))
+        (before,) = up(operator, name, 1).members
+        job = running(name)
+        grid.on(node, "dd", "if=/dev/zero", f"of={FILLER}", "bs=1M", check=False)
+        operator.clusters.scale(name, 2)
+        failed = wait_for(second, "the other machine to fail", 60)
+        assert (failed.state, failed.code) == (MemberState.BACKOFF, MemberCode.NODE_FAILED)
+        assert "No space left on device" in failed.message
+        job.assert_ended_once()
+        grid.on(node, "rm", FILLER)
+        after = up(operator, name, 2).members
+        assert next(m.id for m in after if m.name == before.name) == before.id
+        delete(operator, name)
+
+
+@pytest.mark.soak
+def test_the_agent_is_killed(grid: Grid, operator: Client, running: Run, shared: str) -> None:
+    """HTCondor's master, which supervises it, takes nothing of a machine for the agent's family."""
+    before = up(operator, shared, 2)
+    wait_for(
+        lambda: min(age(grid, member) for member in before.members) > SNAPSHOT or None,
+        "the master to have looked",
+        2 * SNAPSHOT,
+    )
+    job = running(shared, seconds=20)
     grid.on(job.node, "pkill", "-KILL", "-f", "vmjobs agent")
-    # condor_master may take an older machine along with its agent; the job begins again then.
-    assert job.assert_ended_once() >= 1
+    assert job.assert_ended_once() == 1
     healthy(grid.container(job.node))
-    up(operator, shared, 2)
+    after = up(operator, shared, 2)
+    assert [(m.id, m.incarnation) for m in after.members] == [
+        (m.id, m.incarnation) for m in before.members
+    ]
 
 
-@pytest.mark.disruptive
-def test_the_service_is_killed(grid: Grid, operator: Client, name: str, shared: str) -> None:
+def age(grid: Grid, member: Member) -> int:
+    """Seconds since a member's machine was started."""
+    on = member.node.removesuffix(".grid")
+    kernel = grid.on(on, "pgrep", "-o", "-f", f"umid=vmjobs-[^ ]*{member.id}-{member.incarnation} ")
+    return int(grid.on(on, "ps", "-o", "etimes=", "-p", kernel.strip()))
+
+
+def test_the_service_is_killed(
+    grid: Grid, operator: Client, running: Run, name: str, shared: str
+) -> None:
     """While a job runs, and while another cluster comes up."""
     up(operator, shared, 2)
-    job = Running(grid, operator, shared)
+    job = running(shared)
     operator.clusters.put(declared(name))
     wait_for(
         lambda: (
@@ -153,21 +163,21 @@ def test_the_service_is_killed(grid: Grid, operator: Client, name: str, shared: 
     assert after.incarnation == job.member.incarnation
 
 
-@pytest.mark.disruptive
-def test_the_collector_is_killed(grid: Grid, operator: Client, shared: str) -> None:
+@pytest.mark.soak
+def test_the_collector_is_killed(grid: Grid, operator: Client, running: Run, shared: str) -> None:
     before = up(operator, shared, 2)
-    job = Running(grid, operator, shared)
+    job = running(shared)
     grid.on("site", "pkill", "-KILL", "-x", "condor_collecto")
     job.assert_ended_once()
     # And jobs come again, to the same machines.
-    Running(grid, operator, shared, seconds=1).assert_ended_once()
+    running(shared, seconds=1).assert_ended_once()
     after = up(operator, shared, 2)
     assert [(m.id, m.incarnation) for m in after.members] == [
         (m.id, m.incarnation) for m in before.members
     ]
 
 
-@pytest.mark.disruptive
+@pytest.mark.soak
 def test_a_machine_that_is_needed_while_the_service_is_away(
     grid: Grid, operator: Client, shared: str
 ) -> None:
@@ -187,7 +197,7 @@ def test_a_machine_that_is_needed_while_the_service_is_away(
     wait_for(back, "the machine to be up", UP_SECONDS)
 
 
-@pytest.mark.disruptive
+@pytest.mark.soak
 def test_a_node_that_has_no_room_for_disks(grid: Grid, operator: Client, name: str) -> None:
     """Its agent cannot write a machine's disks; it says so, tries again, and mends by itself."""
     node = "node1"
@@ -207,20 +217,37 @@ def test_a_node_that_has_no_room_for_disks(grid: Grid, operator: Client, name: s
     up(operator, name, 1)
 
 
-@pytest.mark.disruptive
-def test_a_node_dies_and_comes_back(grid: Grid, operator: Client, shared: str) -> None:
+@pytest.mark.soak
+def test_an_image_that_cannot_be_had_now(grid: Grid, operator: Client, name: str) -> None:
+    """The service is there, and not what the image is made of; nor has the node any of it."""
+    node = NODES[1]
+    images = "/var/lib/vmjobs/agent/images"
+    grid.on(node, "sh", "-c", f"cd {images} && rm -rf manifests/* contents/* verified/* partial/*")
+    with without_objects(grid):
+        operator.clusters.put(declared(name, 1, nodes=[f"{node}.grid"]))
+        (failed,) = wait_state(operator, name, MemberState.BACKOFF).members
+        assert failed.code is MemberCode.IMAGE_UNAVAILABLE
+        assert failed.message
+    up(operator, name, 1)
+
+
+@pytest.mark.soak
+def test_a_node_dies_and_comes_back(grid: Grid, operator: Client, running: Run, shared: str) -> None:
     up(operator, shared, 2)
-    job = Running(grid, operator, shared)
+    job = running(shared)
     with started_again(grid, job.node):
         run("docker", "kill", grid.container(job.node))
     job.assert_ended_once()
     up(operator, shared, 2)
 
 
-def test_a_machine_that_is_frozen_is_replaced(grid: Grid, operator: Client, name: str) -> None:
+@pytest.mark.soak
+def test_a_machine_that_is_frozen_is_replaced(
+    grid: Grid, operator: Client, running: Run, name: str
+) -> None:
     operator.clusters.put(declared(name))
     up(operator, name, 2)
-    job = Running(grid, operator, name)
+    job = running(name)
     found = grid.on(job.node, "pgrep", "-f", f"umid=vmjobs-[^ ]*{job.member.id}-")
     grid.on(job.node, "kill", "-STOP", *found.split())
     assert job.assert_ended_once() == 2  # in the other machine
@@ -249,18 +276,39 @@ def test_an_image_that_never_joins_is_told_of_and_tried_again(operator: Client, 
     assert member.retry is not None
 
 
-def test_no_job_is_lost_to_a_drain(grid: Grid, operator: Client, name: str) -> None:
-    """Jobs are matched at about the time at which one of the machines is told to drain."""
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_no_job_is_lost_to_a_drain(
+    grid: Grid, operator: Client, name: str, record_property: Tell
+) -> None:
+    """Jobs are matched at about the times at which machines are told to drain, one after the other."""
+    dice, rounds, jobs, again = random.Random(), 0, 0, 0
+    operator.clusters.put(declared(name, RACERS + 1))
+    while rounds < ROUNDS:
+        operator.clusters.scale(name, RACERS + 1)
+        up(operator, name, RACERS + 1)
+        volley = Volley(grid)
+        for left in range(RACERS, 0, -1):
+            volley.fire(name)
+            time.sleep(dice.uniform(0.0, 2.0))
+            operator.clusters.scale(name, left)
+            volley.fire(name)
+        starts = volley.starts()
+        rounds, jobs, again = rounds + RACERS, jobs + len(starts), again + sum(n > 1 for n in starts)
+        record_property("note", f"{rounds} rounds, {jobs} jobs, {again} of them begun more than once")
+        wait_for(lambda: len(operator.clusters.get(name).members) == 1 or None, "all but one to go", 60)
+    assert again == 0
+
+
+@pytest.mark.soak
+def test_a_node_falls_silent(grid: Grid, operator: Client, running: Run, name: str) -> None:
+    """Its machine runs on and its packets vanish: no connection to it ever ends by itself."""
     operator.clusters.put(declared(name))
-    dice = random.Random()
-    for _ in range(ROUNDS):
-        up(operator, name, 2)
-        user = Submitter(grid)
-        jobs = [user.submit(name, "sleep 1; echo done", lease=LEASE) for _ in range(2)]
-        time.sleep(dice.uniform(0.0, 10.0))
-        operator.clusters.scale(name, 1)
-        for job in jobs:
-            assert user.output(job, LATE) == "done\n"
-            assert user.starts(job) == 1
-        wait_for(lambda: len(operator.clusters.get(name).members) == 1 or None, "one to go", 60)
-        operator.clusters.scale(name, 2)
+    up(operator, name, 2)
+    job = running(name)
+    with silent(grid, job.node):
+        assert job.assert_ended_once(SILENT) == 2
+        assert job.ended_in != job.member.name
+    # The first machine has done the job, too. Nobody wants its result any more.
+    up(operator, name, 2)
+    job.assert_ended_once()

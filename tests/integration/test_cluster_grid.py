@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 
 import pytest
-from grid_kit import NODES, ROOT, Grid, wait_for
+from grid_kit import NODES, PATIENCE, ROOT, Grid, wait_for
 
 from vmjobs.client import Client
+from vmjobs.client.transport import Retries
 from vmjobs.cluster.member import MemberState
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import Cluster
@@ -21,7 +25,7 @@ UP_SECONDS = 240.0
 @pytest.fixture(scope="session")
 def operator(grid: Grid) -> Iterator[Client]:
     token = (ROOT / "build" / "grid" / "admin-token").read_text("ascii").strip()
-    with Client(grid.url, token) as api:
+    with Client(grid.url, token, retries=Retries(deadline=15.0 * PATIENCE)) as api:
         yield api
 
 
@@ -65,6 +69,40 @@ def up(operator: Client, name: str, size: int) -> Cluster:
         raise AssertionError(f"{late}: {told}") from late
 
 
+#: Of a job that goes by Condor-C to the site, for machines of virtual clusters.
+DESCRIPTION = """
+universe = grid
+grid_resource = condor site.grid site.grid
+executable = /bin/sh
+transfer_executable = false
+arguments = "-c '{script}'"
+initialdir = {folder}
+transfer_input_files = {inputs}
+output = out.{node}
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+request_memory = {memory}
+request_disk = 1024
++remote_Requirements = {requirements}
++remote_JobLeaseDuration = {lease}
++remote_ShouldTransferFiles = "YES"
++remote_WhenToTransferOutput = "ON_EXIT"
+"""
+#: Two jobs that read what a first one wrote, and one that reads what they wrote.
+DIAMOND = """
+JOB A node.sub
+JOB B node.sub
+JOB C node.sub
+JOB D node.sub
+VARS A script="seq 1 10" inputs=""
+VARS B script="grep -c [02468] out.A" inputs="out.A"
+VARS C script="grep -c 1 out.A" inputs="out.A"
+VARS D script="hostname; cat out.B out.C" inputs="out.B,out.C"
+PARENT A CHILD B C
+PARENT B C CHILD D
+"""
+
+
 class Submitter:
     """A physicist at the submit host, with HTCondor's own tools."""
 
@@ -77,30 +115,42 @@ class Submitter:
         return self.grid.on("submit", *command, user="vmjobs", check=check)
 
     def submit(self, cluster: str, script: str, lease: int = 300) -> str:
-        """By Condor-C to the site, for machines of one virtual cluster.
+        """By Condor-C to the site, for machines of one virtual cluster."""
+        return self.submit_where(f'TARGET.VirtualCluster == "{cluster}"', script, lease)
 
-        lease: seconds that the job waits for a machine that does not answer any more.
+    def submit_where(self, requirements: str, script: str, lease: int = 300, memory: int = 64) -> str:
+        """By Condor-C to the site, for machines of which this is true.
+
+        lease: seconds that the job waits for a machine that does not answer any more. memory: MiB.
         """
-        text = f"""
-universe = grid
-grid_resource = condor site.grid site.grid
-executable = /bin/sh
-transfer_executable = false
-arguments = "-c '{script}'"
-initialdir = {self.folder}
-output = out.$(Cluster)
-log = log
-should_transfer_files = YES
-when_to_transfer_output = ON_EXIT
-request_memory = 64
-request_disk = 1024
-+remote_Requirements = TARGET.VirtualCluster == "{cluster}"
-+remote_JobLeaseDuration = {lease}
-+remote_ShouldTransferFiles = "YES"
-+remote_WhenToTransferOutput = "ON_EXIT"
-queue
-"""
+        text = DESCRIPTION.format(
+            script=script,
+            folder=self.folder,
+            node="$(Cluster)",
+            inputs="",
+            requirements=requirements,
+            lease=lease,
+            memory=memory,
+        )
+        text += "log = log\nqueue\n"
         return self("sh", "-c", 'printf "%s" "$1" | condor_submit -terse -', "-", text).split(".")[0]
+
+    def submit_dag(self, cluster: str, graph: str) -> str:
+        """Have DAGMan submit jobs as their parents end: nodes with words ``script`` and ``inputs``."""
+        text = DESCRIPTION.format(
+            script="$(script)",
+            folder=self.folder,
+            node="$(JOB)",
+            inputs="$(inputs)",
+            requirements=f'TARGET.VirtualCluster == "{cluster}"',
+            lease=300,
+            memory=64,
+        )
+        for name, content in {"node.sub": text + "queue\n", "graph.dag": graph}.items():
+            self("sh", "-c", 'printf "%s" "$1" >"$2"', "-", content, f"{self.folder}/{name}")
+        run_there = "cd $1 && condor_submit_dag -notification never graph.dag"
+        said = self("sh", "-c", run_there, "-", self.folder)
+        return said.rpartition("submitted to cluster ")[2].partition(".")[0]
 
     def status(self, job: str) -> str:
         return self("condor_q", job, "-af", "JobStatus").strip()
@@ -173,6 +223,16 @@ def test_a_cluster_runs_jobs_of_the_pool_and_leaves_nothing(
     )
 
 
+def test_a_dag_runs_in_a_cluster(grid: Grid, operator: Client, name: str) -> None:
+    operator.clusters.put(ClusterSpec(name=name, image="worker", size=1, memory=512, disk=512))
+    up(operator, name, 1)
+    user = Submitter(grid)
+    dag = user.submit_dag(name, DIAMOND)
+    wait_for(lambda: not user.status(dag) or None, "the graph to be done", 300)
+    assert user("condor_history", dag, "-limit", "1", "-af", "ExitCode").strip() == "0"
+    assert user("cat", f"{user.folder}/out.D").splitlines() == [f"{name}-0.vc", "5", "2"]
+
+
 def test_a_machine_that_is_killed_comes_back_under_its_name(
     grid: Grid, operator: Client, name: str
 ) -> None:
@@ -194,3 +254,35 @@ def test_a_machine_that_is_killed_comes_back_under_its_name(
     (after,) = wait_for(back, "another machine of the same name", UP_SECONDS).members
     assert (after.name, after.id, after.node) == (before.name, before.id, before.node)
     assert user.output(job).splitlines() == [f"{before.name}.vc", "done"]  # in the new machine
+
+
+def test_an_operator_logs_in_and_a_job_cannot(grid: Grid, operator: Client, name: str) -> None:
+    """By the way that only root of the machine can open; a job there sees it, and gets no further."""
+    spec = ClusterSpec(name=name, image="worker", size=1, memory=512, disk=512)
+    operator.clusters.put(spec)
+    up(operator, name, 1)
+    token = ROOT / "build" / "grid" / "admin-token"
+    environ = {**os.environ, "VMJOBS_API_URL": grid.url, "VMJOBS_TOKEN_FILE": str(token)}
+
+    def ssh(command: str) -> tuple[str, int]:
+        argv = [sys.executable, "-c", "from vmjobs.cli.main import main; main()"]
+        done = subprocess.run(
+            [*argv, "cluster", "ssh", f"{name}-0", "--", command],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=120,
+            text=True,
+            check=False,
+        )
+        return done.stdout, done.returncode
+
+    assert ssh("hostname; id -u") == (f"{name}-0.vc\n0\n", 0)
+    assert ssh("pgrep -c condor_startd; exit 7") == ("1\n", 7)
+    user = Submitter(grid)
+    secrets = "/run/vmjobs/job/job.env /run/vmjobs-door/key"
+    job = user.submit(name, f"cat {secrets} 2>/dev/null; echo $?; ls /run/vmjobs-door; echo $?")
+    assert user.output(job) == "1\n2\n"
+    assert ssh(f"cat {secrets} >/dev/null") == ("", 0)
+    told = [e.message for e in operator.clusters.events(name) if e.code == "LOGIN"]
+    assert len(told) == 3

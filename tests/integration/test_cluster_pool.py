@@ -7,8 +7,10 @@ between it and the site's central manager, and every signal.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any, Final
@@ -19,6 +21,7 @@ from grid_kit import ROOT, Grid, run, wait_for
 from condor.worker import WorkerKit
 from vmjobs.cluster.member import Goal
 from vmjobs.cluster.wire import MemberOrder, PoolAddress
+from vmjobs.ports import PoolMachine
 
 PORT: Final = 8099
 TOKEN: Final = "/run/vmjobs/pool-token"
@@ -38,17 +41,15 @@ http.server.ThreadingHTTPServer(("127.0.0.1", {PORT}), Handler).serve_forever()
 """
 
 
-def mint(grid: Grid, member: str, seconds: int = 600) -> dict[str, Any]:
+def mint(grid: Grid, machine: PoolMachine, seconds: int = 600) -> dict[str, Any]:
     """A token, as the service makes them."""
     code = (
-        "import sys; from vmjobs.config import load; from condor.pool_tokens import CondorMinter;"
-        "c = load(); name, seconds = sys.argv[1], int(sys.argv[2]);"
-        "m = CondorMinter(c.pool_key_dir, c.pools).mint('site', name, seconds);"
-        "print(m.model_dump_json())"
+        "from vmjobs.config import load; from vmjobs.ports import PoolMachine;"
+        "from condor.pool_tokens import CondorMinter;"
+        "c = load(); minter = CondorMinter(c.pool_key_dir, {'site': c.pool('site').trust_domain});"
+        f"print(minter.mint('site', {machine}, {seconds}).model_dump_json())"
     )
-    answer: dict[str, Any] = json.loads(
-        grid.on("api", "python3", "-c", code, member, str(seconds), user="vmjobs")
-    )
+    answer: dict[str, Any] = json.loads(grid.on("api", "python3", "-c", code, user="vmjobs"))
     return answer
 
 
@@ -56,10 +57,14 @@ def pool(grid: Grid, expression: str) -> Any:
     """What the service's pool says."""
     code = (
         "import json; from vmjobs.config import load; from condor.pool import CondorPool;"
-        "pool = CondorPool('site', *load().pools['site'].split()[:2]);"
+        "from vmjobs.ports import PoolMachine; pool = CondorPool('site', load().pool('site'));"
         f"print(json.dumps({expression}, default=vars))"
     )
     return json.loads(grid.on("worker", "python3", "-c", code, user="vmjobs"))
+
+
+def withdraw(grid: Grid, *machines: PoolMachine) -> None:
+    pool(grid, f"pool.withdraw({list(machines)})")
 
 
 class Machine:
@@ -81,6 +86,7 @@ class Machine:
             drain_seconds=100,
             **fields,
         )
+        self.known = PoolMachine(name, 1, self.order.id)
         self._kit = folder
         self.container = run(
             *("docker", "run", "-d", "--init", "--network", f"{grid.project}_grid", "--user", "root"),
@@ -162,14 +168,14 @@ def machine(grid: Grid, tmp_path: Path) -> Iterator[MakeMachine]:
         folder = tmp_path / name
         folder.mkdir()
         made.append(Machine(grid, folder, name, **fields))
-        made[-1].start(mint(grid, name)["token"])
+        made[-1].start(mint(grid, made[-1].known)["token"])
         wait_for(lambda: made[-1].ad("Name"), f"{name} to join; it said: {made[-1].said()}", 60)
         return made[-1]
 
     yield make
     for each in made:
         each.remove()
-        pool(grid, f"pool.withdraw(['{each.name}'])")
+        withdraw(grid, each.known)
 
 
 @pytest.fixture
@@ -185,7 +191,7 @@ class Queue:
         self.grid = grid
         self.ids: list[str] = []
 
-    def submit(self, cluster: str, script: str, **extra: str) -> str:
+    def submit(self, cluster: str, script: str, who: str = "vmjobs", **extra: str) -> str:
         lines = {
             "executable": "/bin/sh",
             "transfer_executable": "false",
@@ -200,7 +206,7 @@ class Queue:
         }
         text = "".join(f"{k} = {v}\n" for k, v in lines.items()) + "queue\n"
         command = ("sh", "-c", 'printf "%s" "$1" | condor_submit -terse -', "-", text)
-        self.ids.append(self.grid.on("site", *command, user="vmjobs").split()[0])
+        self.ids.append(self.grid.on("site", *command, user=who).split()[0])
         return self.ids[-1]
 
     def state(self, job: str) -> tuple[str, ...]:
@@ -220,7 +226,7 @@ class Queue:
 
     def clear(self) -> None:
         for job in self.ids:
-            self.grid.on("site", "condor_rm", job, user="vmjobs", check=False)
+            self.grid.on("site", "condor_rm", job, check=False)
 
 
 def as_bearer(grid: Grid, token: str, *command: str) -> str:
@@ -249,8 +255,10 @@ def advertised(grid: Grid, machine: str) -> str:
 def test_a_token_is_for_one_machine_and_for_nothing_else(grid: Grid) -> None:
     name = f"t{uuid.uuid4().hex[:8]}-0"
     other = name.replace("-0", "-1")
-    minted = mint(grid, name)
-    assert minted["identity"] == f"vmjobs-{name}@grid"
+    known = PoolMachine(name, 2, uuid.uuid4().hex)
+    target = f"{known.id}.2"
+    minted = mint(grid, known)
+    assert minted["identity"] == f"vmjobs-{name}.{target}@grid"
     token = minted["token"]
 
     def may(kind: str, right: str) -> bool:
@@ -271,6 +279,7 @@ def test_a_token_is_for_one_machine_and_for_nothing_else(grid: Grid) -> None:
     assert not may("schedd", "WRITE")
 
     mine = {"Name": f"slot1@{name}.vc", "Machine": f"{name}.vc", "VMJobsMember": name}
+    mine["VMJobsMachine"] = target
     advertise(grid, token, **mine)
     wait_for(lambda: advertised(grid, f"{name}.vc"), "its own ad to be taken", 20)
     for stolen in (
@@ -279,10 +288,88 @@ def test_a_token_is_for_one_machine_and_for_nothing_else(grid: Grid) -> None:
         {"Name": "slot1@node9.grid", "Machine": "node9.grid", "VMJobsMember": name},
         {"Name": "slot1@node9.grid", "Machine": "node9.grid"},
     ):
-        advertise(grid, token, **stolen)
+        advertise(grid, token, **{"VMJobsMachine": target, **stolen})
         assert not advertised(grid, stolen["Machine"]), stolen
-    pool(grid, f"pool.withdraw(['{name}'])")
+    withdraw(grid, known)
     assert not advertised(grid, f"{name}.vc")
+    following = mint(grid, replace(known, incarnation=4))["token"]
+    for lie in (f"{known.id}.3", f"{uuid.uuid4().hex}.2", f"{target}.2", ""):
+        advertise(grid, following, **{**mine, "VMJobsMachine": lie})
+        assert not advertised(grid, f"{name}.vc"), lie
+
+
+def refused(grid: Grid) -> list[str]:
+    """Whose tokens the site's collector refuses now."""
+    asked = ("condor_config_val", "-name", "site.grid", "-collector", "VMJOBS_REVOKED")
+    return grid.on("site", *asked, check=False).strip().split(",")
+
+
+def user_of(machine: PoolMachine) -> str:
+    return f"vmjobs-{machine.name}.{machine.id}.{machine.incarnation}"
+
+
+def test_the_tokens_of_a_machine_that_ended_are_refused(
+    grid: Grid, machine: MakeMachine, queue: Queue
+) -> None:
+    """Copied ones too, and under a session from before; those of other machines are not."""
+    here, other = machine(), machine()
+    wait_for(lambda: probes(grid, here) == ["ran"] or None, "the probe to run", 90)
+    here.signal("USR1")
+    job = queue.submit(here.order.cluster, "sleep 40; exit 9")
+    queue.until(job, "2")
+    copied, following = mint(grid, here.known)["token"], replace(here.known, incarnation=2)
+
+    withdraw(grid, here.known)
+    wait_for(lambda: user_of(here.known) in refused(grid) or None, "the collector to be told", 60)
+    withdraw(grid, here.known)  # it may have told of itself once more meanwhile
+    ping = ("condor_ping", "-pool", "site.grid", "-type", "collector", "-table", "ADVERTISE_STARTD")
+    assert " ALLOW " not in as_bearer(grid, copied, *ping)
+    # The next machine of that name has nothing to do with it.
+    assert " ALLOW " in as_bearer(grid, mint(grid, following)["token"], *ping)
+
+    # The machine lives, its session is good, it tells of itself every 20 s: nothing is taken from it.
+    heard = int(other.ad("LastHeardFrom"))
+    wait_for(lambda: int(other.ad("LastHeardFrom")) > heard + 20 or None, "the other's next ads", 90)
+    assert here.ad("Name") == ""
+    assert other.ad("Name")
+    # What runs there is not lost: it ends, once.
+    assert queue.until(job, "4", 120) == ("4", "9", "1")
+
+
+def test_whose_tokens_are_over_is_the_services_word(grid: Grid) -> None:
+    victim = PoolMachine(f"t{uuid.uuid4().hex[:8]}-0", 1, uuid.uuid4().hex)
+    entry = f"{int(time.time()) + 600}:{user_of(victim)}"
+    forged = {"MyType": "StartD", "Name": "revoked.offline.vc", "VMJobsRevoked": entry}
+    advertise(grid, mint(grid, victim)["token"], **forged)
+    found = ("condor_status", "-any", "-constraint", "VMJobsRevoked =!= undefined", "-af")
+    assert user_of(victim) not in grid.on("site", *found, "VMJobsRevoked")
+
+
+def test_a_list_of_tokens_that_are_over_goes_with_them(grid: Grid) -> None:
+    short = PoolMachine(f"t{uuid.uuid4().hex[:8]}-0", 1, uuid.uuid4().hex)
+    pool(grid, f"[setattr(pool, '_token_seconds', -45), pool.withdraw([{short}])][1:]")
+    wait_for(lambda: user_of(short) in refused(grid) or None, "the collector to be told", 30)
+    # The collector hears of it with the next one: each time that it is told it puts off looking for
+    # machines that are dead.
+    kept = ("cat", "/etc/condor/config.d/70-vmjobs-revoked.conf")
+    wait_for(lambda: user_of(short) not in grid.on("site", *kept) or None, "it to be forgotten", 60)
+
+
+def test_a_probe_that_somebody_else_submits_is_none(
+    grid: Grid, machine: MakeMachine, queue: Queue
+) -> None:
+    here = machine()
+    forged = {
+        "executable": "/usr/local/libexec/vmjobs-probe",
+        "arguments": "",
+        "+VMJobsProbe": f'"{here.order.id}.1"',
+        "requirements": f'TARGET.VMJobsMachine == "{here.order.id}.1"',
+    }
+    job = queue.submit(here.order.cluster, "", who="games", **forged)
+    assert probes(grid, here) == ["waiting"]
+    wait_for(lambda: probes(grid, here) == ["ran"] or None, "the probe to run", 90)
+    assert queue.state(job)[0] == "1"  # the machine takes it neither before nor after
+    here.signal("TERM")
 
 
 def test_a_machine_joins_is_probed_admitted_and_drained(
@@ -327,7 +414,7 @@ def test_a_machine_joins_is_probed_admitted_and_drained(
 
 def test_a_new_token_replaces_the_old_one(grid: Grid, machine: MakeMachine) -> None:
     here = machine()
-    fresh = mint(grid, here.name, 1200)["token"]
+    fresh = mint(grid, here.known, 1200)["token"]
     here.put_token(fresh)
     here.signal("USR2")
     file = "/etc/condor/tokens.d/vmjobs"
@@ -344,7 +431,7 @@ def test_a_drain_before_the_machine_has_joined_is_heeded(grid: Grid, tmp_path: P
         wait_for(lambda: here.heeds(SIGTERM) or None, "the script to run", 20)
         for name in ("USR1", "USR2", "TERM"):
             here.signal(name)
-        here.put_token(mint(grid, here.name)["token"])
+        here.put_token(mint(grid, here.known)["token"])
         ended = wait_for(
             lambda: here("cat", "/run/status", check=False).strip(), "the script to end", 60
         )
@@ -363,7 +450,7 @@ def test_the_script_ends_as_its_startd_does(grid: Grid, machine: MakeMachine) ->
         == "137"
     )
     assert here.ad("Name")  # nobody has told the collector
-    pool(grid, f"pool.withdraw(['{here.name}'])")
+    withdraw(grid, here.known)
     assert here.ad("Name") == ""
 
 
@@ -371,12 +458,12 @@ def test_probes_of_machines_that_are_gone_are_removed(grid: Grid, machine: MakeM
     here = machine()
     here("pkill", "-STOP", "-x", "condor_startd")
     assert probes(grid, here) == ["waiting"]
-    where = f'VMJobsProbeMember == "{here.name}"'
+    where = f'VMJobsProbe == "{here.order.id}.1"'
     queued = ("condor_q", "-all", "-constraint", where, "-af", "ClusterId")
     assert len(grid.on("site", *queued).split()) == 1
     assert probes(grid, here) == ["waiting"]
     assert len(grid.on("site", *queued).split()) == 1  # found again, not queued again
-    pool(grid, f"pool.withdraw(['{here.name}'])")
+    withdraw(grid, here.known)
     wait_for(lambda: not grid.on("site", *queued).strip() or None, "the probe to leave the queue", 60)
     assert probes(grid, here) == []  # not in the pool
     assert not grid.on("site", *queued).strip()

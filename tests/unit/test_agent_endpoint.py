@@ -8,12 +8,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.endpoint import MEMBER_CONNECTIONS, SILENT_SECONDS, GuestLink, serving
+from vmjobs.agent.endpoint import MAX_HEADER, MEMBER_CONNECTIONS, SILENT_SECONDS, GuestLink, serving
 from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
 from vmjobs.agent.outputs import OutputTray
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
@@ -74,6 +75,58 @@ def test_only_the_guests_own_token_is_good(guest: Guest) -> None:
     assert guest.ask("GET", "/v1/job.tar") == (200, b"a tar")
 
 
+@pytest.fixture(params=["guest", "member"])
+def door(request: pytest.FixtureRequest) -> Path:
+    """Where the endpoint of a job's guest listens, and of a cluster's machine."""
+    found: Guest = request.getfixturevalue(request.param)
+    return found.path
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        "Content-Length: 900000",
+        "Transfer-Encoding: chunked",
+        "Content-Length: 900000\r\nExpect: 100-continue",
+    ],
+)
+@pytest.mark.parametrize(
+    "token", ["", "Authorization: Bearer another\r\n", f"Authorization: Bearer {TOKEN}\r\n" * 2]
+)
+def test_nothing_is_read_of_the_body_of_who_has_no_token(door: Path, token: str, framing: str) -> None:
+    with connect(door) as peer:
+        peer.settimeout(5)
+        peer.sendall(
+            f"POST /v1/log/out?offset=0 HTTP/1.1\r\nHost: x\r\n{token}{framing}\r\n\r\n".encode()
+        )
+        answer = b""
+        while more := peer.recv(4096):  # till it hangs up; not a byte of the body was sent
+            answer += more
+    assert answer.startswith(b"HTTP/1.1 401 "), answer
+    assert b"Connection: close" in answer
+
+
+def test_those_without_the_token_cannot_send_bodies_on_all_connections(guest: Guest) -> None:
+    head = b"POST /v1/log/out?offset=0 HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n"
+    for _ in range(30):  # more than may be connected at once
+        with connect(guest.path) as peer:
+            peer.settimeout(5)
+            with suppress(ConnectionError):
+                peer.sendall(head + b"x" * 800_000)
+            with suppress(ConnectionError):
+                assert peer.recv(4096).startswith(b"HTTP/1.1 401 ")
+    assert guest.ask("POST", "/v1/log/out?offset=0", b"hello")[0] == 204
+
+
+def test_headers_without_end_are_refused(door: Path) -> None:
+    with connect(door) as peer:
+        peer.settimeout(5)
+        with suppress(ConnectionError):
+            peer.sendall(b"GET /v1/job.tar HTTP/1.1\r\n" + b"X: x\r\n" * (MAX_HEADER // 4))
+        with suppress(ConnectionError):
+            assert peer.recv(4096).startswith(b"HTTP/1.0 431 ")
+
+
 def test_a_guest_goes_from_ready_to_exit(guest: Guest) -> None:
     assert guest.ask("POST", "/v1/ready")[0] == 204
     assert guest.ask("POST", "/v1/collecting", b"code=3 disk=full")[0] == 204
@@ -122,6 +175,53 @@ def test_control_waits_for_signals(guest: Guest) -> None:
     assert status == 200
     assert text.startswith(b"signal 15\n")
     assert 0.1 < time.monotonic() - begun < 4
+
+
+def test_an_order_is_told_again_until_the_guest_has_delivered_it(guest: Guest) -> None:
+    ask = "/v1/control?wait=0&done="
+    assert guest.ask("GET", f"{ask}0") == (200, b"")
+    guest.link.send_signal(10)
+    _ask_and_hang_up(guest, f"{ask}0")
+    assert guest.ask("GET", f"{ask}0") == (200, b"signal 10\n")  # its answer was lost
+    guest.link.send_signal(12)
+    assert guest.ask("GET", f"{ask}0") == (200, b"signal 10\nsignal 12\n")
+    assert guest.ask("GET", f"{ask}1") == (200, b"signal 12\n")
+    assert guest.ask("GET", f"{ask}2") == (200, b"")
+    assert guest.ask("GET", f"{ask}2") == (200, b"")
+    guest.link.send_signal(12)
+    assert guest.ask("GET", f"{ask}2") == (200, b"signal 12\n")
+    assert guest.ask("GET", f"{ask}3") == (200, b"")
+
+
+def test_a_guest_goes_on_counting_with_the_next_agent(guest: Guest) -> None:
+    guest.link.send_signal(10)
+    assert guest.ask("GET", "/v1/control?wait=0&done=7") == (200, b"signal 10\n")
+    assert guest.ask("GET", "/v1/control?wait=0&done=8") == (200, b"")
+
+
+def test_an_order_that_was_not_told_yet_is_told_once(guest: Guest) -> None:
+    for _ in range(3):
+        guest.link.send_signal(12)
+    assert guest.ask("GET", "/v1/control?wait=0&done=0") == (200, b"signal 12\n")
+    guest.link.send_signal(12)  # what the guest was told of may have been dealt with before
+    assert guest.ask("GET", "/v1/control?wait=0&done=0") == (200, b"signal 12\nsignal 12\n")
+
+
+def test_a_guest_that_does_not_count_is_told_once(guest: Guest) -> None:
+    guest.link.send_signal(15)
+    assert guest.ask("GET", "/v1/control?wait=0") == (200, b"signal 15\n")
+    assert guest.ask("GET", "/v1/control?wait=0") == (200, b"")
+
+
+def _ask_and_hang_up(guest: Guest, path: str) -> None:
+    before = guest.link.heard
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(guest.path))
+        request = f"GET {path} HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+        peer.sendall(request.encode())
+        deadline = time.monotonic() + 5
+        while guest.link.heard == before and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
 
 
 def test_a_waiting_guest_does_not_hold_up_the_end(tmp_path: Path) -> None:

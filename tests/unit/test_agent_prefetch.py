@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from images_cache_kit import Remote, noise, put
@@ -12,6 +14,7 @@ from images_cache_kit import Remote, noise, put
 from images.cache import ImageCache
 from images.content import SEGMENT
 from images.store import ImageStore
+from vmjobs.agent import node
 from vmjobs.agent.node import Announcer, describe
 from vmjobs.agent.prefetch import FIRST_PAUSE, Prefetcher
 from vmjobs.config import Config
@@ -167,3 +170,23 @@ def test_an_api_that_does_not_answer_stops_nothing(
     registry.broken = False
     announcer.step()
     assert granted == [NodeWishes()]
+
+
+def test_disks_of_machines_do_not_lessen_twice_what_a_node_offers_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Config(state_dir=tmp_path)
+    monkeypatch.setattr(node.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000 * MIB))
+
+    def offered(settings: Config) -> int:
+        return describe("n", settings, (), [], ()).cluster_disk
+
+    assert offered(settings) == 500
+    disk = tmp_path / "members" / "a" / "machine" / "scratch.disk"
+    disk.parent.mkdir(parents=True)
+    with disk.open("wb") as file:
+        file.write(b"x" * 64 * MIB)
+        os.fsync(file.fileno())
+        file.truncate(1024 * MIB)  # what is not written yet takes nothing
+    assert 532 <= offered(settings) < 540
+    assert offered(settings.model_copy(update={"cluster_disk": 7})) == 7

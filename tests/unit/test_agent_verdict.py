@@ -184,6 +184,8 @@ def test_a_panic_is_told_with_its_cause(tmp_path: Path) -> None:
     )
     assert panic_text(path) == "VFS: Unable to mount root fs"
     assert panic_text(tmp_path / "none") is None
+    path.write_bytes(b"Kernel panic - not syncing: \x1b]0;yours\x07\n")
+    assert panic_text(path) == "?]0;yours?"
 
 
 def test_last_lines_show_nothing_unprintable(tmp_path: Path) -> None:

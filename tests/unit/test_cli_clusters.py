@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 import click
 import pytest
 
-from vmjobs.cli import cluster_support, cluster_watch
-from vmjobs.cli.cluster_support import changes, complete_cluster, complete_member, settled
+from vmjobs.cli import cluster_wait, cluster_watch
+from vmjobs.cli.cluster_support import changes, complete_cluster, complete_member
+from vmjobs.cli.cluster_wait import settled
 from vmjobs.cli.main import main
 from vmjobs.cli.support import config
 from vmjobs.cluster.guard import GuardState
@@ -41,6 +42,8 @@ IMAGE = f"sha256:{'1' * 64}"
 NEW_IMAGE = f"sha256:{'2' * 64}"
 NOW = datetime.now(UTC)
 DECLARED = "name: workers\nimage: worker\nsize: 2\n"
+TRIXIE = "Debian GNU/Linux 13 (trixie)"
+TAKES_JOBS = "a probe job ran in its machine: jobs may come"
 SPEC = ClusterSpec(name="workers", image="worker", size=2)
 
 
@@ -154,8 +157,8 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VMJOBS_API_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
-    monkeypatch.setattr(cluster_support, "FIRST_POLL", 0.01)
-    monkeypatch.setattr(cluster_support, "LAST_POLL", 0.01)
+    monkeypatch.setattr(cluster_wait, "FIRST_POLL", 0.01)
+    monkeypatch.setattr(cluster_wait, "LAST_POLL", 0.01)
     monkeypatch.setattr(cluster_watch, "LAST_POLL", 0.01)
     config.cache_clear()
     yield service
@@ -290,6 +293,70 @@ def test_apply_says_why_not_all_are_up_in_time(service: Service, vmjobs: Run) ->
     assert "  workers-1 BACKOFF on node1: BOOT_FAILED: no init found\n" in done.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("apply", "c.yaml"),
+        ("scale", "workers", "2"),
+        ("upgrade", "workers", "worker"),
+        ("retry", "workers"),
+        ("drain", "workers"),
+        ("delete", "--now", "workers"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_nobody_is_waited_for_for_ever_unasked(
+    service: Service, vmjobs: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    over = words[0] in {"drain", "delete"}
+    state = MemberState.DRAINING if over else MemberState.PENDING
+    why = {"code": MemberCode.NO_ROOM, "message": "no node has room", "busy": over}
+    there = cluster(member(0, state, **why), draining=over)
+    service.says("POST /v1/cluster-assessments", FINE)
+    service.says("PUT /v1/clusters/workers", applied(Outcome.CHANGED))
+    for request in ("GET", "DELETE"):
+        service.says(f"{request} /v1/clusters/workers{'?mode=now' * (request == 'DELETE')}", there)
+    for verb in ("scale", "retry", "drain"):
+        service.says(f"POST /v1/clusters/workers/{verb}", there)
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(cluster_wait.time, "monotonic", lambda: float(next(clock)))
+    done = vmjobs(*words, "--wait")
+    assert done.code == 124
+    assert "after 1800 s: workers: " in done.err
+    assert f"  workers-0 {state} on node1: NO_ROOM: no node has room" in done.err
+    assert "`vmjobs cluster show workers`" in done.err
+    assert len([request for request in service.asked if request == "GET /v1/clusters/workers"]) > 2
+
+
+def test_drain_and_delete_wait_until_machines_have_ended(service: Service, vmjobs: Run) -> None:
+    draining = cluster(member(0, MemberState.DRAINING, busy=True), draining=True)
+    service.says("POST /v1/clusters/workers/drain", draining)
+    service.says(
+        "GET /v1/clusters/workers",
+        draining,
+        cluster(member(0, MemberState.GONE), draining=True),
+    )
+    done = vmjobs("drain", "workers", "--wait")
+    assert (done.code, done.out) == (0, "workers is draining: 1 machine up, 1 of them with jobs\n")
+    assert "workers-0 GONE on node1" in done.err
+    service.says("GET /v1/clusters/workers", draining, cluster(member(0)))
+    done = vmjobs("drain", "workers", "--wait")
+    assert done.code == Conflict.exit_code
+    assert "workers was resumed" in done.err
+    deleting = cluster(member(0, MemberState.STOPPING), deleting=True)
+    service.says("DELETE /v1/clusters/workers?mode=now", deleting)
+    another = cluster(member(0), created=NOW + timedelta(seconds=1))
+    service.says("GET /v1/clusters/workers", deleting, deleting, another)
+    assert vmjobs("delete", "--now", "workers", "--wait", "--timeout", "5").code == 0
+
+
+def test_a_command_waits_for_ever_where_it_is_told_to(service: Service, vmjobs: Run) -> None:
+    service.says("GET /v1/clusters/workers", cluster(), cluster(), cluster(member(0), member(1)))
+    service.says("POST /v1/clusters/workers/retry", cluster())
+    assert vmjobs("retry", "workers", "--wait", "--timeout", "inf").code == 0
+    assert vmjobs("retry", "workers", "--wait", "--timeout", "-1").code == 2
+
+
 def test_what_failed_is_said_and_not_waited_for(service: Service, vmjobs: Run) -> None:
     service.says("POST /v1/cluster-assessments", FINE)
     service.says("PUT /v1/clusters/workers", applied(Outcome.UNCHANGED, failed=FAILED))
@@ -420,7 +487,9 @@ def test_validate_without_a_service(vmjobs: Run, monkeypatch: pytest.MonkeyPatch
 
 
 def test_show_has_a_line_for_each_machine(service: Service, vmjobs: Run) -> None:
-    up = member(0, up_since=NOW - timedelta(hours=2), busy=True, jobs=7, hypervisor="uml")
+    up = member(
+        0, up_since=NOW - timedelta(hours=2), busy=True, jobs=7, hypervisor="uml", system=TRIXIE
+    )
     retry = datetime.now(UTC) + timedelta(seconds=99)
     failed = {"code": MemberCode.KERNEL_PANIC, "message": "no root", "retry": retry}
     old = member(1, MemberState.BACKOFF, **failed)
@@ -429,14 +498,51 @@ def test_show_has_a_line_for_each_machine(service: Service, vmjobs: Run) -> None
     assert done.code == 0
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
     assert "machines 1 UP of 2 (size 2)" in lines
-    assert f"image worker = {IMAGE}" in lines
+    assert {"image worker", f"sha256 {'1' * 64}"} <= set(lines)
     short = "111111111111 (generation 1)"
-    assert f"workers-0 node1 UP 5 min ago 2 h uml 7, busy {short}" in lines
+    assert f"workers-0 node1 UP 2 h 7, busy uml {short} {TRIXIE}" in lines
     (second,) = [line for line in lines if line.startswith("workers-1")]
     assert second.startswith(
-        f"workers-1 node1 BACKOFF 5 min ago - - 0 {short} KERNEL_PANIC: no root (again in 9"
+        f"workers-1 node1 BACKOFF 5 min 0 - {short} - KERNEL_PANIC: no root (again in 9"
     )
     assert json.loads(vmjobs("show", "--json", "workers").out)["generation"] == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (
+            80,
+            ["workers-0  node1  UP     2 h  7, busy  uml  111111111111", f"    {TRIXIE}; {TAKES_JOBS}"],
+        ),
+        (
+            110,
+            [
+                f"workers-0  node1  UP     2 h  7, busy  uml  111111111111  {TRIXIE}",
+                f"    {TAKES_JOBS}",
+            ],
+        ),
+        (160, [f"workers-0  node1  UP     2 h  7, busy  uml  111111111111  {TRIXIE}  {TAKES_JOBS}"]),
+    ],
+)
+def test_show_fits_a_terminal(
+    service: Service, vmjobs: Run, monkeypatch: pytest.MonkeyPatch, columns: int, lines: list[str]
+) -> None:
+    up = member(
+        0,
+        up_since=NOW - timedelta(hours=2),
+        busy=True,
+        jobs=7,
+        hypervisor="uml",
+        system=TRIXIE,
+        message=TAKES_JOBS,
+    )
+    service.says("GET /v1/clusters/workers", cluster(up))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = click.unstyle(vmjobs("show", "workers").out).splitlines()
+    assert max(map(len, out)) <= columns
+    assert [line.rstrip() for line in out][-len(lines) :] == lines
 
 
 def test_show_says_what_failed_and_where_nothing_is_tried(service: Service, vmjobs: Run) -> None:
@@ -622,3 +728,48 @@ def test_the_service_is_asked_where_it_is(service: Service, vmjobs: Run) -> None
     assert [urlsplit(request.split()[1]).path for request in service.asked] == [
         "/v1/clusters/a%2F..%2Fb"
     ]
+
+
+# --------------------------------------------------------------------------- wake
+
+AD = """MyType = "Machine"
+Name = "slot1@workers.offline.vc"
+vmjobscluster = "workers"
+Start = (TARGET.VMJobsCluster = "others")
+Said = "VMJobsCluster = \\"others\\""
+Offline = true
+"""
+
+
+def test_wake_takes_the_clusters_name_from_a_machines_ad(service: Service, vmjobs: Run) -> None:
+    service.says("POST /v1/clusters/workers/wake", b"", status=204)
+    done = vmjobs("wake", stdin=AD)
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert service.asked == ["POST /v1/clusters/workers/wake"]
+
+
+@pytest.mark.parametrize(
+    ("ad", "said"),
+    [
+        ("", "has VMJobsCluster 0 times, not once"),
+        ("\0\xff" * 1000, "has VMJobsCluster 0 times, not once"),
+        ("VMJobsCluster = workers\n", "has VMJobsCluster 0 times, not once"),
+        ('XVMJobsCluster = "workers"\n', "has VMJobsCluster 0 times, not once"),
+        (AD + 'VMJobsCluster = "others"\n', "has VMJobsCluster 2 times, not once"),
+        ('VMJobsCluster = "../jobs"\n', "has a VMJobsCluster that is no name of a cluster"),
+        ('VMJobsCluster = "work\\ters"\n', "has a VMJobsCluster that is no name of a cluster"),
+        (f'VMJobsCluster = "{"a" * 33}"\n', "has a VMJobsCluster that is no name of a cluster"),
+        (AD + "x" * (1 << 20), "has more than 1048576 bytes"),
+    ],
+)
+def test_wake_takes_nothing_else_from_it(service: Service, vmjobs: Run, ad: str, said: str) -> None:
+    done = vmjobs("wake", stdin=ad)
+    assert done.code == 64
+    assert f"the machine's ad on standard input {said}" in " ".join(done.err.split())
+    assert service.asked == []
+
+
+def test_wake_says_why_nobody_was_woken(service: Service, vmjobs: Run) -> None:
+    service.refuses("POST /v1/clusters/workers/wake", 403, "FORBIDDEN", "the token is too narrow")
+    done = vmjobs("wake", stdin=AD)
+    assert (done.code, "the token is too narrow" in done.err) == (77, True)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from vmjobs.cluster.demand import Demand, Sizing, Slack, size
-from vmjobs.cluster.spec import ClusterSpec
+from vmjobs.cluster.demand import AWAKE, Demand, Sizing, Slack, held, size, wakes
+from vmjobs.cluster.spec import ClusterSpec, Size
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SPEC = ClusterSpec.model_validate(
@@ -91,3 +91,61 @@ TABLE: dict[str, tuple[int, Slack | None, Demand | None, Sizing]] = {
 def test_the_table(case: str) -> None:
     target, kept, demand, expected = TABLE[case]
     assert size(SPEC, target, kept, demand, NOW) == expected
+
+
+#: How many are declared, at least and at most, the target, what there is to do, and what follows for a
+#: cluster that was woken.
+AWAKE_TABLE: dict[str, tuple[int, int, int, Demand | None, Sizing]] = {
+    "it keeps its machine": (0, 8, 1, jobs(0), Sizing(1)),
+    "it gets more as ever": (
+        0,
+        8,
+        1,
+        jobs(2),
+        Sizing(2, None, "2 machines: 2 idle jobs that only this cluster can run"),
+    ),
+    "others may go": (0, 8, 3, jobs(0), Sizing(3, slack(0, 1))),
+    "an operator put it back to sleep": (0, 8, 0, jobs(0), Sizing(0)),
+    "it may have none by now": (0, 0, 1, jobs(0), Sizing(1, slack(0, 0))),
+    "nobody can tell": (0, 8, 1, None, Sizing(1)),
+}
+
+
+@pytest.mark.parametrize("case", AWAKE_TABLE, ids=list(AWAKE_TABLE))
+def test_who_was_woken(case: str) -> None:
+    least, most, target, demand, expected = AWAKE_TABLE[case]
+    spec = SPEC.model_copy(update={"size": Size(min=least, max=most)})
+    assert size(spec, target, None, demand, NOW, awake=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("ago", "demand", "still"),
+    [
+        (AWAKE / 2, jobs(0), True),
+        (AWAKE / 2, None, True),
+        (AWAKE / 2, jobs(1), False),
+        (AWAKE / 2, jobs(0, busy=1), False),
+        (AWAKE, jobs(0), False),
+        (AWAKE, None, False),
+    ],
+)
+def test_it_is_kept_awake_until_there_is_demand_or_time_is_over(
+    ago: timedelta, demand: Demand | None, still: bool
+) -> None:
+    assert held(NOW - ago, demand, NOW) == (NOW - ago if still else None)
+    assert held(None, demand, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "target", "expected"),
+    [
+        (Size(min=0, max=1), 0, True),
+        (Size(min=0, max=1), 1, False),
+        (Size(min=0, max=0), 0, False),
+        (Size(min=0, max=0), 1, False),
+        (0, 0, False),
+        (2, 2, False),
+    ],
+)
+def test_who_sleeps(declared: int | Size, target: int, expected: bool) -> None:
+    assert wakes(SPEC.model_copy(update={"size": declared}), target) is expected

@@ -74,7 +74,7 @@ def up(number: int, on: str = "n1", **more: Any) -> MemberNow:
 
 
 def failing(number: int, on: str = "n1", **more: Any) -> MemberNow:
-    values = {"phase": Phase.WAITING, "incarnation": 3, "failures": 3}
+    values = {"phase": Phase.WAITING, "incarnation": 3, "failures": 3, "withdrawn": 3}
     return member(number, on, **{**values, "code": MemberCode.BOOT_FAILED, **more})
 
 
@@ -215,7 +215,7 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
         [],
     ),
     "the ad of another machine is not its ad": (
-        cluster(runs(0, incarnation=2, advertised=3, probe=ProbeState.RAN), target=1),
+        cluster(runs(0, incarnation=2, withdrawn=1, advertised=3, probe=ProbeState.RAN), target=1),
         ONE,
         [],
     ),
@@ -246,8 +246,27 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
         ONE,
         [Withdraw("vc-0")],
     ),
+    "so is one that nobody has seen in the pool: it may have a token": (
+        cluster(member(0, "n1", phase=Phase.WAITING, incarnation=2, withdrawn=1), target=1),
+        ONE,
+        [Withdraw("vc-0")],
+    ),
+    "a pool that was told is told once": (
+        cluster(member(0, "n1", phase=Phase.WAITING, incarnation=2, withdrawn=2), target=1),
+        ONE,
+        [],
+    ),
+    "and again if it is there after all": (
+        cluster(
+            member(0, "n1", phase=Phase.BOOTING, incarnation=2, withdrawn=1, advertised=1), target=1
+        ),
+        ONE,
+        [Withdraw("vc-0")],
+    ),
     "one may join before its agent says that it runs": (
-        cluster(member(0, "n1", phase=Phase.BOOTING, incarnation=2, advertised=2), target=1),
+        cluster(
+            member(0, "n1", phase=Phase.BOOTING, incarnation=2, advertised=2, withdrawn=1), target=1
+        ),
         ONE,
         [],
     ),
@@ -688,3 +707,31 @@ def test_clusters_of_the_same_image_try_one_machine_at_a_time() -> None:
     later = Guards([closed("n1")], NOW + LATER)
     actions = plan([cluster(target=1), other], {"n1": node("n1")}, NOW, later)
     assert [a.place.node for a in actions if isinstance(a, Create)] == ["n1", ""]
+
+
+class Looked(frozenset[HypervisorKind]):
+    """What works on a node, counting how often it is looked at."""
+
+    times = 0
+
+    def __and__(self, other: object) -> frozenset[HypervisorKind]:
+        Looked.times += 1
+        return super().__and__(other)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("crowd", ["pending", "missing", "failing"])
+def test_where_there_is_no_room_each_node_is_looked_at_once(
+    crowd: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Looked, "times", 0)
+    nodes = {f"n{n}": node(f"n{n}", 1, kinds=Looked(KINDS)) for n in range(20)}
+    nodes["m"] = node("m", 500)
+    closed = Guard(IMAGE, "m", failures=3, until=at(-600), nodes=("m",))
+    open_guards = Guards([closed, replace(closed, node="")], NOW)
+    made = {"pending": member, "missing": up, "failing": lambda n: failing(n, "m")}[crowd]
+    members = [] if crowd == "missing" else [made(n) for n in range(500)]
+    there = [replace(up(1000 + n, f"n{n}"), name=f"vc-{1000 + n}") for n in range(20)]
+    wanted = cluster(*members, *there, target=520)
+    actions = plan([wanted], nodes, NOW, open_guards)
+    assert Looked.times <= 20
+    assert len(actions) in {0, 500}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import stat
+import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,13 @@ import pytest
 
 from condor import names
 from condor.cluster_ads import faults
-from condor.pool import CondorPool, any_of, is_machine, machine, probe_jobs, probe_state
+from condor.pool import CondorPool, among, is_machine, machine, probe_jobs, probe_state
 from condor.pool_tokens import CondorMinter, expiry
 from condor.worker import WorkerKit, machine_attributes, member_config
 from vmjobs.cluster.member import Goal
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import MemberOrder, PoolAddress
+from vmjobs.config import PoolSetting
 from vmjobs.errors import Unavailable
 from vmjobs.ports import MachineKind, PoolMachine, ProbeState
 
@@ -86,7 +90,12 @@ def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     htcondor2.reload_config()
 
 
-PROBE = {names.PROBE: "5" * 32 + ".3", "Cmd": names.PROBE_PROGRAM, "TransferExecutable": False}
+PROBE = {
+    names.PROBE: "5" * 32 + ".3",
+    names.OWNER: "vmjobs",
+    "Cmd": names.PROBE_PROGRAM,
+    "TransferExecutable": False,
+}
 
 
 def test_before_it_is_admitted_only_its_own_probe_comes(configuration: Any) -> None:
@@ -94,6 +103,7 @@ def test_before_it_is_admitted_only_its_own_probe_comes(configuration: Any) -> N
     assert found.start(PROBE)
     assert not found.start({"Owner": "alice"})
     assert not found.start({**PROBE, names.PROBE: "5" * 32 + ".2"})
+    assert not found.start({**PROBE, names.OWNER: "mallory"})
     assert not found.start({**PROBE, "Cmd": "/bin/sh"})
     assert not found.start({**PROBE, "TransferExecutable": True})
 
@@ -229,6 +239,8 @@ def test_what_is_no_expression_is_refused(start: str) -> None:
 # --------------------------------------------------------------------------- pool
 
 
+AT = PoolSetting("site.grid", "s.grid", "grid")
+
 AD = {names.MEMBER: "a-0", names.INCARNATION: 2, names.MACHINE: "5" * 32 + ".2"}
 
 
@@ -303,9 +315,7 @@ def test_each_probe_is_for_one_machine_and_moves_no_file() -> None:
         for macro, value in item.items():
             submit[macro] = value
         job = classad2.ClassAd({"Requirements": expression(submit, "requirements")})
-        for name in (names.PROBE, names.PROBE_MEMBER):
-            job[name] = expression(submit, f"MY.{name}")
-        assert job[names.PROBE_MEMBER] == mine.name
+        job[names.PROBE] = expression(submit, f"MY.{names.PROBE}")
         for machine_ad, matches in ((mine, True), (other, False)):
             target = f"{machine_ad.id}.{machine_ad.incarnation}"
             ad = classad2.ClassAd({names.MACHINE: target, "Requirements": True})
@@ -326,7 +336,8 @@ class Queue:
         self.verbs.append(verb)
         if verb == "submit":
             items = arguments["items"]
-            self.jobs += [{names.PROBE: i["vmjobs_machine"], names.JOB_STATUS: 1} for i in items]
+            ours = {names.OWNER: "vmjobs", names.JOB_STATUS: 1}
+            self.jobs += [{names.PROBE: i["vmjobs_machine"], **ours} for i in items]
             return {"cluster": 1, "proc": 0, "count": len(items)}
         ads = self.jobs if verb == "query" else self.left
         where = classad2.ExprTree(arguments["constraint"])
@@ -338,17 +349,20 @@ class Queue:
 def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue()
     monkeypatch.setattr("condor.schedd.call", queue.call)
-    pool = CondorPool("site", "site.grid", "s.grid")
+    pool = CondorPool("site", AT)
     known = [PoolMachine(f"a-{n}", 2, f"{n:032x}") for n in range(200)]
     states = pool.probes(known)
     assert queue.verbs == ["query", "history", "submit"]
     assert states == {(each.id, 2): ProbeState.WAITING for each in known}
-    queue.jobs.append({names.JOB_STATUS: 5})  # none of ours
+    queue.jobs.append({names.OWNER: "vmjobs", names.JOB_STATUS: 5})  # no probe
+    forged = {names.PROBE: "0" * 32 + ".2", names.JOB_STATUS: 4, names.EXIT_CODE: 0}
+    queue.jobs.insert(0, {**forged, names.OWNER: "mallory"})
+    queue.left.append({**forged, names.OWNER: "mallory"})
     queue.verbs.clear()
     assert pool.probes(known) == states
     assert queue.verbs == ["query"]
     # Two have left the queue, one of them for the second time: the last counts, and it comes first.
-    first, second = queue.jobs.pop(0), queue.jobs.pop(0)
+    first, second = queue.jobs.pop(1), queue.jobs.pop(1)
     queue.left = [
         {**first, names.JOB_STATUS: 4, names.EXIT_CODE: 0},
         {**first, names.JOB_STATUS: 3},
@@ -360,16 +374,27 @@ def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.Monkey
     assert (said[known[0].id, 2], said[known[1].id, 2]) == (ProbeState.RAN, ProbeState.FAILED)
     assert said["b" * 32, 1] is ProbeState.WAITING
     assert [ad for ad in queue.jobs if ad.get(names.PROBE) == "b" * 32 + ".1"]
-    assert len(queue.jobs) == 198 + 1 + 1
+    assert len(queue.jobs) == 198 + 1 + 2
 
 
-def test_a_machine_is_disowned_by_its_name_and_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else root in a machine could have the pool forget another, whose id it says it has."""
-    said: list[str] = []
-    monkeypatch.setattr("condor.pool.call", lambda *_, **more: said.append(more["constraint"]))
-    pool = CondorPool("site", "site.grid", "s.grid")
-    pool.disown([PoolMachine("a-0", 2, "5" * 32), PoolMachine("a-1", 1, "6" * 32)])
-    where = classad2.ExprTree(said[0])
+    queue, said = Queue(), dict[str, Any]()
+    queue.jobs = [
+        {"ClusterId": n, "ProcId": 0, names.PROBE: target, names.OWNER: "vmjobs", names.JOB_STATUS: 1}
+        for n, target in enumerate(("5" * 32 + ".2", "5" * 32 + ".3", "7" * 32 + ".1"))
+    ]
+    removed: list[list[str]] = []
+    monkeypatch.setattr("condor.schedd.call", queue.call)
+    monkeypatch.setattr("condor.schedd.Schedd.remove", lambda _, ids, why: removed.append(ids))
+    monkeypatch.setattr("condor.pool.call", lambda verb, _, **more: said.update({verb: more}))
+    pool = CondorPool("site", AT, token_seconds=700)
+    pool.withdraw([PoolMachine("a-0", 2, "5" * 32), PoolMachine("a-1", 1, "6" * 32)])
+    assert list(said) == ["revoke", "withdraw"]  # or a machine that lives could be back in between
+    users = [f"vmjobs-a-0.{'5' * 32}.2", f"vmjobs-a-1.{'6' * 32}.1"]
+    assert (said["revoke"]["users"], said["revoke"]["seconds"] >= 700) == (users, True)
+    assert removed == [["0.0"]]
+    where = classad2.ExprTree(said["withdraw"]["constraint"])
 
     def goes(member: str, target: str) -> Any:
         return where.eval(classad2.ClassAd({names.MEMBER: member, names.MACHINE: target}))
@@ -379,23 +404,52 @@ def test_a_machine_is_disowned_by_its_name_and_its_id(monkeypatch: pytest.Monkey
     assert not goes("a-1", "5" * 32 + ".2")
     assert not goes("a-0", "5" * 32 + ".3")
     assert not goes("a-0", "7" * 32 + ".2")
+    assert not goes("a-0/" + "5" * 32, "2")
+    assert where.eval(classad2.ClassAd({names.MACHINE: "5" * 32 + ".2"})) is False
+
+
+def test_thousands_of_machines_are_withdrawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, said = Queue(), dict[str, Any]()
+    asked: list[str] = []
+    monkeypatch.setattr("condor.schedd.Schedd.query", lambda _, where, __: asked.append(where) or [])
+    monkeypatch.setattr("condor.schedd.call", queue.call)
+    monkeypatch.setattr("condor.pool.call", lambda verb, _, **more: said.update({verb: more}))
+    CondorPool("site", AT).withdraw([PoolMachine(f"a-{n}", 1, f"{n:032x}") for n in range(5000)])
+    ad = {names.MEMBER: "a-4999", names.MACHINE: f"{4999:032x}.1"}
+    job = {names.OWNER: AT.user, names.PROBE: f"{4999:032x}.1"}
+    for where, meant in ((said["withdraw"]["constraint"], ad), (asked[0], job)):
+        assert classad2.ExprTree(where).eval(classad2.ClassAd(meant)) is True
+        another = {
+            key: value.replace("4999", "5000").replace("1387", "1388") for key, value in meant.items()
+        }
+        assert classad2.ExprTree(where).eval(classad2.ClassAd(another)) is False
+
+
+def test_a_machine_wakes_no_cluster_by_posing_as_one_that_is_switched_off() -> None:
+    config = (
+        (Path(__file__).parents[2] / "condor/config/site-rooster.conf").read_text().replace("\\\n", " ")
+    )
+    (text,) = re.findall(r"^ROOSTER_UNHIBERNATE *= *(.*)$", config, re.MULTILINE)
+    of_service = {"Offline": True, "Unhibernate": True, names.CLUSTER: "w"}
+    of_service["MachineLastMatchTime"] = int(time.time())
+    for ad, wakes in ((of_service, True), ({**of_service, names.MEMBER: "v-0"}, False)):
+        assert classad2.ExprTree(text).eval(classad2.ClassAd(ad)) is wakes
 
 
 def test_names_in_a_constraint_are_literals() -> None:
-    text = any_of("A", ["x", 'y" || true || "'])
-    ad = classad2.ClassAd({"A": "z"})
-    assert classad2.ExprTree(text).eval(ad) is False
+    text = among("A", ["x", 'y" || true || "'])
+    for value, there in (("z", False), ("x", True)):
+        assert classad2.ExprTree(text).eval(classad2.ClassAd({"A": value})) is there
 
 
 def test_a_pool_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
-    pool = CondorPool("site", "127.0.0.1:9", "s.grid", timeout=20.0)
+    pool = CondorPool("site", AT._replace(collector="127.0.0.1:9"), timeout=20.0)
     kind = MachineKind("a", 1, 512, 512, {}, "true", {})
     for attempt in (
         pool.machines,
         lambda: pool.probes([PoolMachine("a-0", 1, "5" * 32)]),
-        lambda: pool.disown([PoolMachine("a-0", 1, "5" * 32)]),
-        lambda: pool.withdraw(["a-0"]),
+        lambda: pool.withdraw([PoolMachine("a-0", 1, "5" * 32)]),
         lambda: pool.idle([kind]),
         lambda: pool.offer([kind]),
     ):
@@ -403,7 +457,6 @@ def test_a_pool_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
             attempt()
         assert caught.value.service == "pool"
     pool.withdraw([])
-    pool.disown([])
     assert pool.probes([]) == {}
 
 
@@ -450,18 +503,20 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
 
 
-POOLS = {"site": "site.grid site.grid grid"}
+POOLS = {"site": "grid"}
+MACHINE = PoolMachine("a-0", 2, "5" * 32)
 
 
 def test_what_a_token_is_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = token(sub="vmjobs-a-0@grid", exp=1_800_000_000)
+    user = f"vmjobs-a-0.{'5' * 32}.2"
+    made = token(sub=f"{user}@grid", exp=1_800_000_000)
     programs(tmp_path, monkeypatch, f'echo "$*" >{tmp_path}/said; env >{tmp_path}/env; echo {made}')
     (tmp_path / "site").write_text("secret key")
-    minted = CondorMinter(tmp_path, POOLS).mint("site", "a-0", 600)
+    minted = CondorMinter(tmp_path, POOLS).mint("site", MACHINE, 600)
     assert minted.token == made
-    assert minted.identity == "vmjobs-a-0@grid"
+    assert minted.identity == f"{user}@grid"
     said = (tmp_path / "said").read_text().split()
-    assert " ".join(said) == "-key site -identity vmjobs-a-0@grid -authz ADVERTISE_STARTD -lifetime 600"
+    assert " ".join(said) == f"-key site -identity {user}@grid -authz ADVERTISE_STARTD -lifetime 600"
     environment = (tmp_path / "env").read_text()
     assert "_CONDOR_TRUST_DOMAIN=grid" in environment
     assert "secret key" not in environment
@@ -470,14 +525,17 @@ def test_what_a_token_is_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_no_key_no_pool_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minter = CondorMinter(tmp_path, POOLS)
     with pytest.raises(Unavailable, match="no signing key") as caught:
-        minter.mint("site", "a-0", 600)
+        minter.mint("site", MACHINE, 600)
     assert caught.value.service == "pool"
     with pytest.raises(Unavailable, match="known are: site"):
-        minter.mint("other", "a-0", 600)
+        minter.mint("other", MACHINE, 600)
     (tmp_path / "site").write_text("secret key")
     programs(tmp_path, monkeypatch, "echo cannot >&2; exit 1")
     with pytest.raises(Unavailable, match="cannot"):
-        minter.mint("site", "a-0", 600)
-    for name in ("../x", "a b", "-a", "A", ""):
-        with pytest.raises(ValueError, match="not the name"):
-            minter.mint("site", name, 600)
+        minter.mint("site", MACHINE, 600)
+    for name in ("../x", "a b", "-a", "A", "a.b", ""):
+        with pytest.raises(ValueError, match="not what"):
+            minter.mint("site", replace(MACHINE, name=name), 600)
+    for lie in (replace(MACHINE, id="5"), replace(MACHINE, incarnation=0)):
+        with pytest.raises(ValueError, match="not what"):
+            minter.mint("site", lie, 600)

@@ -31,7 +31,7 @@ def test_every_state_and_reason_is_in_the_tables(word: str) -> None:
     assert any(line.startswith("| `") and f"`{word}`" in line for line in GUIDE.splitlines())
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [verb for verb, (*_, shown) in VERBS.items() if shown])
 def test_every_command_is_shown(verb: str) -> None:
     assert f"vmjobs cluster {verb} " in GUIDE or f"vmjobs cluster {verb}\n" in GUIDE
 

@@ -13,9 +13,10 @@ from prometheus_client.registry import Collector
 
 from api.metrics import ServiceMetrics
 from api.tokens import Scope
-from repository.metrics import ClusterFigures, Figures, SiteFigures
+from repository.metrics import ClusterFigures, Figures, GuardFigures, SiteFigures
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.cli.logs import SUBJECTS
+from vmjobs.cluster.guard import GuardState
 from vmjobs.cluster.member import MemberCode, Phase
 from vmjobs.cluster.wire import MemberReport
 from vmjobs.config import Config
@@ -39,7 +40,12 @@ class Cache:
 def service() -> Collector:
     """One of everything."""
     return ServiceMetrics(
-        Figures(clusters={"vc": ClusterFigures()}, sites={"here": SiteFigures()}, pools={"site": True})
+        Figures(
+            clusters={"vc": ClusterFigures()},
+            sites={"here": SiteFigures()},
+            pools={"site": True},
+            guards=[GuardFigures(f"sha256:{'1' * 64}", "n1", GuardState.CLOSED, 3)],
+        )
     )
 
 
@@ -84,8 +90,15 @@ def test_names_follow_the_rules(metric: Metric) -> None:
     assert metric.documentation
     for word in ("_ms", "_mib", "_mb", "_kib", "_minutes", "_percent"):
         assert not metric.name.endswith(word)
-    if metric.type == "gauge":
-        assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket"))
+    assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket", "_info"))
+    if metric.type == "counter":
+        names = {sample.name.removeprefix(metric.name) for sample in metric.samples}
+        assert {"_total"} <= names <= {"_total", "_created"}
+    for word in ("seconds", "bytes"):  # a unit is the last word of a name
+        assert word not in metric.name.split("_")[:-1]
+    for sample in metric.samples:
+        assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in sample.labels)
+        assert not {"job", "instance", "quantile"} & set(sample.labels)  # are Prometheus' own
 
 
 def test_the_example_can_be_read_by_a_program() -> None:

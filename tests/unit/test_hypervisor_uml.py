@@ -8,7 +8,8 @@ import pytest
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import BootImage, DataDisk, Machine
-from vmjobs.hypervisor.uml import UserModeLinux, allowed_parameters
+from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.uml_boot import allowed_parameters
 
 
 @pytest.mark.parametrize(

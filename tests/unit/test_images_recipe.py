@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from images import recipe
+from images.build.bootstrap import SiteRepository, archive_of, sources
 from images.build.builder import build_key, guest_program
 from vmjobs.errors import InvalidRequest, NotFound
 
@@ -164,3 +165,39 @@ def test_a_build_is_another_one_when_recipe_or_guest_program_change() -> None:
         build_key(made, {**guest, "init.sh": b"#!/bin/sh\n"}),
     }
     assert len(keys) == 3
+
+
+EXPIRED = f"{GOOD}allow_expired_archive = true\n"
+
+
+def test_an_archive_that_is_out_of_date_is_taken_only_where_a_recipe_says_so(tmp_path: Path) -> None:
+    key = tmp_path / "key.asc"
+    key.touch()
+    site = SiteRepository("deb http://packages.example.org/apt stable main", key)
+    debian = "http://deb.debian.org/debian bookworm main"
+    assert sources(one(GOOD)) == []
+    assert sources(one(GOOD), site) == [
+        f"deb {debian}",
+        f"deb [signed-by={key}] http://packages.example.org/apt stable main",
+    ]
+    assert sources(one(EXPIRED)) == [f"deb [check-valid-until=no] {debian}"]
+    assert sources(one(EXPIRED), site) == [
+        f"deb [check-valid-until=no] {debian}",
+        f"deb [check-valid-until=no signed-by={key}] http://packages.example.org/apt stable main",
+    ]
+
+
+def test_packages_of_an_archive_that_is_out_of_date_are_nobody_else_s(tmp_path: Path) -> None:
+    assert one(EXPIRED).digest != one(GOOD).digest
+    assert archive_of(one(EXPIRED), tmp_path) != archive_of(one(GOOD), tmp_path)
+
+
+def test_a_layer_that_allows_an_archive_that_is_out_of_date_does_so_for_all() -> None:
+    top = recipe.parse('name = "top"\nversion = "1"\nlayers = ["mine"]\n')
+    assert recipe.compose([recipe.parse(EXPIRED), top]).allow_expired_archive
+
+
+@pytest.mark.parametrize("value", ['"yes"', "1", '"false"'])
+def test_whether_an_archive_may_be_out_of_date_is_true_or_false(value: str) -> None:
+    with pytest.raises(InvalidRequest, match="allow_expired_archive"):
+        recipe.parse(f"{GOOD}allow_expired_archive = {value}\n")

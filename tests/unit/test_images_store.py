@@ -158,6 +158,17 @@ def test_what_is_not_there_is_not_found_and_the_hint_says_what_is(tmp_path: Path
         assert "tiny:latest" in caught.value.hint
 
 
+def test_a_name_that_is_taken_away_leaves_the_image(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    digest, _ = fill(store)
+    store.tag("tiny", "1", digest)
+    for name, tag in (("tiny", "1"), ("tiny", "1"), ("other", "1"), ("../x", "1")):
+        store.untag(name, tag)
+    with pytest.raises(NotFound):
+        store.resolve("tiny:1")
+    assert store.resolve(digest) == digest
+
+
 @pytest.mark.parametrize(
     ("name", "tag"),
     [

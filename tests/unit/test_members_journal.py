@@ -12,10 +12,10 @@ from members_kit import NOW, member_order, member_record
 
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.members.journal import MemberJournal
-from vmjobs.cluster.member import Phase
+from vmjobs.cluster.member import MemberCode, Phase
 from vmjobs.cluster.wire import NodeShare
 from vmjobs.hypervisor.base import Hypervisor
-from vmjobs.hypervisor.uml import MAX_NAME
+from vmjobs.hypervisor.uml_boot import MAX_NAME
 from vmjobs.model import HypervisorKind
 
 MEMBER = member_order().id
@@ -61,7 +61,7 @@ def test_the_share_comes_back(journal: MemberJournal) -> None:
     assert journal.last_share() is None
 
 
-@pytest.mark.parametrize("content", [None, "", "{", '{"order": {}}'])
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}"])
 def test_a_directory_without_a_good_record_is_removed(
     journal: MemberJournal, content: str | None
 ) -> None:
@@ -74,11 +74,41 @@ def test_a_directory_without_a_good_record_is_removed(
     assert not directory.exists()
 
 
-def test_a_record_of_a_later_release_does_not_stop_the_agent(journal: MemberJournal) -> None:
+def test_a_record_of_a_later_release_is_left_alone_and_so_is_its_machine(
+    journal: MemberJournal,
+) -> None:
+    later = later_record(journal, phase=Phase.RUNNING, incarnation=3, hypervisor="uml")
+    journal.place(MEMBER).console(3).write_text("console")
+    name, other = journal.machine_name(MEMBER, 3), journal.machine_name("f" * 32, 1)
+    machines = Machines([name, other])
+    assert journal.load() == []
+    assert journal.sweep([], machines.drivers) == [other]
+    assert machines.names == [name]
+    assert journal.place(MEMBER).record.read_text() == later
+    assert journal.place(MEMBER).console(3).exists()
+    (aside,) = journal.aside()
+    told = aside.report(journal.place(MEMBER).record, NOW)
+    assert (told.id, told.incarnation, told.phase) == (MEMBER, 3, Phase.RUNNING)
+    assert (told.code, told.hypervisor) == (MemberCode.INTERNAL, HypervisorKind.UML)
+    assert "left alone" in told.message
+    assert journal.clear(machines.drivers) == 1  # an operator wants all of it gone
+    assert machines.names == []
+
+
+@pytest.mark.parametrize("phase", ["dreaming", 7, None, ["running"]])
+def test_a_later_release_may_mean_anything(journal: MemberJournal, phase: object) -> None:
+    later_record(journal, phase=phase, incarnation="many", hypervisor={})
+    (aside,) = journal.aside()
+    assert (aside.id, aside.incarnation, aside.phase) == (MEMBER, 0, Phase.WAITING)
+
+
+def later_record(journal: MemberJournal, **fields: object) -> str:
+    """A record that a later release has kept."""
     journal.write(member_record())
     path = journal.place(MEMBER).record
-    path.write_text(json.dumps({**json.loads(path.read_text()), "mood": "good"}))
-    assert journal.load() == []
+    content = json.dumps({**json.loads(path.read_text()), "mood": "good", **fields})
+    path.write_text(content)
+    return content
 
 
 def test_a_half_written_record_counts_as_the_one_before(journal: MemberJournal) -> None:

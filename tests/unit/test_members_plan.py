@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 from members_kit import NOW, member_order, member_record
+from pydantic import ValidationError
 
 from vmjobs.agent.members.plan import (
     DESTROY_AGAIN_SECONDS,
@@ -18,6 +20,8 @@ from vmjobs.agent.members.plan import (
 )
 from vmjobs.agent.members.record import End, Facts
 from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.cluster.spec import Limits
+from vmjobs.cluster.wire import MemberOrder
 from vmjobs.model import ExitChannel, ExitStatus, HypervisorKind
 
 P, C, E, G = Phase, MemberCode, Effect, Goal
@@ -100,6 +104,13 @@ TABLE = [
     ({"condemned": 2, "why": C.JOIN_TIMED_OUT}, RUNS, {}, P.RUNNING, C.PROGRESS, (), {}),
     ({"condemned": 3, "why": C.JOIN_TIMED_OUT, "why_message": "not in the pool"}, RUNS, {},
      P.STOPPING, C.JOIN_TIMED_OUT, (E.DESTROY,), {"failing": True, "message": "not in the pool"}),
+    # it could not join: the service gave it no token
+    ({"condemned": 3, "why": C.JOIN_TIMED_OUT}, RUNS, {"refused": "no key"},
+     P.STOPPING, C.TOKEN_REFUSED, (E.DESTROY,),
+     {"failing": False, "message": "it got no token for the pool: no key"}),
+    # its first token brought it into the pool; why it left cannot be that it got no second one
+    ({"condemned": 3, "why": C.JOIN_TIMED_OUT}, {**RUNS, "admitted": True}, {"refused": "no key"},
+     P.STOPPING, C.JOIN_TIMED_OUT, (E.DESTROY,), {"failing": True}),
     ({"condemned": 3, "why": C.PROBE_FAILED}, {**RUNS, "admitted": True}, {},
      P.STOPPING, C.PROBE_FAILED, (E.DESTROY,), {"failing": True}),
     ({"goal": G.STOP}, RUNS, {}, P.STOPPING, C.STOPPED, (E.DESTROY,), {}),
@@ -215,3 +226,16 @@ def test_how_long_each_phase_took_is_told() -> None:
     booting = decide(record.order, record, Facts(staged=HypervisorKind.UML), NOW).record
     running = decide(record.order, booting, Facts(ready=True), NOW + 2.5).record
     assert running.report().seconds == {"staging": 100.0, "booting": 2.5}
+
+
+def test_an_order_of_a_newer_service_is_read_with_its_limits() -> None:
+    words = {**member_order().model_dump(mode="json"), "mood": "good"}
+    words["limits"] = {"cpu_percent": 50, "gpu_percent": 10}
+    words["pool"] = {**words["pool"], "shape": "round"}
+    order = MemberOrder.model_validate_json(json.dumps(words))
+    assert order.limits == Limits(cpu_percent=50)
+    assert MemberOrder.model_validate_json(order.model_dump_json()) == order
+    with pytest.raises(ValidationError):
+        Limits.model_validate({"gpu_percent": 10})
+    with pytest.raises(ValidationError):
+        MemberOrder.model_validate({**words, "limits": {"cpu_percent": "50"}})

@@ -123,23 +123,22 @@ def test_a_token_that_was_refused_is_refused(told: list[float]) -> None:
         pool_tokens(Service(Forbidden("not that machine")), told).get()
 
 
-def test_why_there_was_no_token_is_known_until_there_was_one(told: list[float]) -> None:
-    service = Service(AWAY)
-    box = pool_tokens(service, told)
-    assert box.refusal is None  # nobody has asked yet
+def test_why_there_is_no_token_is_told_until_there_was_one(told: list[float]) -> None:
+    service, why = Service(AWAY), list[str]()
+    box = PoolTokens(lambda: service.token(MEMBER, 1), told.append, refused=why.append)
     with pytest.raises(Unavailable):
         box.get()
-    assert box.refusal is AWAY
+    assert why == [AWAY.message]
     service.fault = None
     box.get()
     service.fault = AWAY
     with pytest.raises(Unavailable):
         box.renew()
-    assert box.refusal is None
-    after = PoolTokens(box.fetch, told.append, had=True)  # of the agent that comes next
+    # of the agent that comes next
+    after = PoolTokens(box.fetch, told.append, had=True, refused=why.append)
     with pytest.raises(Unavailable):
         after.get()
-    assert after.refusal is None
+    assert why == [AWAY.message]
 
 
 def test_nobody_waits_for_a_token_once_the_machine_is_left(told: list[float]) -> None:

@@ -165,10 +165,15 @@ def _tail(path: Path, size: int) -> bytes:
 def panic_text(path: Path) -> str | None:
     """What the kernel said when it panicked; None if the end of the console tells of no panic."""
     found = PANIC.search(_tail(path, 4 * LAST_BYTES))
-    return found.group(1).decode("utf-8", "replace").strip() if found else None
+    return _visible(found.group(1).decode("utf-8", "replace").strip()) if found else None
 
 
 def last_lines(path: Path, count: int = LAST_LINES) -> str:
     """The console's last lines, with anything unprintable made visible."""
     lines = _tail(path, LAST_BYTES).decode("utf-8", "replace").splitlines()[-count:]
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
+    return "\n".join(map(_visible, lines))
+
+
+def _visible(line: str) -> str:
+    """A line of a console without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in line)

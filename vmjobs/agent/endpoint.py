@@ -19,7 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import waitress.channel
+import waitress.parser
 import waitress.server
+import waitress.utilities
 from flask import Flask, Request, Response, request, send_file
 
 from vmjobs.agent.inbox import ExitReported, Observer, Ready, ScriptEnded
@@ -32,6 +35,8 @@ log = logging.getLogger(__name__)
 
 MAX_WAIT = 25
 MAX_LOG_CHUNK = 1024 * 1024
+#: Bytes of a request's headers: a token, and a path of full size with each byte escaped.
+MAX_HEADER = 16 * 1024
 #: Room for protocol overhead above the largest output.
 SLACK = 1024 * 1024
 CONNECTIONS = 12
@@ -42,6 +47,45 @@ MEMBER_CONNECTIONS = 256
 #: answered is no silence, however long that takes.
 SILENT_SECONDS = 5
 THREADS = 6
+
+_NOT_YOURS = "this endpoint belongs to another guest"
+
+
+class Orders:
+    """Signals that a guest is to deliver, until it says that it has: an answer may be lost.
+
+    A guest counts what it has delivered, over agents that come and go. So a count says something only
+    beside the one before it.
+    """
+
+    def __init__(self) -> None:
+        #: Not delivered yet, as far as is known.
+        self.left: list[int] = []
+        self._given = 0
+        self._done: int | None = None
+
+    def add(self, number: int) -> None:
+        """Another one; once is enough where it waits already, and has not been told of."""
+        if number not in self.left[self._given :]:
+            self.left.append(number)
+
+    def acknowledge(self, done: int | None) -> None:
+        """The guest has delivered so many in its life; None: it is one that does not count."""
+        if done is None:
+            return
+        fresh = 0 if self._done is None else done - self._done
+        if 0 < fresh <= self._given:
+            del self.left[:fresh]
+            self._given -= fresh
+        self._done = done
+
+    def give(self, *, certain: bool) -> list[int]:
+        """What to tell the guest. certain: it will be heard whether that arrived."""
+        told = list(self.left)
+        self._given = len(told)
+        if not certain:
+            self.left, self._given = [], 0
+        return told
 
 
 @dataclass
@@ -68,7 +112,7 @@ class GuestLink:
     pool_token: Callable[[], str] | None = None
     longest_wait: float = math.inf
     heard: float = field(default_factory=time.monotonic)
-    signals: list[int] = field(default_factory=list)
+    orders: Orders = field(default_factory=Orders)
     beating: bool = False
     closed: bool = False
     words_end: dict[str, int] = field(default_factory=dict)
@@ -80,10 +124,14 @@ class GuestLink:
         """Whether the guest goes on for months."""
         return self.on_words is not None
 
+    def admits(self, authorization: str) -> bool:
+        """Whether a request with this header comes from the guest."""
+        return hmac.compare_digest(authorization.encode(), f"Bearer {self.token}".encode())
+
     def send_signal(self, number: int) -> None:
         """Have the guest deliver a signal to the script."""
         with self.changed:
-            self.signals.append(number)
+            self.orders.add(number)
             self.changed.notify_all()
 
     def close(self) -> None:
@@ -92,12 +140,15 @@ class GuestLink:
             self.closed = True
             self.changed.notify_all()
 
-    def take_signals(self, timeout: float) -> list[int]:
-        """Wait for signals to deliver; an empty list after ``timeout`` seconds."""
+    def take_signals(self, timeout: float, done: int | None = None) -> list[int]:
+        """Wait for signals to deliver; an empty list after ``timeout`` seconds.
+
+        done: how many the guest has delivered so far. What it was told without it is not told again.
+        """
         with self.changed:
-            self.changed.wait_for(lambda: self.signals or self.closed, timeout)
-            taken, self.signals[:] = list(self.signals), []
-            return taken
+            self.orders.acknowledge(done)
+            self.changed.wait_for(lambda: self.orders.left or self.closed, timeout)
+            return self.orders.give(certain=done is not None)
 
 
 def create_endpoint(link: GuestLink) -> Flask:
@@ -106,9 +157,8 @@ def create_endpoint(link: GuestLink) -> Flask:
 
     @app.before_request
     def _authenticate() -> Response | None:
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {link.token}".encode()):
-            return _plain("this endpoint belongs to another guest", 401)
+        if not link.admits(request.headers.get("Authorization", "")):
+            return _plain(_NOT_YOURS, 401)
         link.heard = time.monotonic()
         return None
 
@@ -125,7 +175,8 @@ def create_endpoint(link: GuestLink) -> Flask:
     def _control() -> Response:
         link.beating = True
         wait = min(max(0, request.args.get("wait", 0, int)), MAX_WAIT, link.longest_wait)
-        return _plain("".join(f"signal {n}\n" for n in link.take_signals(wait)), 200)
+        signals = link.take_signals(wait, request.args.get("done", None, int))
+        return _plain("".join(f"signal {n}\n" for n in signals), 200)
 
     @app.get("/v1/token")
     def _token() -> Response:
@@ -166,6 +217,37 @@ def create_endpoint(link: GuestLink) -> Flask:
     return app
 
 
+class _Unauthorized(waitress.utilities.Error):  # type: ignore[misc]  # it has no types
+    code = 401
+    reason = "Unauthorized"
+
+
+def _channel_of(link: GuestLink) -> type[waitress.channel.HTTPChannel]:
+    """Connections that read no more than the headers of who does not know the token.
+
+    The application would refuse them as well, but only once it has the whole body.
+    """
+
+    class Parser(waitress.parser.HTTPRequestParser):  # type: ignore[misc]
+        def received(self, data: bytes) -> int:
+            in_headers = not self.headers_finished
+            consumed: int = super().received(data)
+            if in_headers and self.headers_finished and not (self.error or self.empty):
+                self._admit()
+            return consumed
+
+        def _admit(self) -> None:
+            if not link.admits(self.headers.get("AUTHORIZATION", "")):
+                self.error = _Unauthorized(_NOT_YOURS)
+                self.expect_continue = False  # it would go on with the body
+                self.completed = True
+
+    class Channel(waitress.channel.HTTPChannel):  # type: ignore[misc]
+        parser_class = Parser
+
+    return Channel
+
+
 class _Server(waitress.server.UnixWSGIServer):  # type: ignore[misc]  # it has no types
     """Hangs up on the oldest connection that still asks for nothing, where there are too many.
 
@@ -191,6 +273,7 @@ def serving(link: GuestLink, socket: Path) -> Iterator[None]:
         # At this limit none is taken any more; a member's endpoint makes room before.
         "connection_limit": 2 * MEMBER_CONNECTIONS if link.endless else CONNECTIONS,
         "asyncore_use_poll": True,
+        "max_request_header_size": MAX_HEADER,
         "max_request_body_size": link.tray.limit + SLACK,
         "channel_timeout": SILENT_SECONDS if link.endless else 60,
         "cleanup_interval": 1 if link.endless else 30,
@@ -199,6 +282,7 @@ def serving(link: GuestLink, socket: Path) -> Iterator[None]:
     }
     with short_path(socket) as address:
         server = _Server(create_endpoint(link), unix_socket=address, **options)
+    server.channel_class = _channel_of(link)
     thread = threading.Thread(target=server.run, name=f"endpoint-{socket.parent.name[:8]}", daemon=True)
     thread.start()
     try:

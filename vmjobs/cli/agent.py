@@ -65,7 +65,7 @@ def agent() -> None:
     leftovers = made.journal.recover(hypervisors.drivers)
     swept = sweep(made.journal, hypervisors.drivers)
     log.info("removed %d left-over runs and %d unknown machines", len(leftovers), len(swept))
-    _require_one(hypervisors)
+    _require_one(hypervisors, machines_run=member_journal(settings).has_members())
 
     def describe(running: tuple[str, ...]) -> Node:
         return this_node.describe(
@@ -89,7 +89,7 @@ def agent() -> None:
         listening(settings.socket, service.serve),
     ):
         log.info("ready at %s", settings.socket)
-        begin("images", _watch_images, images, hypervisors, stop)
+        begin("hypervisors", _watch_hypervisors, images, hypervisors, stop)
         with _announced(settings, images, lambda: describe(service.jobs())):
             stop.wait()
         service.stop(STOP_SECONDS)
@@ -144,12 +144,14 @@ def _announced(settings: Config, images: ImageSource, describe: Callable[[], Nod
         prefetcher.stop()
 
 
-def _watch_images(images: ImageSource, hypervisors: Fleet, stop: threading.Event) -> None:
-    """Probe again when images have come: kvm and qemu boot a kernel that an image brings."""
+def _watch_hypervisors(images: ImageSource, hypervisors: Fleet, stop: threading.Event) -> None:
+    """Probe again when images have come, as kvm and qemu boot a kernel that an image brings; and
+    time and again while nothing works.
+    """
     known = images.cached()
     while not stop.wait(this_node.ANNOUNCE_SECONDS):
         present = images.cached()
-        if present != known:
+        if present != known or not _works(hypervisors):
             known = present
             hypervisors.probe_the_rest()
 
@@ -193,8 +195,19 @@ def _trust(folder: Path | None) -> Trust | None:
     return lambda digest, signature: require_signed(digest, signature, trusted_keys(folder))
 
 
-def _require_one(hypervisors: Fleet) -> None:
+def _require_one(hypervisors: Fleet, *, machines_run: bool) -> None:
+    """Probe. Where machines of clusters run, nothing that works may be due to a busy node: whoever gave
+    up then would leave them to nobody, again and again.
+    """
     found = hypervisors.probe()
-    if not any(result.works for result in found):
-        listing = "; ".join(f"{result.kind}: {result.detail}" for result in found)
-        raise NoHypervisor(f"no hypervisor works on this node: {listing}", hint="run vmjobs doctor")
+    if _works(hypervisors):
+        return
+    listing = "; ".join(f"{result.kind}: {result.detail}" for result in found)
+    message = f"no hypervisor works on this node: {listing}"
+    if not machines_run:
+        raise NoHypervisor(message, hint="run vmjobs doctor")
+    log.error("%s; its machines are looked after, and it is probed again", message)
+
+
+def _works(hypervisors: Fleet) -> bool:
+    return any(result.works for result in hypervisors.results)

@@ -14,9 +14,8 @@ from vmjobs.cli.cluster_support import (
     files_argument,
     machines,
     try_again,
-    wait_options,
-    wait_until_up,
 )
+from vmjobs.cli.cluster_wait import wait_options, wait_until_up
 from vmjobs.cli.declarations import read, refuse
 from vmjobs.cli.support import client, json_option, print_json
 from vmjobs.cluster.spec import ClusterSpec
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @files_argument
-@wait_options
+@wait_options("all machines are UP")
 @json_option
-def apply(files: tuple[str, ...], wait: bool, timeout: float | None, as_json: bool) -> None:
+def apply(files: tuple[str, ...], wait: bool, timeout: float, as_json: bool) -> None:
     """Have the clusters that FILEs declare. Nothing is changed if any of them has a fault.
 
     A cluster that is as declared stays untouched. Where its machines are declared otherwise, they

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from vmjobs.cli.cluster_apply import apply_spec, tell
-from vmjobs.cli.cluster_support import machines, name_argument, wait_options, wait_until_up
+from vmjobs.cli.cluster_support import machines, name_argument
+from vmjobs.cli.cluster_wait import there, wait_options, wait_until_empty, wait_until_up
 from vmjobs.cli.image_support import complete_image
 from vmjobs.cli.support import client, json_option, print_json
 from vmjobs.cluster.member import MemberState
@@ -16,9 +17,9 @@ from vmjobs.cluster.wire import Cluster
 @click.command()
 @name_argument
 @click.argument("size", metavar="N", type=click.IntRange(0, MAX_SIZE))
-@wait_options
+@wait_options("all machines are UP")
 @json_option
-def scale(name: str, size: int, wait: bool, timeout: float | None, as_json: bool) -> None:
+def scale(name: str, size: int, wait: bool, timeout: float, as_json: bool) -> None:
     """Have N machines in the cluster NAME. Those that are too many end with their jobs."""
     with client() as api:
         before = api.clusters.get(name)
@@ -34,9 +35,9 @@ def scale(name: str, size: int, wait: bool, timeout: float | None, as_json: bool
 @click.command()
 @name_argument
 @click.argument("image", metavar="IMAGE", shell_complete=complete_image)
-@wait_options
+@wait_options("all machines are UP")
 @json_option
-def upgrade(name: str, image: str, wait: bool, timeout: float | None, as_json: bool) -> None:
+def upgrade(name: str, image: str, wait: bool, timeout: float, as_json: bool) -> None:
     """Have the machines of the cluster NAME run IMAGE.
 
     They are replaced one at a time, each once its jobs have ended.
@@ -55,15 +56,18 @@ def upgrade(name: str, image: str, wait: bool, timeout: float | None, as_json: b
 
 @click.command()
 @name_argument
+@wait_options("all machines have ended")
 @json_option
-def drain(name: str, as_json: bool) -> None:
+def drain(name: str, wait: bool, timeout: float, as_json: bool) -> None:
     """Let all machines of the cluster NAME end with their jobs. It stays declared."""
     with client() as api:
         found = api.clusters.drain(name)
+        if not as_json:
+            click.echo(f"{name} is draining: {_running(found)}")
+        if wait:
+            found = wait_until_empty(api.clusters, found, timeout) or found
     if as_json:
         print_json(found)
-        return
-    click.echo(f"{name} is draining: {_running(found)}")
 
 
 @click.command()
@@ -81,9 +85,9 @@ def resume(name: str, as_json: bool) -> None:
 
 @click.command()
 @name_argument
-@wait_options
+@wait_options("all machines are UP")
 @json_option
-def retry(name: str, wait: bool, timeout: float | None, as_json: bool) -> None:
+def retry(name: str, wait: bool, timeout: float, as_json: bool) -> None:
     """Try again at once what has failed in the cluster NAME.
 
     Failures of its images are forgotten, machines that wait for another try are made anew, and a
@@ -106,8 +110,9 @@ def retry(name: str, wait: bool, timeout: float | None, as_json: bool) -> None:
 @click.option("--drain", "mode", flag_value="drain", help="Let running jobs end first (default).")
 @click.option("--now", "mode", flag_value="now", help="End all machines at once, with their jobs.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@wait_options("the cluster and all of its machines have gone")
 @json_option
-def delete(name: str, mode: str | None, yes: bool, as_json: bool) -> None:
+def delete(name: str, mode: str | None, yes: bool, wait: bool, timeout: float, as_json: bool) -> None:
     """Have the cluster NAME gone, with all of its machines.
 
     Where machines are up and it is not said how they are to end, this asks.
@@ -118,12 +123,14 @@ def delete(name: str, mode: str | None, yes: bool, as_json: bool) -> None:
             question = f"{name}: {_running(before)}. Delete it once its jobs have ended?"
             click.confirm(question, abort=True, err=True)
         found = api.clusters.delete(name, "now" if mode == "now" else "drain")
+        if not as_json:
+            ending = "at once" if mode == "now" else "once their jobs have ended"
+            left = len(there(found))
+            click.echo(f"{name} is deleted" + (f"; {machines(left)} will go {ending}" if left else ""))
+        if wait:
+            wait_until_empty(api.clusters, found, timeout)
     if as_json:
         print_json(found)
-        return
-    ending = "at once" if mode == "now" else "once their jobs have ended"
-    left = sum(member.state is not MemberState.GONE for member in found.members)
-    click.echo(f"{name} is deleted" + (f"; {machines(left)} will go {ending}" if left else ""))
 
 
 def _up(cluster: Cluster) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import click
 
 from vmjobs.cli.cluster_support import name_argument, reason, short, size_text
-from vmjobs.cli.support import ago, client, json_option, print_json, print_table
+from vmjobs.cli.support import ago, client, json_option, print_items, print_json, print_table
 from vmjobs.cluster.wire import Cluster, Member
 from vmjobs.model import now
 
@@ -48,8 +46,8 @@ def show(name: str, as_json: bool) -> None:
         print_json(found)
         return
     print_table(("", ""), _header(found))
-    columns = ("NAME", "NODE", "STATE", "SINCE", "UP FOR", "VM", "JOBS", "IMAGE", "REASON")
-    print_table(columns, [_row(member, found) for member in found.members])
+    columns = ("NAME", "NODE", "STATE", "FOR", "JOBS", "VM", "IMAGE", "SYSTEM", "REASON")
+    print_items(columns, [_row(member, found) for member in found.members])
 
 
 def _doing(cluster: Cluster) -> str:
@@ -62,13 +60,18 @@ def _header(cluster: Cluster) -> list[tuple[str, str]]:
     spec = cluster.spec
     where = [f"nodes {', '.join(spec.nodes)}"] if spec.nodes else []
     where += [f"site {spec.site}"] if spec.site else []
-    machine = [f"{spec.cpus} cpus", f"{spec.memory} MiB", f"{spec.disk} MiB for jobs"]
+    machine = [
+        f"{spec.cpus} cpu{'s' * (spec.cpus > 1)}",
+        f"{spec.memory} MiB",
+        f"{spec.disk} MiB for jobs",
+    ]
     machine += [f"only on {spec.hypervisor}"] if spec.hypervisor else []
     doing = _doing(cluster)
     return [
         ("cluster", cluster.name + (f" ({doing})" if doing else "")),
         ("owner", cluster.owner),
-        ("image", f"{spec.image} = {cluster.image}"),
+        ("image", spec.image),
+        ("sha256", cluster.image.removeprefix("sha256:")),  # the prefix would not fit 80 columns
         ("generation", f"{cluster.generation}, of {ago(cluster.updated)}"),
         *_failed(cluster),
         ("machines", f"{cluster.up} UP of {cluster.target} (size {size_text(spec.size)})"),
@@ -76,7 +79,7 @@ def _header(cluster: Cluster) -> list[tuple[str, str]]:
         ("where", "; ".join(where) or "any node"),
         ("pool", spec.pool or "the service's first"),
         ("start", spec.start),
-        *((f"attribute {key}", f"{value}") for key, value in spec.attributes.items()),
+        *(("attribute", f"{key} = {value}") for key, value in spec.attributes.items()),
     ]
 
 
@@ -88,24 +91,20 @@ def _failed(cluster: Cluster) -> list[tuple[str, str]]:
     return found
 
 
-def _row(member: Member, cluster: Cluster) -> tuple[object, ...]:
+def _row(member: Member, cluster: Cluster) -> tuple[str, ...]:
     image = short(member.image)
     old = member.generation != cluster.generation
     return (
         member.name,
         member.node or "-",
         member.state,
-        ago(member.since),
-        _duration(member.up_since),
+        ago(member.up_since or member.since).removesuffix(" ago"),
+        f"{member.jobs}, busy" if member.busy else str(member.jobs),
         member.hypervisor or "-",
-        f"{member.jobs}, busy" if member.busy else member.jobs,
         f"{image} (generation {member.generation})" if old else image,
+        member.system or "-",
         _why(member),
     )
-
-
-def _duration(since: datetime | None) -> str:
-    return "-" if since is None else ago(since).removesuffix(" ago")
 
 
 def _why(member: Member) -> str:

@@ -1,33 +1,22 @@
-"""What the commands about clusters share: names, what changes, waiting until machines are up."""
+"""What the commands about clusters share: names, words, what changes."""
 
 from __future__ import annotations
 
 import json
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from vmjobs.cli.support import config, read_token
-from vmjobs.cluster.member import Goal, MemberCode, MemberState
+from vmjobs.cluster.member import MemberCode
 from vmjobs.cluster.spec import ClusterSpec, Size
 from vmjobs.cluster.wire import Cluster, Member
-from vmjobs.errors import Conflict, VMJobsError
+from vmjobs.errors import VMJobsError
 
 if TYPE_CHECKING:
     from vmjobs.client import Client
-    from vmjobs.client.clusters import Clusters
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-#: Exit status where the time was over first (timeout(1)).
-TIMED_OUT = 124
-FIRST_POLL = 0.5
-LAST_POLL = 2.0
 
 
 # --------------------------------------------------------------------------- arguments
@@ -66,14 +55,6 @@ name_argument = click.argument("name", metavar="NAME", shell_complete=complete_c
 files_argument = click.argument(
     "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(allow_dash=True)
 )
-
-
-def wait_options(command: _F) -> _F:
-    """``--wait`` and ``--timeout``."""
-    command = click.option(
-        "--timeout", type=float, help="With --wait: seconds at most; then exit with 124."
-    )(command)
-    return click.option("--wait", is_flag=True, help="Wait until all machines are UP.")(command)
 
 
 # --------------------------------------------------------------------------- words
@@ -139,101 +120,6 @@ def _flat(spec: ClusterSpec) -> Iterator[tuple[str, Any]]:
             yield field, value
 
 
-# --------------------------------------------------------------------------- waiting
-
-
-def settled(cluster: Cluster) -> bool:
-    """As many machines as wanted are UP, and none is left as it was declared before."""
-    up = [m for m in cluster.members if m.state is MemberState.UP and m.goal is Goal.RUN]
-    fresh = [m for m in up if m.generation == cluster.generation]
-    return len(fresh) == len(up) and len(up) >= cluster.target
-
-
-def wait_until_up(
-    api: Clusters, names: Sequence[str], timeout: float | None, *, as_declared: bool = True
-) -> list[Cluster]:
-    """Wait until all clusters are settled, and show how far they are. Exits with 124 after ``timeout``.
-
-    as_declared: one that went back to an earlier generation is not what is waited for.
-
-    Raises:
-        Conflict: a cluster is draining or being deleted, or went back: it will not be up.
-    """
-    end = None if timeout is None else time.monotonic() + timeout
-    terminal = Console(stderr=True)
-    watch = _Watch(quiet=terminal.is_terminal)
-    pause = FIRST_POLL
-    with terminal.status("waiting") as status:
-        while True:
-            found = [_going_up(api.get(name), as_declared) for name in names]
-            if watch.news(found):
-                pause = FIRST_POLL
-            status.update("; ".join(_progress(cluster) for cluster in found))
-            left = LAST_POLL if end is None else end - time.monotonic()
-            if all(settled(cluster) for cluster in found) or left <= 0:
-                break
-            time.sleep(min(pause, left))
-            pause = min(LAST_POLL, pause * 1.5)
-    late = [cluster for cluster in found if not settled(cluster)]
-    for cluster in late:
-        _tell_why(cluster)
-    if late:
-        sys.exit(TIMED_OUT)
-    return found
-
-
-class _Watch:
-    """Tells every new state of a member on a line, where no terminal shows them."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._seen: dict[str, tuple[MemberState, str]] = {}
-
-    def news(self, found: Sequence[Cluster]) -> bool:
-        """Whether anything is new."""
-        fresh = False
-        for member in (member for cluster in found for member in cluster.members):
-            seen = (member.state, reason(member))
-            if self._seen.get(member.id) != seen:
-                self._seen[member.id] = seen
-                fresh = True
-                if not self._quiet:
-                    click.echo(_line(member), err=True)
-        return fresh
-
-
-def _going_up(cluster: Cluster, as_declared: bool) -> Cluster:
-    if cluster.deleting:
-        raise Conflict(f"{cluster.name} is being deleted: its machines will not be up")
-    if cluster.draining:
-        hint = f"`vmjobs cluster resume {cluster.name}` has machines started again"
-        raise Conflict(f"{cluster.name} is drained: its machines will not be up", hint=hint)
-    if cluster.failed and as_declared:
-        raise Conflict(f"{cluster.name}: {cluster.failed.message}", hint=try_again(cluster))
-    return cluster
-
-
 def try_again(cluster: Cluster) -> str:
     """What to do about a declaration that the cluster went back from."""
     return f"mend the declaration, or try it again: `vmjobs cluster retry {cluster.name}`"
-
-
-def _progress(cluster: Cluster) -> str:
-    states = [member.state for member in cluster.members if member.state is not MemberState.UP]
-    others = ", ".join(f"{states.count(s)} {s}" for s in MemberState if s in states)
-    return f"{cluster.name}: {cluster.up} of {cluster.target} UP" + (f" ({others})" if others else "")
-
-
-def _line(member: Member) -> str:
-    where = f" on {member.node}" if member.node else ""
-    why = reason(member)
-    return f"{member.name} {member.state}{where}" + (f": {why}" if why else "")
-
-
-def _tell_why(cluster: Cluster) -> None:
-    click.echo(f"vmjobs: not all is up in time: {_progress(cluster)}", err=True)
-    for member in cluster.members:
-        if member.state is not MemberState.UP:
-            click.echo(f"  {_line(member)}", err=True)
-        elif member.generation != cluster.generation:
-            click.echo(f"  {_line(member)} (still as it was declared before)", err=True)

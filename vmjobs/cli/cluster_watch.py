@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vmjobs.cli.cluster_support import LAST_POLL, complete_member, name_argument
-from vmjobs.cli.support import client, json_option, plain, print_json, print_table
+from vmjobs.cli.cluster_support import complete_member, name_argument
+from vmjobs.cli.cluster_wait import LAST_POLL
+from vmjobs.cli.support import client, json_option, plain, print_json, print_table, printable
 from vmjobs.cluster.member import MemberState
 from vmjobs.cluster.wire import ClusterEvent, Member
 from vmjobs.errors import NotFound
@@ -53,7 +54,8 @@ def _follow_events(api: Clusters, name: str, found: Sequence[ClusterEvent], as_j
     last = 0
     while True:
         for event in found:
-            click.echo(json.dumps(plain(event)) if as_json else "  ".join(filter(None, _cells(event))))
+            line = printable("  ".join(filter(None, _cells(event))))
+            click.echo(json.dumps(plain(event)) if as_json else line)
             last = event.seq
         time.sleep(0 if found else LAST_POLL)
         try:

@@ -1,4 +1,4 @@
-"""Declarations of clusters as files: YAML or JSON, and for every fault the line that it is on.
+"""Declarations of clusters and gateways as files: YAML or JSON, and for every fault its line.
 
 YAML as its version 1.2 has it: only ``true`` and ``false`` are truth values, so that ``no`` is text
 and ``12:30`` no number. Tags and merge keys (``<<``) have no meaning here.
@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import yaml
 from pydantic import BaseModel
 
 from vmjobs.cluster.spec import ClusterSpec, Limits, Size, parse_cluster
 from vmjobs.errors import Fault, InvalidSpec
+from vmjobs.gateway.spec import Gateway, GatewayMachine, parse_gateway
 
 MAX_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 16
@@ -26,15 +27,22 @@ MAX_DEPTH: Final = 16
 MAX_VALUES: Final = 20_000
 STDIN: Final = "-"
 
-_FIELDS: Final[dict[str, type[BaseModel]]] = {"": ClusterSpec, "limits": Limits, "size": Size}
+_Fields = dict[str, type[BaseModel]]
+_FIELDS: Final[_Fields] = {"": ClusterSpec, "limits": Limits, "size": Size}
+#: A gateway's machines are in a mapping by name.
+_GATEWAY_FIELDS: Final[_Fields] = {"": Gateway, "machines.*": GatewayMachine}
 #: In place of a regular expression.
 _PLAIN: Final = {
     "name": "must be at most 32 of a-z, 0-9 and '-', beginning with a letter and not ending with '-'",
     "image": "must be an image's name, name:tag, namespace/name:tag, or sha256:DIGEST",
     "nodes": "must be a shell pattern for names of nodes, like node*.example.org",
     "pool": "must be the name of one of the service's pools",
+    "gateway": "must be at most 32 of a-z, 0-9 and '-', beginning with a letter, not ending with '-'",
+    "domain": "must be a domain of at least two names, in lower case, like tier3.example",
 }
 
+
+_T = TypeVar("_T")
 
 _CORE: Final = "tag:yaml.org,2002:"
 _TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} levels deep"
@@ -111,7 +119,7 @@ class Declaration:
 
     def finding(self, fault: Fault) -> Finding:
         """A fault of this declaration, whoever found it, with its place."""
-        return _located(self.file, self.node, fault)
+        return _located(self.file, self.node, fault, _FIELDS)
 
 
 @dataclass(frozen=True)
@@ -138,33 +146,64 @@ def refuse(findings: Sequence[Finding]) -> None:
         raise InvalidSpec(f"the declaration has {count}", faults=[f.fault for f in findings])
 
 
+@dataclass(frozen=True)
+class GatewayDeclaration:
+    """The gateway that a file declares."""
+
+    spec: Gateway
+    file: str
+    node: yaml.Node
+
+    def finding(self, fault: Fault) -> Finding:
+        """A fault of this declaration, whoever found it, with its place."""
+        return _located(self.file, self.node, fault, _GATEWAY_FIELDS)
+
+
+def read_gateway(file: str) -> tuple[GatewayDeclaration | None, tuple[Finding, ...]]:
+    """The gateway that ``file`` declares, or everything that is wrong with it."""
+    source = _Source(file)
+    nodes = list(source.documents())
+    if not nodes and not source.findings:
+        source.fault(Place(source.name), "empty", "declares no gateway")
+    for node in nodes[1:]:
+        source.fault(_place(source.name, node), "twice", "a file declares one gateway")
+    found = None
+    for node in nodes[:1]:
+        spec = source.declared(node, parse_gateway, _GATEWAY_FIELDS)
+        found = GatewayDeclaration(spec, source.name, node) if spec is not None else None
+    findings = sorted(source.findings, key=lambda f: (f.place.line, f.place.column))
+    return (None if findings else found), tuple(findings)
+
+
 def read(files: Sequence[str]) -> Declarations:
     """The declarations of all ``files``; ``-`` is standard input."""
     clusters: list[Declaration] = []
     findings: list[Finding] = []
     for file in files:
-        read_file = _File(file)
-        clusters += read_file.clusters
-        findings += sorted(read_file.findings, key=lambda f: (f.place.line, f.place.column))
+        source, before = _Source(file), len(clusters)
+        for node in source.documents():
+            spec = source.declared(node, parse_cluster, _FIELDS)
+            if spec is not None:
+                clusters.append(Declaration(spec, source.name, node))
+        if len(clusters) == before and not source.findings:
+            source.fault(Place(source.name), "empty", "declares no cluster")
+        findings += sorted(source.findings, key=lambda f: (f.place.line, f.place.column))
     return Declarations(tuple(clusters), (*findings, *_twice(clusters)))
 
 
 # --------------------------------------------------------------------------- files
 
 
-class _File:
+class _Source:
     """One file: what it declares, and what is wrong with it."""
 
     def __init__(self, file: str) -> None:
         self.name = "<stdin>" if file == STDIN else file
-        self.clusters: list[Declaration] = []
         self.findings: list[Finding] = []
-        for node in self._documents(self._text(file)):
-            self._declared(node)
-        if not self.clusters and not self.findings:
-            self._fault(Place(self.name), "empty", "declares no cluster")
+        self._words = self._text(file)
 
-    def _fault(self, place: Place, code: str, message: str) -> None:
+    def fault(self, place: Place, code: str, message: str) -> None:
+        """Something is wrong with the file."""
         self.findings.append(Finding(place, "", code, message))
 
     def _text(self, file: str) -> str:
@@ -178,20 +217,21 @@ class _File:
                     data = source.read(MAX_BYTES + 1)
             if len(data) <= MAX_BYTES:
                 return data.decode("utf-8-sig")
-            self._fault(Place(self.name), "too_large", "has more than 1 MiB")
+            self.fault(Place(self.name), "too_large", "has more than 1 MiB")
         except OSError as error:
-            self._fault(Place(self.name), "unreadable", f"cannot be read: {error.strerror}")
+            self.fault(Place(self.name), "unreadable", f"cannot be read: {error.strerror}")
         except UnicodeDecodeError as error:
             place = self._after(data[: error.start].decode("utf-8", "replace"))
-            self._fault(place, "not_text", "is not text in UTF-8")
+            self.fault(place, "not_text", "is not text in UTF-8")
         return ""
 
     def _after(self, before: str) -> Place:
         """The place that follows the text ``before``."""
         return Place(self.name, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
-    def _documents(self, text: str) -> Iterator[yaml.Node]:
+    def documents(self) -> Iterator[yaml.Node]:
         """The documents up to the first that is no YAML; empty ones are left out."""
+        text = self._words
         try:
             for node in yaml.compose_all(text, Loader=_Loader):
                 if not (isinstance(node, yaml.ScalarNode) and node.tag == f"{_CORE}null"):
@@ -199,28 +239,28 @@ class _File:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             place = Place(self.name, mark.line + 1, mark.column + 1) if mark else Place(self.name)
-            self._fault(place, "yaml", f"is no YAML: {error.problem or error.context}")
+            self.fault(place, "yaml", f"is no YAML: {error.problem or error.context}")
         except yaml.reader.ReaderError as error:
             place = self._after(text[: error.position])
-            self._fault(place, "yaml", "has a character that YAML does not allow")
+            self.fault(place, "yaml", "has a character that YAML does not allow")
         except RecursionError:
-            self._fault(Place(self.name), "yaml", _TOO_DEEP)
+            self.fault(Place(self.name), "yaml", _TOO_DEEP)
 
-    def _declared(self, node: yaml.Node) -> None:
+    def declared(self, node: yaml.Node, parse: Callable[[Any], _T], fields: _Fields) -> _T | None:
+        """What a document declares; None, and findings, where it has faults."""
         reader = _Reader(self.name)
         data = reader.value(node)
         self.findings += reader.findings
         if not reader.left:
-            return
+            return None
         told = {finding.field for finding in reader.findings}
         try:
-            spec = parse_cluster(data)
+            spec = parse(data)
         except InvalidSpec as error:
-            found = [_located(self.name, node, fault) for fault in error.faults]
+            found = [_located(self.name, node, fault, fields) for fault in error.faults]
             self.findings += [finding for finding in found if finding.field not in told]
-        else:
-            if not told:
-                self.clusters.append(Declaration(spec, self.name, node))
+            return None
+        return None if told else spec
 
 
 def _twice(clusters: Sequence[Declaration]) -> Iterator[Finding]:
@@ -299,7 +339,7 @@ def _place(file: str, node: yaml.Node) -> Place:
 # --------------------------------------------------------------------------- faults and places
 
 
-def _located(file: str, node: yaml.Node, fault: Fault) -> Finding:
+def _located(file: str, node: yaml.Node, fault: Fault, fields: _Fields) -> Finding:
     """A fault at the key, or the item of a list, that it is about.
 
     Parts of its path that are neither in the document nor of a declaration are of whoever checked:
@@ -310,10 +350,10 @@ def _located(file: str, node: yaml.Node, fault: Fault) -> Finding:
     for part in fault.field.split(".") if fault.field else []:
         if (step := _step(at, part)) is not None:
             where, at = step
-        elif field not in _FIELDS or part not in _FIELDS[field].model_fields:
+        elif part not in _known(field, fields):
             continue
         field = _joined(field, part)
-    return Finding(_place(file, where), field, fault.code, _said(field, fault))
+    return Finding(_place(file, where), field, fault.code, _said(field, fault, fields))
 
 
 def _step(node: yaml.Node, part: str) -> tuple[yaml.Node, yaml.Node] | None:
@@ -326,25 +366,32 @@ def _step(node: yaml.Node, part: str) -> tuple[yaml.Node, yaml.Node] | None:
     return None
 
 
-def _said(field: str, fault: Fault) -> str:
+def _known(field: str, fields: _Fields) -> list[str]:
+    """The fields of what is declared at ``field``."""
+    above, _, _ = field.rpartition(".")
+    model = fields.get(field) or fields.get(f"{above}.*")
+    return list(model.model_fields) if model else []
+
+
+def _said(field: str, fault: Fault, fields: _Fields) -> str:
     """A fault in words that fit a file."""
     above, _, name = field.rpartition(".")
     match fault.code:
         case "missing":
             return "is missing"
         case "extra_forbidden":
-            return _unknown(above, name)
+            return _unknown(_known(above, fields), name)
         case "model_type":
             return "must be a mapping, KEY: VALUE"
         case "tuple_type":
             return "must be a list"
         case "string_pattern_mismatch":
-            return _PLAIN.get(field.partition(".")[0], fault.message)
+            return _PLAIN.get(
+                name if above.startswith("machines") else field.partition(".")[0], fault.message
+            )
     return fault.message
 
 
-def _unknown(above: str, name: str) -> str:
-    model = _FIELDS.get(above)
-    known = list(model.model_fields) if model else []
+def _unknown(known: Sequence[str], name: str) -> str:
     near = difflib.get_close_matches(name.lower(), known, 1)
     return f"there is no such field; did you mean {near[0]}?" if near else "there is no such field"

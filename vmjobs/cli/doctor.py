@@ -37,7 +37,7 @@ def doctor(no_boot: bool, as_json: bool) -> None:
     Exits with 1 if nothing here could run a VM, or if a configured API does not answer.
     """
     settings = config()
-    findings = [*_programs(), _firmware(), *_libraries(), _sandbox()]
+    findings = [*_programs(), _firmware(), *_libraries(), _sandbox(), *_clusters(settings)]
     hypervisors = [] if no_boot else list(_hypervisors(settings))
     api = list(_api(settings))
     findings += hypervisors + api
@@ -92,6 +92,39 @@ def _sandbox() -> Finding:
     except VMJobsError as error:
         return Finding("sandbox", False, error.message, "images that are not raw")
     return Finding("sandbox", True, "bubblewrap ran a program", "images that are not raw")
+
+
+def _clusters(settings: Config) -> Iterator[Finding]:
+    """Settings for virtual clusters of which a part is missing."""
+    for faults, use in (
+        (_faults_of_offer(settings), "machines of clusters here"),
+        (_faults_of_pools(settings), "serving clusters"),
+    ):
+        yield from (Finding("settings", False, fault, use) for fault in faults)
+
+
+def _faults_of_offer(settings: Config) -> Iterator[str]:
+    offer = {"cluster_cpus": settings.cluster_cpus, "cluster_memory": settings.cluster_memory}
+    given = [f"{name} is {value}" for name, value in offer.items() if value]
+    if not given and settings.cluster_disk:
+        yield f"cluster_disk is {settings.cluster_disk}, but cluster_cpus and cluster_memory are 0"
+    elif given and 0 in offer.values():
+        (missing,) = (name for name, value in offer.items() if not value)
+        yield f"{given[0]}, but {missing} is 0: no machine finds room here; set both"
+    if settings.cluster_memory and settings.agent_token_file is None:
+        yield "cluster_memory is set, but agent_token_file is not: the agent asks for no machines"
+
+
+def _faults_of_pools(settings: Config) -> Iterator[str]:
+    folder = settings.pool_key_dir
+    if settings.pools and folder is None:
+        yield "pools is set, but pool_key_dir is not: machines get no tokens from this service"
+    elif folder is not None and not settings.pools:
+        yield "pool_key_dir is set, but pools is not: no cluster can be declared"
+    elif folder is not None:
+        for name in settings.pools:
+            if not (folder / name).is_file():
+                yield f"the pool {name} has no key: there is no file {folder / name}"
 
 
 def _hypervisors(settings: Config) -> Iterator[Finding]:

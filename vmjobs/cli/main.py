@@ -21,6 +21,7 @@ COMMANDS = {
     "job": ("vmjobs.cli.job", "job", "Submit jobs and look after them."),
     "image": ("vmjobs.cli.image", "image", "Build images and look at them."),
     "cluster": ("vmjobs.cli.cluster", "cluster", "Operate virtual clusters."),
+    "gateway": ("vmjobs.cli.gateway", "gateway", "Run a grid gateway on this machine."),
     "node": ("vmjobs.cli.node", "node", "Look at execute nodes."),
     "token": ("vmjobs.cli.token", "token", "Make bearer tokens (on the API's host)."),
     "run": ("vmjobs.cli.run", "run", "Run a script in a VM on this machine."),
@@ -78,8 +79,11 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def _tell(error: VMJobsError) -> None:
-    click.echo(f"vmjobs: {error.message} [{error.code}]", err=True)
-    for fault in error.faults:
-        click.echo(f"  {fault.field or 'request'}: {fault.message}", err=True)
+    from vmjobs.cli.support import printable  # noqa: PLC0415 - only where something went wrong
+
+    lines = [f"vmjobs: {error.message} [{error.code}]"]
+    lines += [f"  {fault.field or 'request'}: {fault.message}" for fault in error.faults]
     if error.hint:
-        click.echo(f"  hint: {error.hint}", err=True)
+        lines.append(f"  hint: {error.hint}")
+    for line in lines:
+        click.echo(printable(line, keep="\n\t"), err=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import select
 import socket
+import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +17,7 @@ import click
 from vmjobs.agent import protocol
 from vmjobs.cli.support import ago, client, config, json_option, print_json, print_table
 from vmjobs.cluster.member import MemberState
-from vmjobs.errors import Forbidden, NotFound
+from vmjobs.errors import Forbidden, InvalidRequest, NotFound
 from vmjobs.model import Node
 
 if TYPE_CHECKING:
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 
 #: A node under full load is slow to answer, and must not lose its jobs for that.
 ANSWER_SECONDS = 60
+#: How often an agent that answers is asked again, in seconds: free disk and jobs change all the time.
+ASK_SECONDS = 10.0
+#: How often one is looked for where there is none.
+LOOK_SECONDS = 1.0
 
 
 @click.group()
@@ -128,24 +135,55 @@ def _for_clusters(of: Node, taken: dict[str, _Taken] | None) -> str:
 
 
 @node.command()
-def ad() -> None:
-    """Print this node's machine ad attributes, for HTCondor's STARTD_CRON."""
+@click.option(
+    "--follow", is_flag=True, help="Print them anew whenever they may have changed, until killed."
+)
+def ad(*, follow: bool) -> None:
+    """Print this node's machine ad attributes, for HTCondor's STARTD_CRON.
+
+    With --follow, that an agent is gone is told at once, and one that has come within a second.
+    """
     from condor import machine_ad  # noqa: PLC0415 - only the execute node needs it
 
-    described = _ask_agent(config().socket)
-    click.echo(machine_ad.lines(described) if described else machine_ad.absent(), nl=False)
+    path, known_absent = config().socket, False
+    while True:
+        for described in _said_by_agent(path):
+            click.echo(machine_ad.lines(described), nl=False)
+            known_absent = False
+            if not follow:
+                return
+        if not known_absent:
+            click.echo(machine_ad.absent(), nl=False)
+        if not follow:
+            return
+        known_absent = True
+        _wait(LOOK_SECONDS)  # nothing tells when a socket appears
 
 
-def _ask_agent(path: Path) -> Node | None:
-    """What the agent says of its node; None where there is no agent."""
+def _said_by_agent(path: Path) -> Iterator[Node]:
+    """What the agent says of its node, every few seconds, until there is no agent."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_SECONDS)
             connection.connect(str(path))
-            protocol.send(connection, protocol.StatusMessage())
-            for message in protocol.receive(connection):
-                if isinstance(message, protocol.StatusMessage):
-                    return message.node
-    except OSError:
-        return None
-    return None
+            messages = protocol.receive(connection)
+            while True:
+                protocol.send(connection, protocol.StatusMessage())
+                answer = next(messages, None)
+                if not isinstance(answer, protocol.StatusMessage) or answer.node is None:
+                    return
+                yield answer.node
+                _wait(ASK_SECONDS, connection)
+    except (OSError, InvalidRequest):
+        return
+
+
+def _wait(seconds: float, connection: socket.socket | None = None) -> None:
+    """Wait so long, or until the agent is gone. Whoever read us being gone ends this program."""
+    poller = select.poll()
+    reader = sys.stdout.fileno()
+    poller.register(reader, 0)
+    if connection is not None:
+        poller.register(connection, select.POLLIN)
+    if any(number == reader for number, _ in poller.poll(math.ceil(seconds * 1000))):
+        sys.exit(0)

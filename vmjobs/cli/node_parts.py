@@ -11,12 +11,14 @@ from vmjobs.agent.journal import Journal
 from vmjobs.agent.members.journal import MemberJournal
 from vmjobs.agent.members.parts import MemberParts, MemberSettings
 from vmjobs.agent.members.telling import Reporter, Shipper
+from vmjobs.agent.node import member_directory
 from vmjobs.agent.run import Parts, RunSettings
 from vmjobs.cli.support import node_name
+from vmjobs.client import ShareClient
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor.registry import drivers
-from vmjobs.ports import ImageSource, LiveSource, ShareSource
+from vmjobs.ports import ImageSource, LiveSource
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +62,11 @@ def parts(
 
 def member_journal(settings: Config) -> MemberJournal:
     """What is kept on this node of the machines of clusters."""
-    return MemberJournal(settings.state_dir / "members")
+    return MemberJournal(member_directory(settings))
 
 
 def member_parts(
-    settings: Config, source: ShareSource, images: ImageSource, hypervisors: Fleet
+    settings: Config, source: ShareClient, images: ImageSource, hypervisors: Fleet
 ) -> MemberParts:
     """What machines of clusters are made with."""
     from condor.worker import WorkerKit  # noqa: PLC0415 - only nodes that have clusters need it
@@ -81,4 +83,5 @@ def member_parts(
         kit=WorkerKit(),
         settings=MemberSettings(max_console=settings.max_console_bytes),
         seeds=NoCloud(),
+        sessions=source,
     )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from vmjobs.config import Config, load
 from vmjobs.errors import Unauthenticated
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from vmjobs.client import Client
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+#: Runs this program again: as it is, wherever it is installed.
+AGAIN: Final = (sys.executable, "-c", "from vmjobs.cli.main import main; main()")
 
 
 @lru_cache(maxsize=1)
@@ -79,6 +85,31 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(plain(value), indent=2, default=str))
 
 
+def print_items(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table whose last columns say too much for a narrow terminal: as many columns as fit, and
+    what the others say below each row. A pipe gets all of them.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
+    terminal = Console()
+    width = terminal.width if terminal.is_terminal else sys.maxsize
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    shown = len(columns)
+    while shown > 1 and sum(widths[:shown]) + 2 * (shown - 1) > width:
+        shown -= 1
+    for row in (columns, *rows):
+        cells = zip(row[:shown], widths[:shown], strict=True)
+        line = "  ".join(cell.ljust(size) for cell, size in cells).rstrip()
+        click.secho(line, bold=row is columns)
+        rest = "" if row is columns else "; ".join(cell for cell in row[shown:] if cell.strip("-"))
+        for more in textwrap.wrap(rest, max(20, width - 4)):
+            click.echo(f"    {more}")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Some of it is what a guest or a node said, and not for the terminal to obey."""
+    return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Print a table; a terminal decides on colours, a pipe gets plain text of full width."""
     console = Console()
@@ -86,7 +117,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
         console = Console(width=200)
     table = Table(*columns, title=title or None, title_justify="left", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        # Text, and no markup of rich's, which would even be refused where it is none.
+        table.add_row(*(Text("" if cell is None else printable(str(cell), "\n")) for cell in row))
     console.print(table)
 
 

@@ -52,6 +52,15 @@ def user(subject: str, groups: tuple[str, ...], admin: bool, days: float, file: 
 
 
 @token.command()
+@click.argument("pool")
+@_lifetime
+@_file
+def rooster(pool: str, days: float, file: Path | None) -> None:
+    """A token with which the condor_rooster of POOL has clusters wake that sleep."""
+    _hand_out(make_issuer(config()).rooster_token(pool, lifetime=days * 86400), file)
+
+
+@token.command()
 @click.argument("name")
 @_lifetime
 @_file

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-#: name -> (module, attribute, one line of help). The help stands here so that listing the commands
-#: imports none of them.
+#: name -> (module, attribute, one line of help); without help it is not shown. The help stands here so
+#: that listing the commands imports none of them.
 Table = Mapping[str, tuple[str, str, str]]
 
 
@@ -36,4 +36,5 @@ class Verbs(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List them in a help text."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.verbs[name][2]) for name in self.list_commands(ctx)])
+            lines = [(name, self.verbs[name][2]) for name in self.list_commands(ctx)]
+            formatter.write_dl([line for line in lines if line[1]])

@@ -70,8 +70,10 @@ def _pools(settings: Config) -> dict[str, Pool]:
         return {}
     from condor.pool import CondorPool  # noqa: PLC0415
 
-    words = {name: value.split() for name, value in settings.pools.items()}
-    return {name: CondorPool(name, collector, schedd) for name, (collector, schedd, _) in words.items()}
+    seconds = settings.pool_token_seconds
+    return {
+        name: CondorPool(name, settings.pool(name), token_seconds=seconds) for name in settings.pools
+    }
 
 
 def _refuse_root() -> None:

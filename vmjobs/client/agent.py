@@ -11,7 +11,9 @@ from urllib.parse import quote
 import requests
 from pydantic import BaseModel
 
+from vmjobs.client.sessions import SessionStream
 from vmjobs.client.transport import Retries, Transport, Upload, parse
+from vmjobs.cluster.session import SessionAnswer
 from vmjobs.cluster.wire import MemberReports, NodeShare, PoolToken, TokenRequest
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, Unavailable
 from vmjobs.model import AttemptClaim, InputFile, JobTicket, Node, Output, Report, StreamName
@@ -216,7 +218,10 @@ class NodeClient:
 
 
 class ShareClient:
-    """What a node is to have of virtual clusters, with its token: a ``vmjobs.ports.ShareSource``."""
+    """What a node is to have of virtual clusters, with its token: a ``vmjobs.ports.ShareSource``.
+
+    It also speaks for those who log in to machines there: a ``vmjobs.ports.SessionSource``.
+    """
 
     def __init__(
         self,
@@ -231,12 +236,24 @@ class ShareClient:
         # One try waits for as long as the service may, and there is no second one.
         patience = replace(retries, deadline=MAX_WAIT + retries.deadline)
         self._waiting = Transport(url, token, session=session, retries=patience)
-        self._path = f"/v1/nodes/{quote(node, safe='')}/members"
+        self._node = f"/v1/nodes/{quote(node, safe='')}"
+        self._path = f"{self._node}/members"
 
     def close(self) -> None:
         """Give connections back; calls that wait for another try fail at once."""
         self._http.close()
         self._waiting.close()
+
+    def answer(self, session: str, answer: SessionAnswer) -> None:
+        """See :class:`vmjobs.ports.SessionSource`."""
+        self._post(self._session(session), encoded(answer), JSON_HEADERS)
+
+    def stream(self, session: str) -> SessionStream:
+        """See :class:`vmjobs.ports.SessionSource`."""
+        return SessionStream(self._http, self._session(session))
+
+    def _session(self, session: str) -> str:
+        return f"{self._node}/sessions/{quote(session, safe='')}"
 
     def share(self, seen: int, wait: float) -> NodeShare:
         """See :class:`vmjobs.ports.ShareSource`; ``wait``: 30 s at most."""

@@ -11,7 +11,9 @@ from pydantic import BaseModel
 
 from vmjobs.client import files
 from vmjobs.client.agent import JSON_HEADERS, encoded
+from vmjobs.client.sessions import SessionStream
 from vmjobs.client.transport import Transport, parse
+from vmjobs.cluster.session import Session, SessionRequest
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import (
     Applied,
@@ -41,7 +43,8 @@ class Clusters:
 
     def list(self) -> builtins.list[Cluster]:
         """All clusters, by name; without their members."""
-        return builtins.list(self._http.get(ClusterList, "/v1/clusters").clusters)
+        pages = self._http.pages(ClusterList, "/v1/clusters")
+        return [cluster for page in pages for cluster in page.clusters]
 
     def get(self, name: str) -> Cluster:
         """One cluster with its members."""
@@ -84,6 +87,10 @@ class Clusters:
         """
         return self._send(Cluster, "POST", f"{_cluster(name)}/scale", Scale(size=size))
 
+    def wake(self, name: str) -> None:
+        """Have a machine in a cluster that demand has left none; else nothing changes."""
+        self._http.call("POST", f"{_cluster(name)}/wake", repeatable=True)
+
     def drain(self, name: str) -> Cluster:
         """Let all machines end with their jobs, and start none until :meth:`resume`."""
         return self._send(Cluster, "POST", f"{_cluster(name)}/drain")
@@ -111,6 +118,25 @@ class Clusters:
         """
         answer = self._http.call("DELETE", _cluster(name), params={"mode": mode})
         return parse(Cluster, answer)
+
+    # -- logging in
+
+    def open_session(self, name: str, member: str, key: str) -> Session:
+        """Have a member's machine let in, once, who holds the private half of an OpenSSH public key.
+
+        Raises:
+            NotFound: there is no such member.
+            MachineNotRunning, NoLogin: nobody can log in to its machine now.
+            Unavailable: its node does not answer.
+        """
+        path = f"{_cluster(name)}/members/{_part(member)}/sessions"
+        body = encoded(SessionRequest(key=key))
+        answer = self._http.call("POST", path, body=body, headers=JSON_HEADERS, repeatable=False)
+        return parse(Session, answer)
+
+    def session(self, session: str) -> SessionStream:
+        """The operator's side of a session."""
+        return SessionStream(self._http, f"/v1/sessions/{_part(session)}")
 
     def _send(
         self, model: type[_Model], method: str, path: str, body: BaseModel | None = None

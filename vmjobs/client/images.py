@@ -70,7 +70,8 @@ class Images(Closing):
 
     def list(self) -> list[ImageInfo]:
         """The images that can be named, one entry for each name."""
-        return list(self._http.get(ImageList, "/v1/images").images)
+        pages = self._http.pages(ImageList, "/v1/images")
+        return [image for page in pages for image in page.images]
 
     def detail(self, ref: str) -> ImageDetail:
         """One image with its manifest, by digest, name, name:tag or namespace/name:tag."""

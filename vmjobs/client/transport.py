@@ -154,6 +154,16 @@ class Transport:
         """GET a JSON object."""
         return parse(model, self.call("GET", path, params=params))
 
+    def pages(self, model: type[Model], path: str) -> Iterator[Model]:
+        """GET a list that is given in pages; ``model`` says in ``next`` where the next one begins."""
+        cursor = ""
+        while True:
+            found = self.get(model, path, {"cursor": cursor} if cursor else None)
+            yield found
+            cursor = str(getattr(found, "next", ""))
+            if not cursor:
+                return
+
     def call(
         self,
         method: str,

@@ -238,7 +238,8 @@ class Client(Closing):
 
     def images(self) -> list[ImageInfo]:
         """All images."""
-        return list(self._http.get(ImageList, "/v1/images").images)
+        pages = self._http.pages(ImageList, "/v1/images")
+        return [image for page in pages for image in page.images]
 
     def image(self, ref: str) -> ImageDetail:
         """One image with its manifest; more in :class:`vmjobs.client.images.Images`."""
@@ -246,7 +247,7 @@ class Client(Closing):
 
     def nodes(self) -> list[Node]:
         """All execute nodes."""
-        return list(self._http.get(NodeList, "/v1/nodes").nodes)
+        return [node for page in self._http.pages(NodeList, "/v1/nodes") for node in page.nodes]
 
     def node(self, name: str) -> Node:
         """One execute node."""

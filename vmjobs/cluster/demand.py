@@ -2,15 +2,22 @@
 
 It grows at once. It shrinks with patience: to the most that was wanted at any time within the last
 ``idle_seconds``, so that a machine goes only if it was one too many all that time.
+
+Somebody may see jobs that nobody counts here, and wake a cluster that sleeps: it gets one machine, and
+keeps it until there is demand, or until it had time enough to come up and get a job.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from vmjobs.cluster.spec import ClusterSpec
+
+#: Who was woken keeps a machine that nobody seems to need: it fetches its image, boots and joins
+#: meanwhile, and the pool gives it a job.
+AWAKE: Final = timedelta(minutes=15)
 
 
 @dataclass(frozen=True)
@@ -42,16 +49,35 @@ class Sizing(NamedTuple):
     why: str = ""
 
 
+def wakes(spec: ClusterSpec, target: int) -> bool:
+    """Whether a cluster sleeps, and may have a machine."""
+    return target == 0 and spec.range.max > 0
+
+
+def held(woken: datetime | None, demand: Demand | None, present: datetime) -> datetime | None:
+    """When the cluster was woken, if that is still what it has a machine for."""
+    seen = demand is not None and demand.busy + demand.machines > 0
+    return None if woken is None or seen or present - woken >= AWAKE else woken
+
+
 def size(
-    spec: ClusterSpec, target: int, slack: Slack | None, demand: Demand | None, present: datetime
+    spec: ClusterSpec,
+    target: int,
+    slack: Slack | None,
+    demand: Demand | None,
+    present: datetime,
+    *,
+    awake: bool = False,
 ) -> Sizing:
     """The size that a cluster is to have now.
 
     target, slack: what they were. demand: None: nobody can tell now, and nothing is concluded.
+    awake: a machine that it has is not the last one to go, see :func:`held`.
     """
     if demand is None:
         return Sizing(target)
-    wanted = min(max(demand.busy + demand.machines, spec.range.min), spec.range.max)
+    least = max(spec.range.min, min(target, 1) if awake else 0)
+    wanted = min(max(demand.busy + demand.machines, least), spec.range.max)
     if wanted > target:
         return Sizing(wanted, None, _said(wanted, demand))
     if wanted == target:

@@ -17,6 +17,7 @@ class MemberNow:
     """A member: what was ordered, what its agent says, what its pool says.
 
     node: empty: it has none yet. generation: of the declaration that it was made by.
+    withdrawn: the last incarnation that the pool was told is no more.
     admitted, condemned: the last incarnation that is. advertised: whose ad the collector had last;
     0: it has none. probe: what the probe job of the present machine did; None: nobody looked.
     waiting: since when it is waited for its ad or its probe job; None: the pool does not answer, and
@@ -36,6 +37,7 @@ class MemberNow:
     condemned: int = 0
     failures: int = 0
     advertised: int = 0
+    withdrawn: int = 0
     busy: bool = False
     probe: ProbeState | None = None
     waiting: datetime | None = None
@@ -47,6 +49,12 @@ class MemberNow:
     def number(self) -> int:
         """N of its name ``CLUSTER-N``."""
         return int(self.name.rpartition("-")[2])
+
+    @property
+    def ended(self) -> int:
+        """The last incarnation whose machine is no more; 0: none is."""
+        over = self.phase in {Phase.WAITING, Phase.GONE}
+        return self.incarnation if over else max(0, self.incarnation - 1)
 
     @property
     def joined(self) -> bool:

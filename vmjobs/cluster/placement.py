@@ -83,9 +83,12 @@ class Room:
         self._nodes = sorted(nodes, key=lambda node: node.name)
         self._left = {n.name: _Left(n.cpus, n.memory, n.disk) for n in self._nodes}
         self._here: Counter[tuple[str, str]] = Counter()
+        #: What found no place since room was last taken: it finds none now.
+        self._refused: dict[Wanted, Placement] = {}
 
     def take(self, node: str, need: Need) -> None:
         """A machine holds this on a node; the node may offer less by now, or be unknown."""
+        self._refused.clear()
         if left := self._left.get(node):
             left.cpus -= need.cpus
             left.memory -= need.memory
@@ -97,10 +100,19 @@ class Room:
 
     def try_there(self, node: str, image: str) -> None:
         """A machine of the image that is not up yet is on a node that lives."""
+        self._refused.clear()
         self._tried |= {(image, node), (image, "")}
 
     def place(self, wanted: Wanted) -> Placement:
         """Find a node, and take its room: where the cluster has fewest machines, then most memory."""
+        if refused := self._refused.get(wanted):
+            return refused
+        place = self._search(wanted)
+        if not place.node:
+            self._refused[wanted] = place
+        return place
+
+    def _search(self, wanted: Wanted) -> Placement:
         if not self._nodes:
             return Placement(code=MemberCode.NO_NODE, why="no node has announced itself to the service")
         named = [node for node in self._nodes if _matches(node, wanted)]

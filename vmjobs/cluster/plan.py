@@ -102,6 +102,7 @@ class _Planner:
         self._room = room
         self._present = present
         self._over: set[str] = set()
+        self._wanted = wanted_by(cluster.spec, cluster.kinds, cluster.image)
         taken = {m.name for m in cluster.members}
         names = (f"{cluster.name}-{n}" for n in count())
         self._names = (name for name in names if name not in taken)
@@ -138,7 +139,7 @@ class _Planner:
             if self._is_over(member):
                 self._over.add(member.id)
                 yield Forget(member.id)
-            elif _stale_ad(member):
+            elif member.ended > member.withdrawn or _stale_ad(member):
                 yield Withdraw(member.id)
 
     def _is_over(self, member: MemberNow) -> bool:
@@ -225,12 +226,9 @@ class _Planner:
             -member.number,
         )
 
-    def _wanted(self) -> Wanted:
-        return wanted_by(self._cluster.spec, self._cluster.kinds, self._cluster.image)
-
     def _places(self, members: Iterable[MemberNow]) -> Iterator[Action]:
         for member in sorted(members, key=lambda m: m.number):
-            place = self._room.place(self._wanted())
+            place = self._room.place(self._wanted)
             if place.node:
                 yield Place(member.id, place.node)
             elif (place.code, place.why) != (member.code, member.why):
@@ -239,7 +237,7 @@ class _Planner:
     def _creations(self, missing: int, lost: int) -> Iterator[Action]:
         """Members that are missing; in place of lost ones only such as find room at once."""
         for made in range(missing):
-            place = self._room.place(self._wanted())
+            place = self._room.place(self._wanted)
             if not place.node and made >= missing - lost:
                 return
             yield Create(self._cluster.name, next(self._names), place)
@@ -250,7 +248,7 @@ class _Planner:
             closed = self._guards.closed(member.image, member.node)
             if member.phase is not Phase.WAITING or not closed or not self._movable(member, there):
                 continue
-            if member.id not in self._over and (place := self._room.place(self._wanted())).node:
+            if member.id not in self._over and (place := self._room.place(self._wanted)).node:
                 yield from self._end([member], Goal.DRAIN)
                 yield Create(self._cluster.name, next(self._names), place)
 
@@ -302,10 +300,7 @@ class _Planner:
 def _stale_ad(member: MemberNow) -> bool:
     """Whether the pool knows a machine of a member that is gone. One may also join before its agent
     has said that it runs."""
-    if not member.advertised or member.phase is None:
-        return False
-    ended = member.phase is Phase.WAITING and member.advertised == member.incarnation
-    return ended or member.advertised < member.incarnation
+    return member.phase is not None and 0 < member.advertised <= member.ended
 
 
 def _rolled_back(member: MemberNow, cluster: ClusterNow) -> str:

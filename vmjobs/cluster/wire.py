@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from vmjobs.cluster.guard import GuardState
 from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
+from vmjobs.cluster.session import SessionCall
 from vmjobs.cluster.spec import AttributeValue, ClusterName, ClusterSpec, Lifecycle, Limits
 from vmjobs.model import Digest, Frozen, HypervisorKind, NetworkMode
 from vmjobs.wire import Envelope
@@ -22,15 +23,24 @@ MAX_COUNT: Final = 2**31 - 2
 # --------------------------------------------------------------------------- service and agents
 
 
+def _known_limits(value: Any) -> Any:
+    """What an operator declares is taken to the letter; what a newer service orders is not."""
+    if not isinstance(value, dict):
+        return value
+    return {name: content for name, content in value.items() if name in Limits.model_fields}
+
+
 class PoolAddress(Envelope):
     """A pool as its members see it.
 
-    collector: ``host`` or ``host:port``. trust_domain: the issuer of its tokens.
+    collector: ``host`` or ``host:port``. trust_domain: the issuer of its tokens. user: whose jobs
+    probes are.
     """
 
     name: str
     collector: str
     trust_domain: str
+    user: str = "vmjobs"
 
 
 class MemberOrder(Envelope):
@@ -54,7 +64,7 @@ class MemberOrder(Envelope):
     pool: PoolAddress
     attributes: dict[str, AttributeValue] = Field(default_factory=dict)
     start: str = "True"
-    limits: Limits = Limits()
+    limits: Annotated[Limits, BeforeValidator(_known_limits)] = Limits()
     lifecycle: Lifecycle = Lifecycle.THROWAWAY
     boot_seconds: int
     drain_seconds: int
@@ -65,10 +75,14 @@ class MemberOrder(Envelope):
 
 
 class NodeShare(Envelope):
-    """All machines that a node is to have. revision: grows with every change of it."""
+    """All machines that a node is to have. revision: grows with every change of it.
+
+    sessions: that wait for the node; each is there until it is answered.
+    """
 
     revision: int = Field(ge=0)
     members: tuple[MemberOrder, ...] = Field(default=(), max_length=10000)
+    sessions: tuple[SessionCall, ...] = Field(default=(), max_length=1000)
 
 
 class MemberReport(Frozen):
@@ -119,7 +133,8 @@ class PoolToken(Envelope):
 class Member(Envelope):
     """A member as operators see it. since: when the state began. up_since: None unless UP.
 
-    jobs: that it has run, as its machine ad told last. busy: it runs one now.
+    jobs: that it has run, as its machine ad told last. busy: it runs one now. system: name and version
+    of its operating system, as its machine ad told last; empty: it has had none yet.
     """
 
     id: str
@@ -134,6 +149,7 @@ class Member(Envelope):
     hypervisor: HypervisorKind | None = None
     busy: bool = False
     jobs: int = 0
+    system: str = ""
     code: MemberCode = MemberCode.PROGRESS
     message: str = ""
     since: datetime
@@ -208,9 +224,10 @@ class Applied(Envelope):
 
 
 class ClusterList(Envelope):
-    """All clusters, by name; without their members."""
+    """Some clusters, by name, without their members. next: cursor of the next page, if any."""
 
     clusters: tuple[Cluster, ...]
+    next: str = ""
 
 
 class ClusterEvent(Envelope):

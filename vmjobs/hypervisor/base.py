@@ -24,6 +24,8 @@ GATEWAY_ADDRESS = "10.0.2.2"
 NAMESERVER_ADDRESS = "10.0.2.3"
 ENDPOINT_ADDRESS = "10.0.2.100"
 ENDPOINT_PORT = 80
+#: Of the endpoint's address: where a guest waits for those who log in.
+DOOR_PORT = 22
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,26 @@ class DataDisk:
 
 @dataclass(frozen=True)
 class Network:
-    """A guest's only way out: user-mode NAT, or just the endpoint's Unix socket."""
+    """A guest's only way out: user-mode NAT, or just the endpoint's Unix socket.
+
+    door: Unix socket to which a guest connects at :data:`DOOR_PORT` to wait for those who log in.
+    """
 
     mode: NetworkMode
     endpoint: Path
+    door: Path | None = None
+
+
+@dataclass(frozen=True)
+class PrivateLink:
+    """A network card besides the machine's own, on a switch that several machines share.
+
+    switch: Unix SEQPACKET socket; each connection is a port of the switch, each datagram a frame.
+    mac: the card's address.
+    """
+
+    switch: Path
+    mac: str
 
 
 @dataclass(frozen=True)
@@ -107,6 +125,7 @@ class Machine:
     overlay: the root disk's copy-on-write overlay, where it is to outlive the machine; made unless it
         is there. The next machine needs the same image and the same workdir. None: it is thrown away.
     limits: held to as far as :meth:`Hypervisor.unenforced` does not say otherwise.
+    links: network cards after the machine's own, in this order in the guest.
     """
 
     name: str
@@ -120,6 +139,7 @@ class Machine:
     cmdline: tuple[str, ...] = ()
     overlay: Path | None = None
     limits: MachineLimits | None = None
+    links: tuple[PrivateLink, ...] = ()
 
 
 class MachineState(StrEnum):

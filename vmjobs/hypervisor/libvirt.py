@@ -29,6 +29,7 @@ from vmjobs.hypervisor.base import (
     MachineState,
     ProbeResult,
 )
+from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.domain_xml import board, domain_xml
 from vmjobs.hypervisor.embedded import EmbeddedRoot
 from vmjobs.hypervisor.endings import Endings, of_cause
@@ -205,6 +206,7 @@ class Libvirt:
 
     kernels: what a probe may boot, the best first.
     domain_type: libvirt's, where it is not the name of the kind.
+    launcher: what starts processes that are to last as long as a machine.
     """
 
     def __init__(
@@ -214,8 +216,10 @@ class Libvirt:
         *,
         kernels: Callable[[], Iterable[Path]] = node_kernels,
         domain_type: str = "",
+        launcher: Launcher | None = None,
     ) -> None:
         self.kind = kind
+        self._launcher = launcher or Launcher()
         self._connection = connection
         self._kernels = kernels
         self._type = domain_type or kind.value
@@ -255,14 +259,19 @@ class Libvirt:
         on, held = board(), self._holder.plan(machine)
         if self.state(machine.name) is not MachineState.GONE:
             raise HypervisorError(f"{machine.name} runs already")
+        if machine.links:
+            message = f"machines with private networks run on uml alone, not on {self.kind}"
+            raise HypervisorError(message, hint="set their hypervisor to uml")
         overlay = (machine.overlay or machine.workdir / "overlay.qcow2").absolute()
-        with ExitStack() as undo:
+        with ExitStack() as after, ExitStack() as undo:
             undo.callback(self.destroy, machine.name)
             boots_by_uefi = machine.image.boot is BootMethod.UEFI
             uefi = firmware.lay_out(machine.workdir, firmware.find()) if boots_by_uefi else None
             nbd = self._serve_root(machine)
             _make_overlay(machine, overlay)
             carrier = self._lay_cable(machine, held)
+            if carrier is not None:
+                after.callback(carrier.close)
             cable = carrier.ready() if carrier else None
             text = domain_xml(machine, self._type, overlay, cable, on, uefi, nbd)
             self._connection.endings.expect(machine.name)
@@ -370,9 +379,7 @@ class Libvirt:
             return None
         listen = machine.workdir.absolute() / "net.sock"
         share = held.processors
-        started = netproc.start(machine, network, listen=listen, mtu=MTU, processors=share)
-        self._helpers.setdefault(machine.name, []).append(started.process)
-        return started
+        return netproc.start(self._launcher, machine, network, listen=listen, mtu=MTU, processors=share)
 
     def _serve_root(self, machine: Machine) -> Path | None:
         if machine.image.live is None:

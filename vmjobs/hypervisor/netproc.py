@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
-import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import vmjobs
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import (
+    DOOR_PORT,
     ENDPOINT_ADDRESS,
     ENDPOINT_PORT,
     GATEWAY_ADDRESS,
@@ -23,6 +23,7 @@ from vmjobs.hypervisor.base import (
     Machine,
     Network,
 )
+from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.model import NetworkMode
 from vmjobs.subprocess import environment
 
@@ -40,9 +41,15 @@ def wanted(machine: Machine) -> Network | None:
 
 @dataclass(frozen=True)
 class Started:
-    """A network process, on its way. ``log`` is where it says what went wrong."""
+    """A network process, on its way.
 
-    process: subprocess.Popen[bytes]
+    said: where it says that it is ready. told: where it is told what to regulate; -1: nowhere.
+    log: where it says what went wrong. To be closed in the end.
+    """
+
+    process: Detached
+    said: int
+    told: int
     log: Path
 
     def regulate(self, pid: int) -> None:
@@ -51,11 +58,10 @@ class Started:
         Raises:
             HypervisorError: it is gone.
         """
-        if self.process.stdin is None:
+        if self.told < 0:
             return
         try:
-            with self.process.stdin as told:
-                told.write(b"%d\n" % pid)
+            os.write(self.told, b"%d\n" % pid)
         except OSError as error:
             raise HypervisorError(f"the network process is gone: {error.strerror}") from error
 
@@ -66,14 +72,21 @@ class Started:
             HypervisorError: it does not come up, with its own words. It is gone then.
         """
         try:
-            return _wait_ready(self.process, self.log)
+            return _wait_ready(self.said, self.log)
         except BaseException:
             self.process.kill()
-            self.process.wait()
             raise
+
+    def close(self) -> None:
+        """There is nothing more to say or to hear."""
+        for handle in (self.said, self.told):
+            if handle >= 0:
+                os.close(handle)
+        self.process.close()
 
 
 def start(
+    launcher: Launcher,
     machine: Machine,
     network: Network,
     *,
@@ -85,6 +98,7 @@ def start(
     """Start the process. It comes up beside whatever the caller does until it needs it.
 
     Args:
+        launcher: what starts it, so that it lasts as long as its machine.
         fd: one end of a SEQPACKET pair, handed on to the process; or
         listen: where it makes a stream socket.
         mtu: bytes in an IP packet.
@@ -93,19 +107,21 @@ def start(
     argv = [sys.executable, "-S", "-P", "-m", MODULE, *_arguments(machine, network, mtu)]
     if processors is not None:
         argv += ["--processors", f"{processors:g}"]
-    argv += ["--fd", str(fd)] if fd is not None else ["--listen", str(listen)]
+    argv += ["--fd", "3"] if fd is not None else ["--listen", str(listen)]
     log = machine.workdir / "usernet.log"
-    with log.open("ab") as said:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL if processors is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            pass_fds=() if fd is None else (fd,),
-            env=environment({"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])}),
-            start_new_session=True,
-        )
-    return Started(process, log)
+    with log.open("ab") as errors, ExitStack() as undo, ExitStack() as theirs:
+        stdin, told = os.pipe() if processors is not None else (os.open(os.devnull, os.O_RDONLY), -1)
+        theirs.callback(os.close, stdin)
+        said, stdout = os.pipe()
+        theirs.callback(os.close, stdout)
+        for handle in (said, told):
+            if handle >= 0:
+                undo.callback(os.close, handle)
+        handles = [stdin, stdout, errors.fileno(), *([] if fd is None else [fd])]
+        env = environment({"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])})
+        process = launcher.start(argv, handles, env, Path())
+        undo.pop_all()
+    return Started(process, said, told, log)
 
 
 def find(name: str) -> list[procs.Process]:
@@ -140,6 +156,7 @@ def _arguments(machine: Machine, network: Network, mtu: int) -> list[str]:
         *("--endpoint", str(network.endpoint)),
         *("--endpoint-address", ENDPOINT_ADDRESS),
         *("--endpoint-port", str(ENDPOINT_PORT)),
+        *(("--door", str(network.door), "--door-port", str(DOOR_PORT)) if network.door else ()),
         *("--network", subnet),
         *("--gateway", GATEWAY_ADDRESS),
         *("--nameserver", NAMESERVER_ADDRESS),
@@ -149,15 +166,10 @@ def _arguments(machine: Machine, network: Network, mtu: int) -> list[str]:
     ]
 
 
-def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> Path:
-    if process.stdout is None:  # cannot be: it was asked for
-        raise HypervisorError("the network process has no output")
-    deadline = time.monotonic() + READY_SECONDS
-    with process.stdout as output:
-        ready = procs.readable([output.fileno()], deadline - time.monotonic())
-        said = os.read(output.fileno(), 4096) if ready else b""
-        if said.startswith(b"ready"):
-            return Path(os.fsdecode(said.removeprefix(b"ready").strip()))
+def _wait_ready(output: int, log: Path) -> Path:
+    said = os.read(output, 4096) if procs.readable([output], READY_SECONDS) else b""
+    if said.startswith(b"ready"):
+        return Path(os.fsdecode(said.removeprefix(b"ready").strip()))
     words = ""
     with contextlib.suppress(OSError):
         words = log.read_text("utf-8", "replace").strip()[-1000:]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vmjobs.config import Config
 from vmjobs.hypervisor.base import Hypervisor
+from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.libvirt import Connection, Libvirt
 from vmjobs.hypervisor.probe import node_kernels
 from vmjobs.hypervisor.uml import UserModeLinux
@@ -16,20 +17,21 @@ from vmjobs.model import HypervisorKind
 def drivers(
     config: Config, kernels: Callable[[], Iterable[Path]] = tuple
 ) -> dict[HypervisorKind, Hypervisor]:
-    """The drivers that are set up, best first. Nothing is started or opened yet.
+    """The drivers that are set up, best first. What starts machines comes up meanwhile.
 
     Args:
         kernels: kernels of images that are on this node, for probes; the node's own are tried
             after them.
     """
-    connection = Connection()
+    connection, launcher = Connection(), Launcher()
+    launcher.prepare()
 
     def candidates() -> list[Path]:
         return [*kernels(), *node_kernels()]
 
     def make(kind: HypervisorKind) -> Hypervisor:
         if kind is HypervisorKind.UML:
-            return UserModeLinux()
-        return Libvirt(kind, connection, kernels=candidates)
+            return UserModeLinux(launcher=launcher)
+        return Libvirt(kind, connection, kernels=candidates, launcher=launcher)
 
     return {kind: make(kind) for kind in config.hypervisors}

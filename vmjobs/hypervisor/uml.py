@@ -11,83 +11,60 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import resource
 import signal
-import socket
-import subprocess
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from logging import getLogger
+from contextlib import ExitStack
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import mconsole, netproc, procs
+from vmjobs.hypervisor import mconsole, netproc, procs, uml_boot
 from vmjobs.hypervisor.base import (
     NAME_PREFIX,
     Ending,
     Machine,
     MachineLimits,
     MachineState,
-    Network,
     ProbeResult,
 )
-from vmjobs.hypervisor.endings import of_kernel, tail
+from vmjobs.hypervisor.detached import Detached, Launcher
+from vmjobs.hypervisor.endings import of_kernel
 from vmjobs.hypervisor.limits import Holder
 from vmjobs.hypervisor.probe import boot_probe
-from vmjobs.model import MIB, BootMethod, HypervisorKind
+from vmjobs.model import HypervisorKind
 from vmjobs.subprocess import run
 
-log = getLogger(__name__)
-
-_Words = list[str]
 _Processes = list[procs.Process]
 _Pids = list[int]
-_Children = dict[str, list[subprocess.Popen[bytes]]]
-_Kernels = dict[str, tuple[subprocess.Popen[bytes], Path]]
+_Kernels = dict[str, tuple[Detached, Path]]
 
-#: A COW file names its base by an absolute path of at most 255 bytes (arch/um/drivers/cow_user.c).
-MAX_WORKDIR = 240
-
-#: Longest name that UML takes.
-MAX_NAME = 63
-#: UML numbers its disks 0 to 7; the root disk is one of them.
-MAX_DATA_DISKS = 7
 #: Seconds in which the guest's kernel must answer its console.
 ANSWER_SECONDS = 5.0
-#: Seconds in which the kernel must be up so far that it has a console.
-START_SECONDS = 30.0
 #: Seconds that a kernel which has ended may take to have an exit status.
 ENDING_SECONDS = 5.0
 #: Seconds that a killed process may take to end.
 KILL_SECONDS = 30.0
-#: Bytes in an IP packet between the guest and its network process.
-MTU = 1500
-MAC = "52:54:00:12:34:56"
-
-#: What an image may ask for. UML takes its devices from the same command line, any file of this
-#: user among them, so that nothing but names known to be harmless gets through.
-_HARMLESS = re.compile(
-    r"(init|rootfstype|rootflags|rootwait|rootdelay|ro|rw|loglevel|selinux|apparmor|audit|security"
-    r"|systemd\.[\w.-]+|rd\.[\w.-]+|net\.ifnames|random\.trust_cpu|vmjobs(\.[\w.-]+)?)(=[\w./,:@%+-]*)?"
-)
 
 
 class UserModeLinux:
     """The UML driver.
 
     program: the UML kernel.
+    launcher: what starts machines, so that they outlive this process, whoever supervises it.
     kill_seconds: how long :meth:`destroy` waits for killed processes.
     """
 
     kind = HypervisorKind.UML
 
-    def __init__(self, program: str = "linux.uml", *, kill_seconds: float = KILL_SECONDS) -> None:
+    def __init__(
+        self,
+        program: str = "linux.uml",
+        *,
+        launcher: Launcher | None = None,
+        kill_seconds: float = KILL_SECONDS,
+    ) -> None:
         self._program = program
+        self._launcher = launcher or Launcher()
         self._kill_seconds = kill_seconds
-        self._children: _Children = {}
         self._mains: dict[str, int] = {}
         self._kernels: _Kernels = {}
         self._lock = threading.Lock()
@@ -106,31 +83,38 @@ class UserModeLinux:
 
     def start(self, machine: Machine) -> None:
         """See :meth:`Hypervisor.start`."""
-        _check(machine)
+        uml_boot.check(machine)
         held = self._holder.plan(machine)
         if machine.image.live is not None:
             raise HypervisorError("a UML machine starts of a complete image only")
         if self._find(machine.name):
             raise HypervisorError(f"{machine.name} runs already")
-        with ExitStack() as undo:
+        with ExitStack() as after, ExitStack() as undo:
             undo.callback(self.destroy, machine.name)
-            disks = _lay_out(machine)
+            disks = uml_boot.lay_out(machine)
             network, carrier = netproc.wanted(machine), None
-            with _cable(network) as (outer, inner):
+            with uml_boot.cable(network) as (outer, inner), uml_boot.private_cables(machine) as links:
                 if network is not None and outer is not None:
                     carrier = netproc.start(
+                        self._launcher,
                         machine,
                         network,
                         fd=outer.fileno(),
-                        mtu=MTU,
+                        mtu=uml_boot.MTU,
                         processors=held.processors,
                     )
-                    self._adopt(machine.name, carrier.process)
-                argv = [*self._command(machine), *disks, *_network_device(inner)]
-                kernel = self._boot(machine, argv, inner)
+                    after.callback(carrier.close)
+                cables = links if inner is None else [inner, *links]
+                argv = [*uml_boot.command(self._program, machine), *disks]
+                argv += [uml_boot.network_device()] if inner is not None else []
+                argv += uml_boot.private_devices(machine, first=len(cables) - len(links))
+                kernel = uml_boot.boot(self._launcher, machine, argv, cables)
+            with self._lock:
+                self._kernels[machine.name] = (kernel, machine.console)
+                self._mains[machine.name] = kernel.pid
             self._holder.hold(held, machine.name, lambda: self._pids(machine.name))
             if carrier is not None:
-                carrier.regulate(kernel)
+                carrier.regulate(kernel.pid)
                 carrier.ready()  # long since: the kernel takes longer to come up
             undo.pop_all()
 
@@ -143,10 +127,12 @@ class UserModeLinux:
         """See :meth:`Hypervisor.destroy`."""
         # The kernel's processes live on, and spin, when only their leader is killed.
         procs.kill_all(lambda: self._find(name) + netproc.find(name), self._kill_seconds, name)
-        self._reap(name)
         self._holder.release(name)
         with self._lock:
-            self._kernels.pop(name, None)
+            self._mains.pop(name, None)
+            kernel = self._kernels.pop(name, None)
+        if kernel is not None:
+            kernel[0].close()
 
     def pause(self, name: str) -> None:
         """See :meth:`Hypervisor.pause`."""
@@ -183,7 +169,6 @@ class UserModeLinux:
         """See :meth:`Hypervisor.state`."""
         main = self._main(name)
         if main is None:
-            self._reap(name)
             return MachineState.GONE
         return MachineState.PAUSED if self._paused(main, name) else MachineState.RUNNING
 
@@ -201,75 +186,15 @@ class UserModeLinux:
         if kernel is None:
             return Ending.UNKNOWN
         process, console = kernel
-        try:
-            # A process that is about to end shows no command line any more, but has no status yet.
-            return of_kernel(process.wait(ENDING_SECONDS), console)
-        except subprocess.TimeoutExpired:
-            return Ending.UNKNOWN
+        # A process that is about to end shows no command line any more, but has no status yet.
+        status = process.status(ENDING_SECONDS)
+        return Ending.UNKNOWN if status is None else of_kernel(status, console)
 
     def list(self) -> list[str]:
         """See :meth:`Hypervisor.list`; also machines of which only remains are left."""
         return sorted({name for process in procs.scan() if (name := self._name_of(process))})
 
     # ----------------------------------------------------------------- inside
-
-    def _command(self, machine: Machine) -> _Words:
-        return [
-            self._program,
-            f"mem={machine.memory}M",
-            f"umid={machine.name}",
-            "uml_dir=.",
-            "mconsole=notify:notify",
-            # Without this a guest's root could mount any directory of ours; with it, none.
-            "hostfs=/dev/null",
-            "con=null",
-            "con0=null,fd:1",
-            "noreboot",
-            *allowed_parameters(machine.image.cmdline),
-            *machine.cmdline,
-            f"root=/dev/ubda{machine.image.partition or ''}",
-            "rw",
-            "panic=1",
-            "vmjobs=1",
-        ]
-
-    def _boot(self, machine: Machine, argv: _Words, inner: socket.socket | None) -> int:
-        """Start the kernel; its process's number, once it is up."""
-        with (
-            _notify_socket(machine.workdir) as ready,
-            machine.console.open("ab", buffering=0) as console,
-        ):
-            began = console.seek(0, os.SEEK_END)
-            try:
-                process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=console,
-                    stderr=console,
-                    pass_fds=() if inner is None else (inner.fileno(),),
-                    cwd=machine.workdir,
-                    env={"PATH": "/usr/bin:/bin", "TMPDIR": str(_memory_directory(machine))},
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise HypervisorError(f"cannot run {self._program}: {error.strerror}") from error
-            self._adopt(machine.name, process)
-            with self._lock:
-                self._kernels[machine.name] = (process, machine.console)
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
-            _wait_up(process, ready, machine.console, began)
-            return process.pid
-
-    def _adopt(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        with self._lock:
-            self._children.setdefault(name, []).append(process)
-
-    def _reap(self, name: str) -> None:
-        with self._lock:
-            left = [child for child in self._children.pop(name, []) if child.poll() is None]
-            if left:
-                self._children[name] = left
 
     def _tell(self, name: str, words: str) -> None:
         main = self._main(name)
@@ -303,16 +228,9 @@ class UserModeLinux:
     def _pids(self, name: str) -> _Pids:
         return [process.pid for process in self._find(name) + netproc.find(name)]
 
-    def _child(self, name: str) -> int | None:
-        """The kernel, where this process started it."""
-        with self._lock:
-            children = [c.pid for c in self._children.get(name, ()) if c.returncode is None]
-        living = (found for pid in children if (found := procs.read(pid)) is not None)
-        return next((p.pid for p in living if p.leads and self._name_of(p) == name), None)
-
     def _main(self, name: str) -> procs.Process | None:
         """The guest's kernel itself: it leads its session."""
-        known = self._mains.get(name) or self._child(name)
+        known = self._mains.get(name)
         if known is not None:
             process = procs.read(known)  # a look at one process, not at all of them
             if process is not None and process.leads and self._name_of(process) == name:
@@ -327,114 +245,6 @@ class UserModeLinux:
     def _version(self) -> str:
         told = run([self._program, "--version"], timeout=10, error=HypervisorError)
         return f"UML {told.text.strip()}"
-
-
-# --------------------------------------------------------------------------- before the start
-
-
-def _check(machine: Machine) -> None:
-    if not machine.name.startswith(NAME_PREFIX) or not re.fullmatch(r"[\w.-]+", machine.name):
-        raise HypervisorError(f"{machine.name!r} is not a machine's name")
-    if len(machine.name) > MAX_NAME:
-        raise HypervisorError(f"the name {machine.name} has more than {MAX_NAME} characters")
-    if machine.image.boot is not BootMethod.KERNEL:
-        raise HypervisorError(f"UML brings its own kernel and cannot boot by {machine.image.boot}")
-    if len(machine.disks) > MAX_DATA_DISKS:
-        raise HypervisorError(f"UML has {MAX_DATA_DISKS} data disks, not {len(machine.disks)}")
-    where = machine.workdir.resolve()
-    if len(os.fsencode(where)) > MAX_WORKDIR:
-        raise HypervisorError(
-            f"the path of {where} is longer than the {MAX_WORKDIR} bytes that UML's overlays allow",
-            hint="set state_dir to a shorter path",
-        )
-
-
-def allowed_parameters(words: Sequence[str]) -> list[str]:
-    """Those of an image's kernel parameters that cannot name anything of the node."""
-    allowed = [word for word in words if _HARMLESS.fullmatch(word)]
-    for word in set(words) - set(allowed):
-        log.info("UML is not given the image's kernel parameter %r", word)
-    return allowed
-
-
-def _lay_out(machine: Machine) -> list[str]:
-    """Put links to the disks into the working directory; the devices' parameters.
-
-    The flag ``d`` says "data": without it UML looks for a copy-on-write header in what a user
-    may have written, and would open the file that is named there.
-    """
-    try:
-        (machine.workdir / "base").symlink_to(machine.image.root.absolute())
-        if machine.overlay is not None:
-            (machine.workdir / "overlay").symlink_to(machine.overlay.absolute())
-        # c: no locks. A lock on the base would keep QEMU from using the same image.
-        devices = ["ubd0c=overlay,base"]
-        for number, disk in enumerate(machine.disks, start=1):
-            (machine.workdir / f"disk{number}").symlink_to(disk.path.absolute())
-            devices.append(f"ubd{number}{'dr' if disk.read_only else 'd'}=disk{number}")
-    except OSError as error:
-        raise HypervisorError(f"cannot lay out {machine.workdir}: {error}") from error
-    return devices
-
-
-def _memory_directory(machine: Machine) -> Path:
-    """Where the file that is the guest's memory lies: in memory where that can be."""
-    shared = Path("/dev/shm")  # noqa: S108
-    with contextlib.suppress(OSError):
-        there = os.statvfs(shared)
-        room = there.f_bavail * there.f_frsize >= machine.memory * MIB
-        if room and not there.f_flag & os.ST_NOEXEC and os.access(shared, os.W_OK):
-            return shared
-    return machine.workdir
-
-
-@contextmanager
-def _cable(network: Network | None) -> Iterator[tuple[socket.socket | None, socket.socket | None]]:
-    """Both ends of the cable, closed here once those who use them have got them."""
-    if network is None:
-        yield None, None
-        return
-    outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with outer, inner:
-        yield outer, inner
-
-
-def _network_device(inner: socket.socket | None) -> list[str]:
-    return [] if inner is None else [f"vec0:transport=fd,fd={inner.fileno()},mac={MAC},mtu={MTU}"]
-
-
-# --------------------------------------------------------------------------- while it starts
-
-
-@contextmanager
-def _notify_socket(workdir: Path) -> Iterator[socket.socket]:
-    """Where the kernel says that its management console is up."""
-    path = workdir / "notify"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        with mconsole.short_path(path) as address:
-            sock.bind(address)
-        try:
-            yield sock
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _wait_up(process: subprocess.Popen[bytes], ready: socket.socket, console: Path, began: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    handle = os.pidfd_open(process.pid)
-    try:
-        happened = procs.readable([ready.fileno(), handle], deadline - time.monotonic())
-    finally:
-        os.close(handle)
-    if ready.fileno() in happened:
-        return
-    why = "ended at once" if happened else f"is not up after {START_SECONDS:g} s"
-    raise HypervisorError(f"UML {why}: {_last_words(console, began)}")
-
-
-def _last_words(console: Path, began: int) -> str:
-    lines = tail(console, began).decode("utf-8", "replace").split("\n")
-    return "; ".join(line.strip() for line in lines if line.strip())[-500:] or "it said nothing"
 
 
 def _console(pid: int, name: str) -> Path:

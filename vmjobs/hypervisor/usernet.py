@@ -291,6 +291,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--endpoint", type=Path, required=True, help="Unix socket")
     parser.add_argument("--endpoint-address", required=True)
     parser.add_argument("--endpoint-port", type=int, required=True)
+    parser.add_argument("--door", type=Path, help="Unix socket of those who log in")
+    parser.add_argument("--door-port", type=int, help="of the endpoint's address")
     parser.add_argument("--network", required=True)
     parser.add_argument("--gateway", required=True)
     parser.add_argument("--nameserver", required=True)
@@ -324,6 +326,8 @@ def main(argv: list[str] | None = None) -> int:
     stack = Stack(settings, link.send)
     try:
         stack.forward(options.endpoint_address, options.endpoint_port, _reachable(options.endpoint))
+        if options.door is not None:
+            stack.forward(options.endpoint_address, options.door_port, _reachable(options.door))
         if options.fd is not None:
             _say_ready()
         serve(link, stack)

@@ -68,5 +68,5 @@ start_in_container() {
     bb chown "$program_uid" "$script_out" "$script_err"
     exec setsid env -i VMJOBS_JOB_ID="$VMJOBS_JOB_ID" VMJOBS_ARRAY_INDEX="$VMJOBS_ARRAY_INDEX" \
         VMJOBS_ARRAY_COUNT="$VMJOBS_ARRAY_COUNT" VMJOBS_ARGUMENTS="${VMJOBS_ARGUMENTS:-}" \
-        "$busybox" sh "$lib/enter.sh" "$what" 3>&- 4>&-
+        "$busybox" sh "$lib/enter.sh" "$what"
 }

@@ -16,20 +16,23 @@ record written, WAITING or GONE       disks of the last machine, perhaps: remove
 forgotten, contents removed           record alone: no machine; removed if the service agrees
 ====================================  =======================================================
 
-A machine whose name is not in any record was started by nobody: it is destroyed.
+A machine whose name is not in any record was started by nobody: it is destroyed. A record that another
+release has written, and this one does not understand, stays as it is, and so does its machine.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from vmjobs.agent.journal import machine_prefix, sweep_unknown, write_durably
-from vmjobs.agent.members.record import Record
+from vmjobs.agent.members.record import Aside, Record
 from vmjobs.cluster.wire import NodeShare
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.model import HypervisorKind
@@ -40,6 +43,7 @@ RECORD = "record.json"
 SHARE = "share.json"
 MACHINE = "machine"
 ENDPOINT = "endpoint.sock"
+DOOR = "door.sock"
 KEPT = "disks"
 
 
@@ -50,6 +54,8 @@ class MemberPlace:
         self.directory = directory
         #: The endpoint's socket: at the same place for all machines of the member.
         self.endpoint = directory / ENDPOINT
+        #: Where its guest waits for those who log in; also at the same place.
+        self.door = directory / DOOR
         #: The present machine's disks, and what else goes with it.
         self.machine = directory / MACHINE
         self.record = directory / RECORD
@@ -63,6 +69,7 @@ class MemberPlace:
     def clear(self) -> None:
         """Remove what goes with a machine. The consoles of the last stay."""
         self.endpoint.unlink(missing_ok=True)
+        self.door.unlink(missing_ok=True)
         if self.machine.exists():
             shutil.rmtree(self.machine)
 
@@ -118,20 +125,29 @@ class MemberJournal:
         place.record.unlink(missing_ok=True)
         place.directory.rmdir()
 
+    def has_members(self) -> bool:
+        """Whether anything is kept of any, be it understood or not."""
+        return any(self.root.glob(f"*/{RECORD}"))
+
     def load(self) -> list[Record]:
-        """The records that there are. A directory without one is removed."""
+        """The records that are understood. A directory without one is removed."""
         found = []
         for directory in sorted(path for path in self.root.iterdir() if path.is_dir()):
             record = _read(directory / RECORD)
             if record is None:
                 shutil.rmtree(directory)
-            else:
+            elif isinstance(record, Record):
                 found.append(record)
         return found
 
+    def aside(self) -> list[Aside]:
+        """What is known of the other records."""
+        paths = sorted(self.root.glob(f"*/{RECORD}"))
+        return [record for path in paths if isinstance(record := _read(path), Aside)]
+
     def clear(self, drivers: Mapping[HypervisorKind, Hypervisor]) -> int:
         """Remove all members and their machines; how many there were."""
-        self.sweep([], drivers)
+        sweep_unknown(self.prefix, (), drivers)
         directories = [path for path in self.root.iterdir() if path.is_dir()]
         for directory in directories:
             self.forget(directory.name)
@@ -154,15 +170,38 @@ class MemberJournal:
 
     def sweep(self, records: list[Record], drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
         """Destroy machines that no record names. Returns their names."""
-        return sweep_unknown(self.prefix, {record.machine for record in records}, drivers)
+        left_alone = tuple(f"{self.prefix}{record.id}-" for record in self.aside())
+        return sweep_unknown(
+            self.prefix, _Known({record.machine for record in records}, left_alone), drivers
+        )
 
 
-def _read(path: Path) -> Record | None:
+@dataclass(frozen=True)
+class _Known:
+    """Names of machines: these, and those that begin like that."""
+
+    names: set[str]
+    beginnings: tuple[str, ...]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names or (isinstance(name, str) and name.startswith(self.beginnings))
+
+
+def _read(path: Path) -> Record | Aside | None:
     try:
-        return Record.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        return Record.model_validate_json(content)
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        # Its machine has no record then, and is destroyed: the service sees a new member soon.
-        log.error("%s cannot be read and is removed: %s", path, error)
+        fault = error
+    try:
+        data = json.loads(content)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or "order" not in data:
+        # No release has written that. Its machine has no record then, and is destroyed.
+        log.error("%s cannot be read and is removed: %s", path, fault)
         return None
+    log.error("%s is not understood; it and its machine are left alone: %s", path, fault)
+    return Aside.model_validate({**data, "id": path.parent.name})

@@ -20,14 +20,16 @@ from dataclasses import dataclass, field
 
 from vmjobs.agent.background import begin
 from vmjobs.agent.inbox import ExitReported, Ready
+from vmjobs.agent.members.callers import Callers
+from vmjobs.agent.members.door import Visit
 from vmjobs.agent.members.listener import Listener
 from vmjobs.agent.members.machine import MemberMachine, News, Over, Renewed, TokenRefused, why_not
 from vmjobs.agent.members.parts import MemberParts
-from vmjobs.agent.members.plan import ADMIT, DRAIN, NEW_TOKEN, Effect, decide
+from vmjobs.agent.members.plan import DRAIN, NEW_TOKEN, Effect, decide
 from vmjobs.agent.members.record import End, Facts, Record
 from vmjobs.cluster.member import MemberCode, Phase
 from vmjobs.cluster.wire import MemberOrder, NodeShare
-from vmjobs.errors import VMJobsError
+from vmjobs.errors import NoLogin, VMJobsError
 from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
@@ -60,16 +62,22 @@ class Destroyed:
     failed: End | None = None
 
 
+@dataclass(frozen=True)
+class Again:
+    """A member that is GONE is to have a machine again, with the disks that it kept."""
+
+
 @dataclass
 class Member:
-    """A member while this process looks after it."""
+    """A member while this process looks after it. troubled: it was told that this node hinders it."""
 
     record: Record
     facts: Facts = field(default_factory=Facts)
     machine: MemberMachine | None = None
+    troubled: bool = False
 
 
-_Heard = News | Staged | Done | Destroyed
+_Heard = News | Staged | Done | Destroyed | Again
 _Work = Callable[[], _Heard | None]
 
 
@@ -84,6 +92,8 @@ class Keeper:
         self._reporter = parts.reporter
         self._clock = clock or steady_clock()
         self._members: dict[str, Member] = {}
+        #: Those whose records are not understood: nothing is done about them.
+        self._aside: set[str] = set()
         self._share: NodeShare | None = None
         #: Whether the share is the service's word, and not only what is remembered of it.
         self._confirmed = False
@@ -109,6 +119,22 @@ class Keeper:
         self._heard.put((member, incarnation, news))
         self._wake()
 
+    def knock(self, member: str, incarnation: int, key: str, seconds: float) -> Visit:
+        """Have a member's machine let in who holds the private half of ``key``, an OpenSSH public key.
+
+        Raises:
+            NoLogin: it does not.
+        """
+        found = self._members.get(member)
+        if found is None or found.machine is None or found.record.incarnation != incarnation:
+            raise NoLogin(f"its node has no machine {incarnation} of it")
+        return found.machine.knock(key, seconds)
+
+    def machine(self, member: str) -> MemberMachine | None:
+        """A member's present machine; None: it has none, or is not known here."""
+        found = self._members.get(member)
+        return found.machine if found is not None and found.record.phase in _ALIVE else None
+
     def stop(self) -> None:
         """Have :meth:`run` end. Machines go on."""
         with self._changed:
@@ -129,6 +155,9 @@ class Keeper:
         for record in records:
             self._members[record.order.id] = self._recovered(record, now)
             self._reporter.tell(record.report())
+        for aside in journal.aside():
+            self._aside.add(aside.id)
+            self._reporter.tell(aside.report(journal.place(aside.id).record, now))
         swept = journal.sweep(records, self._parts.drivers)
         self._share = journal.last_share()
         log.info("%d members of clusters, %d unknown machines removed", len(records), len(swept))
@@ -159,8 +188,25 @@ class Keeper:
                 log.error(
                     "member %s: again in %g s: %s", name, TROUBLE_SECONDS, error, exc_info=not full
                 )
+                self._tell_trouble(self._members[name], error)
                 until = min(until, now + TROUBLE_SECONDS)
+            else:
+                self._tell_no_trouble(name)
         return until
+
+    def _tell_trouble(self, member: Member, error: Exception) -> None:
+        """Say what keeps a member from going on: of what is not kept its record says nothing."""
+        end = why_not(error)
+        if isinstance(error, OSError):
+            end = End(code=MemberCode.NODE_FAILED, message=f"the agent cannot keep its record: {error}")
+        self._reporter.tell(member.record.troubled(end))
+        member.troubled = True
+
+    def _tell_no_trouble(self, name: str) -> None:
+        member = self._members.get(name)
+        if member is not None and member.troubled:
+            self._reporter.tell(member.record.report())
+            member.troubled = False
 
     def _take_share(self) -> None:
         with suppress(queue.Empty):
@@ -186,7 +232,8 @@ class Keeper:
 
     def _orders(self, now: float) -> dict[str, MemberOrder]:
         """What each member is to be; one that was never heard of before begins here."""
-        orders = {order.id: order for order in (self._share.members if self._share else ())}
+        share = self._share.members if self._share else ()
+        orders = {order.id: order for order in share if order.id not in self._aside}
         for name, order in orders.items():
             if name not in self._members:
                 self._members[name] = Member(Record(order=order, since=now))
@@ -256,7 +303,7 @@ class Keeper:
         elif effect is Effect.ABORT:
             machine.unwanted.set()
         elif effect is Effect.TELL_ADMITTED:
-            machine.signal(ADMIT)
+            machine.signal(self._parts.settings.admit)
         elif effect is Effect.TELL_DRAIN:
             machine.signal(DRAIN)
 
@@ -330,7 +377,7 @@ class Keeper:
         if record.phase is not Phase.BOOTING:
             machine.listen()
         if record.admitted:
-            machine.signal(ADMIT)
+            machine.signal(self._parts.settings.admit)
         if record.phase is Phase.DRAINING:
             machine.signal(DRAIN)
 
@@ -351,7 +398,9 @@ def _noted(facts: Facts, news: _Heard, now: float) -> Facts:
     elif isinstance(news, Over) and facts.end is None:
         facts = facts.but(end=news.end)
     elif isinstance(news, Renewed):
-        facts = facts.but(renewed=news.due)
+        facts = facts.but(renewed=news.due, refused="")
+    elif isinstance(news, Again):
+        facts = facts.but(again=True)
     elif isinstance(news, TokenRefused):
         facts = facts.but(refused=news.why)
     return facts
@@ -377,7 +426,14 @@ def keeping(parts: MemberParts) -> Iterator[Keeper]:
     """Look after this node's members for as long as the context lasts; their machines last longer."""
     keeper = Keeper(parts)
     keeper.recover()
-    listener = Listener(parts.source, keeper.seen, keeper.take)
+    callers = Callers(parts.sessions, keeper.knock) if parts.sessions is not None else None
+
+    def take(share: NodeShare) -> None:
+        keeper.take(share.model_copy(update={"sessions": ()}))
+        if callers is not None:
+            callers.take(share.sessions)
+
+    listener = Listener(parts.source, keeper.seen, take)
     loop = threading.Thread(target=keeper.run, name="members", daemon=True)
     loop.start()
     begin("member-share", listener.run)

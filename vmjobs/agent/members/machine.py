@@ -16,6 +16,7 @@ from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.endpoint import MAX_WAIT, GuestLink, serving
 from vmjobs.agent.inbox import ExitReported, GuestSilent, MachineGone, Observation, Panicked, Ready
 from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk, write_job_tar
+from vmjobs.agent.members import door
 from vmjobs.agent.members.journal import MemberPlace
 from vmjobs.agent.members.parts import MemberParts, limits_of, ticket_of
 from vmjobs.agent.members.plan import ended
@@ -28,7 +29,7 @@ from vmjobs.agent.watch import Watch, watching
 from vmjobs.cluster.member import MemberCode, Phase
 from vmjobs.cluster.spec import Lifecycle
 from vmjobs.cluster.wire import MemberOrder, PoolToken
-from vmjobs.errors import HypervisorError, NoHypervisor, Unavailable, VMJobsError
+from vmjobs.errors import HypervisorError, NoHypervisor, NoLogin, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import (
     ENDPOINT_ADDRESS,
     BootImage,
@@ -36,6 +37,7 @@ from vmjobs.hypervisor.base import (
     Ending,
     Hypervisor,
     Machine,
+    MachineState,
     Network,
 )
 from vmjobs.model import MIB, ExitStatus, HypervisorKind, JobTicket, NetworkMode, ReasonCode
@@ -63,7 +65,7 @@ class Renewed:
 
 @dataclass(frozen=True)
 class TokenRefused:
-    """The guest's script ends, and never had a token; this is why."""
+    """The guest was given no token, and never had one; this is why."""
 
     why: str
 
@@ -100,6 +102,7 @@ class MemberMachine:
     _link: GuestLink | None = None
     _watch: Watch | None = None
     _tokens: PoolTokens | None = None
+    _door: door.Door | None = None
     #: The image's lease lasts longer than endpoint and watch: until nothing of the machine is left.
     _lease: ExitStack = field(default_factory=ExitStack)
     _around: ExitStack = field(default_factory=ExitStack)
@@ -138,9 +141,10 @@ class MemberMachine:
                 disks=tuple(self._disks(place, ticket)),
                 console=place.console(self.incarnation),
                 workdir=place.machine / "vm",
-                network=Network(self.order.network, place.endpoint),
+                network=Network(self.order.network, place.endpoint, place.door),
                 overlay=place.kept / "root.overlay" if self._persistent else None,
                 limits=limits_of(self.order),
+                links=self.parts.links(self.order),
             )
         )
         self._look(place, record)
@@ -152,6 +156,8 @@ class MemberMachine:
         self.driver, self.name = driver, record.machine
         self.ready = record.phase in {Phase.RUNNING, Phase.DRAINING}
         self._serve(self._place, record)
+        if driver.state(self.name) is MachineState.PAUSED:  # whoever paused it is gone
+            driver.resume(self.name)
         self._look(self._place, record)
 
     def hold_image(self) -> None:
@@ -174,13 +180,33 @@ class MemberMachine:
 
     def signal(self, number: int) -> None:
         """Have the guest deliver a signal to its script."""
-        if self._link is not None and number not in self._link.signals:
+        if self._link is not None:
             self._link.send_signal(number)
+
+    def pause(self) -> None:
+        """Stop its processors; a guest that is silent then is not lost. Raises as the driver."""
+        if self.driver is not None:
+            if self._watch is not None:
+                self._watch.listening = False
+            self.driver.pause(self.name)
+
+    def resume(self) -> None:
+        """Let it go on. Raises as the driver."""
+        if self.driver is not None:
+            self.driver.resume(self.name)
+            if self.ready:
+                self.listen()
 
     def renew(self) -> None:
         """Replace the guest's token. Raises as ``ShareSource.token``."""
         if self._tokens is not None:
             self._tokens.renew()
+
+    def knock(self, key: str, seconds: float) -> door.Visit:
+        """Have the guest let in who holds the private half of ``key``.  Raises NoLogin."""
+        if self._door is None:
+            raise NoLogin("the machine does not run")
+        return self._door.knock(key, seconds)
 
     # ------------------------------------------------------------------ to nothing
 
@@ -240,7 +266,8 @@ class MemberMachine:
         shutil.rmtree(inputs)
         if self._persistent:
             # Disks that no machine could be started from are of no use to anybody.
-            place.keep_disks(fresh=record.failures >= HOPELESS_FAILURES)
+            hopeless = record.failures >= HOPELESS_FAILURES and self.parts.settings.renew_disks
+            place.keep_disks(fresh=hopeless)
         if not self._scratch(place).exists():
             blank_disk(self._scratch(place), order.disk * MIB)
         blank_disk(folder / "output.disk", BLOCK)
@@ -265,6 +292,7 @@ class MemberMachine:
             fetch=self._fetch_token,
             fetched=lambda due: self.tell(Renewed(due)),
             had=record.renew > 0,
+            refused=lambda why: self.tell(TokenRefused(why)),
         )
         self._link = GuestLink(
             token=record.token,
@@ -273,11 +301,17 @@ class MemberMachine:
             job_tar=place.machine / "job.tar",
             logs={},
             max_log=0,
-            on_words=lambda words: _append(console, words),
+            on_words=lambda words: self._take_words(console, words),
             pool_token=self._tokens.get,
             longest_wait=min(MAX_WAIT, silence / 4),
         )
         self._around.enter_context(serving(self._link, place.endpoint))
+        self._door = door.Door(record.token)
+        self._around.enter_context(door.listening(self._door, place.door))
+
+    def _take_words(self, console: Path, words: bytes) -> None:
+        _append(console, words)
+        self.parts.words(self.order.id, self.incarnation, words)
 
     def _fetch_token(self) -> PoolToken:
         if not self.parts.reporter.has_told(self.order.id, self.incarnation, TOLD_SECONDS):
@@ -309,8 +343,6 @@ class MemberMachine:
             self.ready = True
         if isinstance(seen, ExitReported):
             self._exit = self._exit or seen.exit
-            if self._tokens is not None and (fault := self._tokens.refusal) is not None:
-                self.tell(TokenRefused(fault.message))
         console = self._place.console(self.incarnation)
         if isinstance(seen, MachineGone):
             self.tell(Over(self._early_end(console)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +11,11 @@ from vmjobs.agent.members.journal import MemberJournal
 from vmjobs.agent.members.telling import Reporter, Shipper
 from vmjobs.agent.run import Choose
 from vmjobs.cluster.wire import MemberOrder
-from vmjobs.hypervisor.base import Hypervisor, MachineLimits
+from vmjobs.hypervisor.base import Hypervisor, MachineLimits, PrivateLink
 from vmjobs.local import describe_inputs
 from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket
 from vmjobs.paths import below
-from vmjobs.ports import GuestKit, ImageSource, SeedSource, ShareSource
+from vmjobs.ports import GuestKit, ImageSource, SeedSource, SessionSource, ShareSource
 
 SCRIPT = "script"
 MEGABIT = 1_000_000
@@ -22,15 +23,26 @@ MEGABIT = 1_000_000
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """Limits (bytes) and deadlines (seconds) of members."""
+    """Limits (bytes) and deadlines (seconds) of members.
+
+    admit: signal that tells a guest's script that it is admitted. renew_disks: a persistent machine
+    that failed again and again begins with new disks.
+    """
 
     max_console: int
     silence_seconds: float = 120.0
+    admit: int = signal.SIGUSR1
+    renew_disks: bool = True
 
 
 @dataclass(frozen=True)
 class MemberParts:
-    """What machines of clusters are made with on this node."""
+    """What machines of clusters are made with on this node.
+
+    sessions: None: nobody logs in to them.
+    links: cards on private networks that an order's machine gets, asked for whenever it boots.
+    words: is told what a machine's script prints, by member and incarnation, from any thread.
+    """
 
     images: ImageSource
     choose: Choose
@@ -42,6 +54,9 @@ class MemberParts:
     kit: GuestKit
     settings: MemberSettings
     seeds: SeedSource | None = None
+    sessions: SessionSource | None = None
+    links: Callable[[MemberOrder], tuple[PrivateLink, ...]] = lambda _order: ()
+    words: Callable[[str, int, bytes], object] = lambda _member, _incarnation, _words: None
 
 
 def limits_of(order: MemberOrder) -> MachineLimits:

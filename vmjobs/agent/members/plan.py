@@ -8,7 +8,7 @@ STAGING, BOOTING      goes on to RUNNING, in time            destroyed: it has n
 RUNNING               told once that it is admitted          DRAIN: told once, then DRAINING
 DRAINING              (goals only go forward)                destroyed at its deadline
 STOPPING              destroyed, then WAITING                destroyed, then GONE
-GONE                                                         until the service takes it out
+GONE                  as WAITING, if it is to begin again    until the service takes it out
 ====================  =====================================  ====================================
 
 A machine that ended or is condemned, and any machine with the goal STOP, is STOPPING, whatever it was.
@@ -90,13 +90,13 @@ def decide(order: MemberOrder | None, record: Record, facts: Facts, now: float) 
     if facts.destroyed:
         return _destroyed(record, now, wanted=wanted)
     if record.phase in {Phase.WAITING, Phase.GONE}:
-        return _without_machine(record, now, wanted=wanted)
+        return _without_machine(record, now, wanted=wanted, again=facts.again)
     if record.phase is Phase.STOPPING:
         return _stopping(record, facts, now)
     if record.phase is Phase.BOOTING and facts.ready:
         # What its machine is not held to stays to be seen; that it runs, the phase says.
         record = _timed(record, now).enter(Phase.RUNNING, MemberCode.PROGRESS, record.message, now)
-    end = _ordered_end(record, wanted=wanted) or _seen_end(record, facts, now)
+    end = _ordered_end(record, facts, wanted=wanted) or _seen_end(record, facts, now)
     if end is None:
         return _go_on(record, facts, now)
     return Decision(record, (Effect.ABORT,)) if facts.working else _stop(record, end, now)
@@ -105,13 +105,15 @@ def decide(order: MemberOrder | None, record: Record, facts: Facts, now: float) 
 # --------------------------------------------------------------------------- without a machine
 
 
-def _without_machine(record: Record, now: float, *, wanted: bool) -> Decision:
+def _without_machine(record: Record, now: float, *, wanted: bool, again: bool) -> Decision:
     if not wanted:
         return Decision(record, (Effect.FORGET,))
-    if record.phase is Phase.GONE:
+    if record.phase is Phase.GONE and not (again and record.order.goal is Goal.RUN):
         return Decision(record)
     if record.order.goal is not Goal.RUN:
         return Decision(_gone(record, now))
+    if record.phase is Phase.GONE:
+        record = record.but(failures=0)
     # A clock that was set back is no reason to wait for longer than anybody is ever to wait.
     if now < record.retry <= now + LONGEST_PAUSE:
         return Decision(record, until=record.retry)
@@ -161,7 +163,8 @@ def _destroyed(record: Record, now: float, *, wanted: bool) -> Decision:
 
 def _stop(record: Record, end: End, now: float) -> Decision:
     condemned = record.order.condemned >= record.incarnation
-    failing = condemned or not (record.admitted or end.code is MemberCode.TOKEN_REFUSED)
+    refused = end.code is MemberCode.TOKEN_REFUSED
+    failing = not refused and (condemned or not record.admitted)
     stopping = record.enter(Phase.STOPPING, end.code, end.message, now)
     stopping = stopping.but(failing=failing, retry=0.0, deadline=0.0, undestroyed="")
     return Decision(stopping, (Effect.DESTROY,))
@@ -177,7 +180,7 @@ def _stopping(record: Record, facts: Facts, now: float) -> Decision:
     return Decision(record.but(retry=now + DESTROY_AGAIN_SECONDS), (Effect.DESTROY,))
 
 
-def _ordered_end(record: Record, *, wanted: bool) -> End | None:
+def _ordered_end(record: Record, facts: Facts, *, wanted: bool) -> End | None:
     """Why the service has the machine destroyed now, if it does."""
     order = record.order
     if not wanted:
@@ -187,7 +190,9 @@ def _ordered_end(record: Record, *, wanted: bool) -> End | None:
     if order.goal is Goal.DRAIN and record.phase in {Phase.STAGING, Phase.BOOTING}:
         return End(code=MemberCode.DRAINED, message="it had not begun to take jobs")
     if order.condemned >= record.incarnation:
-        return End(code=order.why, message=order.why_message)
+        # Without a token it could not join: that it did not is no second reason.
+        late = order.why is MemberCode.JOIN_TIMED_OUT and facts.refused and not record.admitted
+        return _untokened(facts) if late else End(code=order.why, message=order.why_message)
     return None
 
 
@@ -211,8 +216,10 @@ def _drained(record: Record, facts: Facts) -> End | None:
 
 def _refused(facts: Facts) -> End | None:
     """Whether the script ended for want of a token: the service's fault, and not the image's."""
-    if facts.exit is None or not facts.refused:
-        return None
+    return _untokened(facts) if facts.exit is not None and facts.refused else None
+
+
+def _untokened(facts: Facts) -> End:
     message = f"it got no token for the pool: {facts.refused}"
     return End(code=MemberCode.TOKEN_REFUSED, message=message)
 

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from vmjobs.cluster.member import MemberCode, Phase
 from vmjobs.cluster.wire import MemberOrder, MemberReport
 from vmjobs.model import ExitStatus, Frozen, HypervisorKind
 
 LONGEST_MESSAGE = 8192
+
+
+def _or(otherwise: object) -> WrapValidator:
+    """Takes a value that is not understood for another one."""
+
+    def check(value: object, understood: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return understood(value)
+        except ValidationError:
+            return otherwise
+
+    return WrapValidator(check)
 
 
 class Record(Frozen):
@@ -69,6 +90,42 @@ class Record(Frozen):
             seconds=self.seconds,
         )
 
+    def troubled(self, end: End) -> MemberReport:
+        """What the service is told while the next record cannot be kept."""
+        message = end.message[:LONGEST_MESSAGE]
+        return self.report().model_copy(update={"code": end.code, "message": message})
+
+
+class Aside(BaseModel):
+    """What can be told of a record that this release does not understand: another one's, most likely.
+
+    Nothing is done about it, nor about its machine: an agent that understands it goes on with both.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    incarnation: Annotated[int, _or(0)] = 0
+    phase: Annotated[Phase, _or(Phase.WAITING)] = Phase.WAITING
+    hypervisor: Annotated[HypervisorKind | None, _or(None)] = None
+
+    def report(self, path: Path, now: float) -> MemberReport:
+        """What the service is told."""
+        message = (
+            f"this agent does not understand {path}, which another release has written: its machine is "
+            "left alone. Install that release again; or remove its directory and restart the agent, "
+            "which ends the machine"
+        )
+        return MemberReport(
+            id=self.id,
+            incarnation=self.incarnation,
+            phase=self.phase,
+            code=MemberCode.INTERNAL,
+            message=message,
+            since=_moment(now),
+            hypervisor=self.hypervisor,
+        )
+
 
 class End(Frozen):
     """Why a machine cannot or must not go on."""
@@ -85,7 +142,8 @@ class Facts(Frozen):
     ready: its guest said so. exit: how the guest's script ended, told at ``exit_at``.
     end: it has ended, or could not be started. destroyed: verified, nothing of it is left.
     renewed: its pool token was replaced; this is when the next is due.
-    refused: why it never had a token when its script ended. undestroyed: why it could not be destroyed.
+    refused: why it has had no token yet, though it asked. undestroyed: why it could not be destroyed.
+    again: though it was GONE, it is to have a machine again.
     """
 
     working: bool = False
@@ -99,6 +157,7 @@ class Facts(Frozen):
     renewed: float = 0.0
     refused: str = ""
     undestroyed: str = ""
+    again: bool = False
 
     def but(self, **changes: object) -> Facts:
         """These facts with some fields changed."""

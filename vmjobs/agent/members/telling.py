@@ -211,7 +211,10 @@ class Shipper:
         machine = (console.member, console.incarnation)
 
         def grew() -> None:
-            console.trim()
+            try:
+                console.trim()
+            except OSError as error:  # no reason to lose sight of the machine
+                log.warning("the console of %s is not emptied: %s", console.member, error)
             with self._changed:
                 self._grown[machine] = None
                 self._changed.notify_all()

@@ -25,11 +25,13 @@ class PoolTokens:
         so that nobody needs to wait for it once this is closed.
     fetched: called after that with the time at which half of its life is over (seconds since 1970).
     had: the machine has had a token, be it from an earlier agent.
+    refused: called with the reason each time that a machine gets none that never had one.
     """
 
     fetch: Callable[[], PoolToken]
     fetched: Callable[[float], object]
     had: bool = False
+    refused: Callable[[str], object] = lambda _: None
     _token: PoolToken | None = None
     _fault: VMJobsError | None = None
     _due: float = 0.0
@@ -58,12 +60,6 @@ class PoolTokens:
         """Have a new token. Raises as :meth:`get`."""
         with self._changed:
             self._replace()
-
-    @property
-    def refusal(self) -> VMJobsError | None:
-        """Why there was no token last, where the machine never had one."""
-        with self._changed:
-            return None if self.had else self._fault
 
     def close(self) -> None:
         """Let go of all who wait."""
@@ -97,4 +93,6 @@ class PoolTokens:
                 self._due = now + max(SHORTEST_LIFE, (token.expires.timestamp() - now) / 2)
                 self._token, self.had = token, True
                 self.fetched(self._due)
+            elif fault is not None and not self.had:
+                self.refused(fault.message)
             self._changed.notify_all()

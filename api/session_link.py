@@ -1,0 +1,261 @@
+"""How the service's processes reach its one :class:`~api.session_hub.Hub`: over a Unix socket.
+
+The first process that needs the hub has it; the kernel gives a lock to one alone, and takes it back
+however that process ends. Then the next one that needs a hub begins with an empty one. Every call is a
+connection, a request and an answer: a JSON object and bytes, each after its length.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import socket
+import socketserver
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Final
+
+from api.session_hub import Hub, Side
+from vmjobs.cluster.session import MAX_PIECE, SessionAnswer, SessionCall
+from vmjobs.errors import Conflict, SessionOver, Unavailable, VMJobsError
+from vmjobs.hypervisor.mconsole import short_path
+
+log = logging.getLogger(__name__)
+
+#: Seconds to find the hub, or to become it.
+FIND_SECONDS: Final = 5.0
+#: Seconds that the hub may take longer to answer than it was asked to wait.
+PATIENCE_SECONDS: Final = 15.0
+#: Seconds that a request waits for room, and one that would wait is put off for where too many do.
+ROOM_SECONDS: Final = 5.0
+CROWDED_SECONDS: Final = 0.1
+_LENGTHS: Final = struct.Struct("!II")
+_ERRORS: Final = (SessionOver, Conflict)
+
+_Words = dict[str, Any]
+
+
+class Sessions:
+    """The service's sessions, from any of its processes. Methods raise as those of the hub, and
+    ``Unavailable`` where that cannot be reached.
+
+    directory: of the service's own, where lock and socket lie. limit: requests that may wait at once,
+    of the threads that a process has; one more waits a moment only, and asks again.
+    """
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self._socket, self._lock = directory / "sessions.sock", directory / "sessions.lock"
+        self._waiting = threading.BoundedSemaphore(limit)
+        self._electing = threading.Lock()
+        self._held: IO[bytes] | None = None
+
+    def open(self, operator: str, node: str, member: str, incarnation: int, key: str) -> str:
+        """See :meth:`Hub.open`."""
+        words, _ = self._ask("open", [operator, node, member, incarnation, key])
+        return str(words["id"])
+
+    def calls(self, node: str) -> list[SessionCall]:
+        """See :meth:`Hub.calls`. Where there is no hub, nobody waits."""
+        if not self._socket.exists():
+            return []
+        try:
+            words, _ = self._ask("calls", [node], elect=False)
+        except Unavailable:
+            return []
+        return [SessionCall.model_validate(call) for call in words["calls"]]
+
+    def answer(self, node: str, session: str, answer: SessionAnswer) -> None:
+        """See :meth:`Hub.answer`."""
+        self._ask("answer", [node, session, answer.model_dump(mode="json")])
+
+    def await_answer(self, operator: str, session: str, seconds: float) -> SessionAnswer | None:
+        """See :meth:`Hub.await_answer`."""
+        words, _ = self._ask("await_answer", [operator, session, seconds], wait=seconds)
+        found = words["answer"]
+        return None if found is None else SessionAnswer.model_validate(found)
+
+    def close(self, side: Side, who: str, session: str) -> None:
+        """See :meth:`Hub.close`."""
+        self._ask("close", [side, who, session])
+
+    def send(self, side: Side, who: str, session: str, offset: int, data: bytes, end: bool) -> int:
+        """See :meth:`Hub.send`."""
+        with self._patience(ROOM_SECONDS) as wait:
+            words, _ = self._ask("send", [side, who, session, offset, end, wait], data, wait)
+        return int(words["offset"])
+
+    def receive(
+        self, side: Side, who: str, session: str, offset: int, seconds: float
+    ) -> tuple[bytes, bool]:
+        """See :meth:`Hub.receive`."""
+        with self._patience(seconds) as wait:
+            words, data = self._ask("receive", [side, who, session, offset, wait], wait=wait)
+        return data, bool(words["ended"])
+
+    @contextmanager
+    def _patience(self, wanted: float) -> Iterator[float]:
+        """Seconds that this request may wait of those it wants."""
+        long = wanted > CROWDED_SECONDS and self._waiting.acquire(blocking=False)
+        try:
+            yield wanted if long else min(wanted, CROWDED_SECONDS)
+        finally:
+            if long:
+                self._waiting.release()
+
+    # ------------------------------------------------------------------ a call
+
+    def _ask(
+        self, verb: str, words: list[Any], data: bytes = b"", wait: float = 0.0, elect: bool = True
+    ) -> tuple[_Words, bytes]:
+        try:
+            with self._connected(elect) as connection:
+                connection.settimeout(wait + PATIENCE_SECONDS)
+                _write(connection, {"verb": verb, "words": words}, data)
+                with connection.makefile("rb") as answers:
+                    answer = _read(answers)
+        except (OSError, ValueError) as error:
+            raise Unavailable(
+                "api", "the process of the service that had the sessions has gone", hint="log in again"
+            ) from error
+        if answer is None:
+            raise Unavailable("api", "the process of the service that had the sessions has gone")
+        found, body = answer
+        if "error" in found:
+            for kind in _ERRORS:
+                if kind.code == found["error"]:
+                    raise kind(found["message"], hint=found["hint"])
+            raise Unavailable("api", found["message"], hint=found["hint"])
+        return found, body
+
+    def _connected(self, elect: bool) -> socket.socket:
+        deadline = time.monotonic() + FIND_SECONDS
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                with short_path(self._socket) as address:
+                    connection.connect(address)
+                return connection
+            except (FileNotFoundError, ConnectionRefusedError):
+                connection.close()
+                if not elect or time.monotonic() > deadline:
+                    raise
+            if not self._elected():
+                time.sleep(0.02)  # whoever has the lock is about to listen
+
+    def _elected(self) -> bool:
+        """Have the hub in this process, unless another one has it."""
+        with self._electing:
+            if self._held is not None:
+                return True
+            self._lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = self._lock.open("wb")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                return False
+            self._socket.unlink(missing_ok=True)
+            with short_path(self._socket) as address:
+                server = _Server(address, _Handler)
+            self._socket.chmod(0o600)
+            threading.Thread(target=server.serve_forever, name="session-hub", daemon=True).start()
+            self._held = lock
+            return True
+
+
+# --------------------------------------------------------------------------- the hub's process
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: str, handler: type[_Handler]) -> None:
+        self.hub = Hub()
+        super().__init__(address, handler)
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: _Server
+
+    def handle(self) -> None:
+        """Answer one request."""
+        with suppress(OSError):
+            asked = _read(self.rfile)
+            if asked is None:
+                return
+            request, data = asked
+            body = b""
+            try:
+                answer, body = _VERBS[request["verb"]](self.server.hub, request["words"], data)
+            except VMJobsError as error:
+                answer = {"error": error.code, "message": error.message, "hint": error.hint}
+            _write(self.connection, answer, body)
+
+
+def _open(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+    return {"id": hub.open(*words)}, b""
+
+
+def _calls(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+    return {"calls": [call.model_dump(mode="json") for call in hub.calls(*words)]}, b""
+
+
+def _answer(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+    node, session, answer = words
+    hub.answer(node, session, SessionAnswer.model_validate(answer))
+    return {}, b""
+
+
+def _await_answer(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+    found = hub.await_answer(*words)
+    return {"answer": None if found is None else found.model_dump(mode="json")}, b""
+
+
+def _close(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+    side, who, session = words
+    hub.close(Side(side), who, session)
+    return {}, b""
+
+
+def _send(hub: Hub, words: list[Any], data: bytes) -> tuple[_Words, bytes]:
+    side, who, session, offset, end, wait = words
+    return {"offset": hub.send(Side(side), who, session, offset, data, end, wait)}, b""
+
+
+def _receive(hub: Hub, words: list[Any], _: bytes) -> tuple[_Words, bytes]:
+    side, who, session, offset, wait = words
+    data, ended = hub.receive(Side(side), who, session, offset, MAX_PIECE, wait)
+    return {"ended": ended}, data
+
+
+_VERBS: Final = {
+    "open": _open,
+    "calls": _calls,
+    "answer": _answer,
+    "await_answer": _await_answer,
+    "close": _close,
+    "send": _send,
+    "receive": _receive,
+}
+
+
+def _write(connection: socket.socket, words: _Words, data: bytes) -> None:
+    head = json.dumps(words).encode()
+    connection.sendall(_LENGTHS.pack(len(head), len(data)) + head + data)
+
+
+def _read(source: Any) -> tuple[_Words, bytes] | None:
+    lengths = source.read(_LENGTHS.size)
+    if len(lengths) < _LENGTHS.size:
+        return None
+    head, body = _LENGTHS.unpack(lengths)
+    words, data = source.read(head), source.read(body)
+    if len(words) < head or len(data) < body:
+        return None
+    return json.loads(words), data

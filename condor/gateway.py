@@ -1,0 +1,216 @@
+"""What the machines of a grid gateway run, by role: scripts, configuration and keys. Pure.
+
+Scripts and configuration are in the files of ``condor/gateway/``; here is what differs from gateway to
+gateway and from machine to machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets as randomness
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from importlib import resources
+from typing import Final
+
+from condor import names
+from condor.idtoken import mint
+from condor.worker import ACCOUNTS_PER_CPU, escaped
+from vmjobs.errors import Fault, InvalidSpec
+from vmjobs.gateway.spec import Gateway, GatewayMachine, Role
+
+#: The account of people, on the user interface and wherever their jobs and files are.
+PERSON: Final = "physicist"
+#: What the storage element's own check is to it.
+CHECK: Final = "check"
+#: User name of a worker's token is this and the machine's name.
+WORKER_USER: Final = "worker-"
+#: Of the pool's signing key, in HTCondor's directory of keys.
+KEY_NAME: Final = "gateway"
+#: Tokens are made anew whenever a machine starts, and nobody renews those of one that runs. They are of
+#: use on the private network alone; installing a gateway anew ends them all.
+TOKEN_LIFETIME: Final = timedelta(days=3650)
+#: A collector refuses tokens of the future, and a guest's clock may be behind.
+CLOCK_SLACK: Final = timedelta(minutes=10)
+
+#: Names of a gateway's secrets.
+POOL_KEY: Final = "pool-key"
+STORAGE_KEY: Final = "storage-key"
+CHECK_KEY: Final = "storage-check-key"
+
+_Files = dict[str, bytes]
+
+
+class GatewayKit:
+    """Implements :class:`vmjobs.ports.RoleKit`."""
+
+    def __init__(self, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._clock = clock
+
+    def secrets(self, gateway: Gateway) -> Mapping[str, bytes]:
+        """New keys: what signs the pool's tokens, and what the storage element knows its users by.
+
+        Raises:
+            InvalidSpec: the machines declared do not make a gateway.
+        """
+        check(gateway)
+        return {
+            POOL_KEY: base64.b64encode(randomness.token_bytes(48)),
+            STORAGE_KEY: randomness.token_hex(32).encode(),
+            CHECK_KEY: randomness.token_hex(32).encode(),
+        }
+
+    def files(
+        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+    ) -> Mapping[str, bytes]:
+        """Contents by name; ``script`` is one of them. No machine gets a key that it has no use for.
+
+        Raises:
+            InvalidSpec: the machines declared do not make a gateway.
+        """
+        check(gateway)
+        own = {
+            Role.COMPUTING_ELEMENT: self._computing_element,
+            Role.STORAGE_ELEMENT: _storage_element,
+            Role.USER_INTERFACE: self._user_interface,
+            Role.WORKER: self._worker,
+        }[machine.role]
+        return {
+            "script": _shipped("gateway", f"{machine.role}.sh"),
+            "common.sh": _shipped("gateway", "common.sh"),
+            "door": _shipped("worker", "door.sh"),
+            **own(gateway, machine, secrets),
+        }
+
+    # ----------------------------------------------------------------- roles
+
+    def _computing_element(
+        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+    ) -> _Files:
+        return {
+            **_condor(gateway, machine, "90-gateway-condor.conf", "92-gateway-ce.conf"),
+            "91-gateway-site.conf": _shipped("config", "site.conf"),
+            "person": _lines(PERSON),
+            "pool-key": secrets[POOL_KEY],
+            "token": self._token(gateway, secrets, "condor"),
+        }
+
+    def _user_interface(
+        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+    ) -> _Files:
+        return {
+            **_condor(gateway, machine, "90-gateway-condor.conf", "93-gateway-ui.conf"),
+            "91-gateway-submit.conf": _shipped("config", "submit.conf"),
+            "person": _lines(PERSON),
+            "token": self._token(gateway, secrets, PERSON, "READ", "WRITE"),
+            "storage-keytab": _keytab(PERSON, secrets[STORAGE_KEY]),
+            "example.sub": _example(gateway),
+        }
+
+    def _worker(
+        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+    ) -> _Files:
+        accounts = [f"slot1-{n}" for n in range(1, ACCOUNTS_PER_CPU * machine.cpus + 1)]
+        user = WORKER_USER + machine.name
+        # To others its users are nobody: this domain is its own.
+        slots = {f"SLOT1_{n}_USER": account for n, account in enumerate(accounts, 1)}
+        here = {"UID_DOMAIN": gateway.fqdn(machine), **slots}
+        return {
+            **_condor(gateway, machine, "98-gateway-worker.conf", **here),
+            names.STARTD_CONFIG: _shipped("worker", "startd.conf"),
+            "accounts": _lines(*accounts),
+            "token": self._token(gateway, secrets, user, "ADVERTISE_STARTD", "READ"),
+        }
+
+    def _token(
+        self, gateway: Gateway, secrets: Mapping[str, bytes], user: str, *authorizations: str
+    ) -> bytes:
+        token = mint(
+            secrets[POOL_KEY],
+            KEY_NAME,
+            f"{user}@{gateway.domain}",
+            now=self._clock() - CLOCK_SLACK,
+            lifetime=TOKEN_LIFETIME,
+            authorizations=authorizations,
+        )
+        return _lines(token)
+
+
+def check(gateway: Gateway) -> None:
+    """Whether these machines can work together.
+
+    Raises:
+        InvalidSpec: with every fault.
+    """
+    elements = gateway.of_role(Role.COMPUTING_ELEMENT)
+    needing = [m for m in gateway.machines if m.role in (Role.USER_INTERFACE, Role.WORKER)]
+    faults = [
+        Fault(f"machines.{extra.name}.role", "twice", f"{elements[0].name} is the computing element")
+        for extra in elements[1:]
+    ]
+    if not elements:
+        faults += [
+            Fault(
+                f"machines.{m.name}.role", "missing", f"a {m.role} needs a computing element beside it"
+            )
+            for m in needing
+        ]
+    if faults:
+        raise InvalidSpec("the gateway's declaration has faults", faults=faults)
+
+
+# --------------------------------------------------------------------------- parts of them
+
+
+def _condor(gateway: Gateway, machine: GatewayMachine, *shipped: str, **settings: str) -> _Files:
+    """HTCondor's configuration: what is the same for all such machines, and then this machine's own."""
+    element = gateway.fqdn(gateway.of_role(Role.COMPUTING_ELEMENT)[0])
+    own = {
+        "CONDOR_HOST": element,
+        "COLLECTOR_HOST": element,
+        "TRUST_DOMAIN": gateway.domain,
+        "UID_DOMAIN": gateway.domain,
+        "FILESYSTEM_DOMAIN": gateway.fqdn(machine),
+        "NETWORK_HOSTNAME": gateway.fqdn(machine),
+        "NETWORK_INTERFACE": str(machine.address),
+        "GATEWAY_PEOPLE": f"{PERSON}@{gateway.domain}",
+        **settings,
+    }
+    return {
+        "condor.sh": _shipped("gateway", "condor.sh"),
+        **{name: _shipped("gateway", name) for name in shipped},
+        "99-gateway-machine.conf": _lines(*(f"{key} = {escaped(own[key])}" for key in own)),
+    }
+
+
+def _storage_element(
+    _gateway: Gateway, _machine: GatewayMachine, secrets: Mapping[str, bytes]
+) -> _Files:
+    person, own = _keytab(PERSON, secrets[STORAGE_KEY]), _keytab(CHECK, secrets[CHECK_KEY])
+    return {
+        "xrootd.cfg": _shipped("gateway", "xrootd.cfg"),
+        # a: everything; l: look whether there is something of that name. XRootD's acc.authdb.
+        "authdb": _lines(f"u {PERSON} /store a", f"u {CHECK} /store l"),
+        "storage-keytab": person + own,
+        "check-keytab": own,
+    }
+
+
+def _keytab(user: str, key: bytes) -> bytes:
+    """A key for XRootD's Simple Shared Secret, as ``xrdsssadmin`` writes it: it is ``user``."""
+    number = {PERSON: 1, CHECK: 2}[user]
+    return _lines(f"0 u:{user} g:{user} n:{user} N:{number} c:1 e:0 k:{key.decode()}")
+
+
+def _example(gateway: Gateway) -> bytes:
+    element = gateway.fqdn(gateway.of_role(Role.COMPUTING_ELEMENT)[0])
+    text = _shipped("gateway", "example.sub").decode()
+    return text.replace("@COMPUTING_ELEMENT@", element).encode()
+
+
+def _lines(*lines: str) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _shipped(folder: str, name: str) -> bytes:
+    return (resources.files("condor") / folder / name).read_bytes()

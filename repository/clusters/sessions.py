@@ -1,0 +1,70 @@
+"""Who may be logged in to, and that somebody was: the part of sessions that is in the database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import select
+
+from repository.clusters.core import ClusterCore, locked_cluster, no_cluster
+from repository.clusters.history import Told, record
+from repository.clusters.sharing import bump
+from repository.clusters.tables import ClusterRow, MemberRow
+from vmjobs.cluster.member import MemberState, Phase
+from vmjobs.errors import MachineNotRunning, NotFound
+from vmjobs.model import now as utc_now
+
+#: Phases in which a guest is up and may be at its door.
+_UP: Final = frozenset({Phase.RUNNING.value, Phase.DRAINING.value})
+
+
+@dataclass(frozen=True)
+class MemberDoor:
+    """Where somebody logs in. member: its id; name: its name."""
+
+    cluster: str
+    name: str
+    member: str
+    node: str
+    incarnation: int
+
+
+class Logins(ClusterCore):
+    """Operators who log in to machines."""
+
+    def door_of(self, cluster: str, name: str) -> MemberDoor:
+        """The door of a member's present machine.
+
+        Raises:
+            NotFound: there is no such member.
+            MachineNotRunning: its guest is not up.
+        """
+        with self.database.read() as session:
+            if session.get(ClusterRow, cluster) is None:
+                raise no_cluster(cluster)
+            query = select(MemberRow).where(MemberRow.cluster == cluster, MemberRow.name == name)
+            row = session.scalars(query).one_or_none()
+        if row is None:
+            raise NotFound(
+                f"{cluster} has no machine {name}", hint=f"see `vmjobs cluster show {cluster}`"
+            )
+        if row.phase not in _UP or row.state == MemberState.LOST.value:
+            raise MachineNotRunning(
+                f"{name} is {row.state}: nobody can log in before its machine runs",
+                hint=f"`vmjobs cluster console {cluster} {name}` shows what it says",
+            )
+        return MemberDoor(cluster, name, row.id, row.node, row.incarnation)
+
+    def call(self, node: str) -> None:
+        """Have a node's agent look at its share now."""
+        with self.database.write() as session:
+            bump(session, node)
+
+    def note_login(self, door: MemberDoor, who: str) -> None:
+        """Somebody logs in: a line of the cluster's history."""
+        with self.database.write() as session:
+            cluster = locked_cluster(session, door.cluster)
+            row = session.get(MemberRow, door.member)
+            told = Told("LOGIN", "LOGIN", f"{who} logs in as root")
+            record(session, cluster, told, utc_now(), row)

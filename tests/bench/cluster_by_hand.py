@@ -1,0 +1,120 @@
+"""Workers of a pool in machines that are started by hand: what they cost without vmjobs.
+
+It runs on an execute node: ``cluster_by_hand.py STORE DIGEST MEMORY DISK COLLECTOR DOMAIN MACHINE...``,
+each ``NAME=TOKEN=ID``. Image, guest program and the script in it are those of a virtual cluster; disks,
+endpoint, network process and token are there before the clock starts. It prints ``prepared``, and when
+a line comes on stdin starts all machines side by side; when stdin ends, it ends them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from raw_boot import Disks
+from raw_boot import _connect as connect
+from raw_boot import _uml as uml
+
+from condor.worker import WorkerKit
+from images.store import ImageStore
+from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.inbox import Inbox
+from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk, write_job_tar
+from vmjobs.agent.members.parts import ticket_of
+from vmjobs.agent.outputs import OutputTray
+from vmjobs.cluster.member import Goal
+from vmjobs.cluster.wire import MemberOrder, PoolAddress
+from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage
+from vmjobs.model import MIB, HypervisorKind
+
+TOKEN, SENTINEL = "t" * 43, "5" * 32
+
+
+def prepare(
+    stack: ExitStack, image: BootImage, order: MemberOrder, pool_token: str
+) -> Callable[[], subprocess.Popen[bytes]]:
+    """Have all that a machine needs; what starts it."""
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="by-hand-")))
+    inputs = directory / "inputs"
+    inputs.mkdir()
+    ticket = ticket_of(order, 1, WorkerKit(), inputs)
+    disks = Disks(
+        directory / "job.disk", directory / "scratch.disk", directory / "output.disk", SENTINEL
+    )
+    address = f"http://{ENDPOINT_ADDRESS}"
+    write_job_disk(disks.job, Briefing(ticket, address, TOKEN, SENTINEL, int(time.time())), None)
+    with (directory / "job.tar").open("xb") as sink:
+        write_job_tar(sink, ticket, inputs)
+    blank_disk(disks.scratch, order.disk * MIB)
+    blank_disk(disks.output, BLOCK)
+    (directory / "outputs").mkdir()
+    link = GuestLink(
+        token=TOKEN,
+        inbox=Inbox(),
+        tray=OutputTray(directory / "outputs", (), MIB),
+        job_tar=directory / "job.tar",
+        logs={},
+        max_log=0,
+        on_words=lambda words: None,
+        pool_token=lambda: pool_token,
+    )
+    stack.enter_context(serving(link, directory / "endpoint.sock"))
+    cable = directory / "net.sock"
+    inner = connect(stack, HypervisorKind.UML, ticket.spec, image, directory, cable)
+    assert inner is not None
+    argv = uml(image, ticket.spec, disks, directory, inner, cable)
+    console = stack.enter_context((directory / "console").open("wb"))
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            cwd=directory,
+            env={"PATH": os.environ["PATH"], "TMPDIR": "/dev/shm"},  # noqa: S108 - as the agent's
+            pass_fds=(inner.fileno(),),
+            start_new_session=True,
+        )
+
+    return start
+
+
+def main() -> None:
+    """Prepare, start when told to, end when told to."""
+    store, digest, memory, disk, collector, domain, *machines = sys.argv[1:]
+    image = ImageStore(Path(store)).prepare(digest)
+    with ExitStack() as stack:
+        starts = []
+        for name, token, member in (machine.split("=") for machine in machines):
+            order = MemberOrder(
+                id=member,
+                cluster="byhand",
+                name=name,
+                goal=Goal.RUN,
+                image=digest,
+                cpus=1,
+                memory=int(memory),
+                disk=int(disk),
+                pool=PoolAddress(name="byhand", collector=collector, trust_domain=domain),
+                boot_seconds=300,
+                drain_seconds=0,
+            )
+            starts.append(prepare(stack, image, order, token))
+        print("prepared", flush=True)  # noqa: T201
+        if sys.stdin.readline():
+            running = [start() for start in starts]
+            sys.stdin.read()
+            for guest in running:
+                os.killpg(guest.pid, 9)
+                guest.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""From an idle job to its begin on a machine that it woke, over such a machine started by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from cluster_kit import (
+    IMAGE,
+    bring_image,
+    cluster,
+    fresh,
+    hosts,
+    join_by_hand,
+    operator,
+    shares,
+    since,
+    watching,
+)
+from figures import Finding, compare, spread
+from grid_kit import Grid, wait_for
+
+from vmjobs.client import Client
+from vmjobs.cluster.member import MemberState
+from vmjobs.cluster.spec import Size
+from vmjobs.model import now
+
+TARGET = 2.5
+OFFER_SECONDS = 120.0
+
+#: Submitted at the site itself: what Condor-C adds is another benchmark's.
+JOB = """\
+executable = /bin/true
+transfer_executable = false
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+log = job.log
+request_cpus = 1
+request_memory = 64
+request_disk = 1024
+requirements = TARGET.VirtualCluster == "{cluster}"
+queue
+"""
+
+#: What ends with each part: states of the machine, and what was seen in the pool.
+PARTS = (
+    ("the service has noticed", "SCALED"),
+    ("the agent has heard", MemberState.STAGING),
+    ("the guest is ready", MemberState.JOINING),
+    ("in the pool", "in the pool"),
+    ("the service has seen that", MemberState.PROBING),
+    ("the probe ran, and the service knows", MemberState.UP),
+    ("the job runs", "running"),
+)
+
+
+def cluster_wake(grid: Grid, pairs: int) -> Iterator[Finding]:
+    """Compare a job's wait for a machine with a start by hand."""
+    digest = grid.images.resolve(IMAGE)
+    with operator(grid) as api:
+        bring_image(grid, api)
+        join_by_hand(grid, digest, 1)  # files come into the cache; not counted
+        seen: list[tuple[float, float]] = []
+        parts: list[dict[str, float]] = []
+        for number in range(pairs):
+            if number % 2:
+                theirs = join_by_hand(grid, digest, 1)
+                told = _wake(grid, api)
+            else:
+                told = _wake(grid, api)
+                theirs = join_by_hand(grid, digest, 1)
+            seen.append((told["the job runs"], theirs))
+            parts.append(told)
+    details = {"seconds until": {part: spread([told[part] for told in parts]) for part, _ in PARTS}}
+    what = "idle job to its begin on a woken machine"
+    yield compare(0, what, seen, TARGET, measure="job / by hand, in the pool", details=details)
+
+
+def _wake(grid: Grid, api: Client) -> dict[str, float]:
+    """Seconds from an idle job until each of the parts was over."""
+    name = fresh("w")
+    with cluster(api, shares(IMAGE, name, Size(min=0, max=1))):
+        shown = f'VMJobsCluster == "{name}" && Offline =?= true'
+        wait_for(
+            lambda: grid.on("site", "condor_status", "-constraint", shown, "-af", "Name").strip(),
+            "the pool to show the cluster",
+            OFFER_SECONDS,
+        )
+        with watching(grid, hosts(name, 1), JOB.format(cluster=name)) as watched:
+            began = watched.until("idle")
+            by_clock = now().timestamp() - (time.monotonic() - began)
+            found = {"running": watched.until("running") - began}
+            found["in the pool"] = watched.all_in_the_pool(hosts(name, 1)) - began
+            events = list(api.clusters.events(name))
+        found |= since(events, now().fromtimestamp(by_clock, now().tzinfo))
+        # A state that was over before the service heard of it is not in its history: the next one is.
+        told, later = {}, found["running"]
+        for part, key in reversed(PARTS):
+            told[part] = later = found.get(key, later)
+        return told

@@ -1,0 +1,64 @@
+"""The command line with a role kit of the tests: machines that count their boots and keep a file.
+
+As a program it is ``vmjobs``, to be run as a supervisor, and killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vmjobs.cli import gateway_install, gateway_support
+from vmjobs.cli.main import main
+from vmjobs.gateway.spec import Gateway, GatewayMachine
+
+SCRIPT = rb"""#!/bin/sh
+trap 'sync; echo frozen-$boots > /job/frozen; sync; echo "vmjobs-gateway: frozen"' USR1
+trap 'echo "vmjobs-gateway: thawed"; say_up' USR2
+trap 'echo "boots $boots ended"; exit 0' TERM
+here=$PWD
+say_up() { echo "vmjobs-gateway: up"; }
+boots=$(($(cat /job/boots 2>/dev/null || echo 0) + 1))
+echo "$boots" > /job/boots
+echo "root $(cat /etc/boots 2>/dev/null || echo fresh)"
+echo "$boots" > /etc/boots
+sync
+busybox ip address add "$(cat "$here/address")" dev vec1
+busybox ip link set vec1 up
+echo "boot $boots of $(cat "$here/host") with $(cat "$here/secret")"
+setsid sh "$here/reach" &  # signals are for this script alone
+say_up
+while :; do
+    sleep 1000 &
+    wait
+done
+"""
+
+
+REACH = rb"""
+for other in $(grep -v " $(cat host) " hosts | cut -d ' ' -f 1); do
+    until busybox ping -c 1 -W 1 "$other" > /dev/null 2>&1; do sleep 0.2; done
+    echo "reached $other"
+done
+"""
+
+
+class CountingKit:
+    """Machines of any role; a secret that is made once."""
+
+    def secrets(self, gateway: Gateway) -> Mapping[str, bytes]:
+        return {"key": f"the key of {gateway.name}".encode()}
+
+    def files(
+        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+    ) -> Mapping[str, bytes]:
+        return {"script": SCRIPT, "reach": REACH, "secret": secrets["key"]}
+
+
+def with_kit(arguments: list[str] | None = None) -> None:
+    """``vmjobs`` with this kit."""
+    gateway_support.kit = gateway_install.kit = CountingKit
+    main(arguments)
+
+
+if __name__ == "__main__":
+    with_kit()

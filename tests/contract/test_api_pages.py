@@ -1,0 +1,123 @@
+"""Lists that are given in pages: every entry once, in order, whatever comes and goes meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_support import Caller, Site, make_site, serving
+from clusters_kit import OPERATOR, POOLS, declared, node_of
+from repository_kit import push, push_library
+from sqlalchemy import insert, select
+
+from repository.images import Viewer
+from repository.images.tables import HoldingRow, TagRow
+from repository.models import NodeRow
+from repository.paging import MAX_PAGE, Window
+from repository.service import Repository
+from vmjobs.client import Client
+from vmjobs.config import Config
+
+ADA = Viewer("ada")
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    return config.model_copy(update={"pools": POOLS})
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path, pools=POOLS)
+
+
+def fill(repository: Repository) -> None:
+    """Seven nodes and clusters; images with a name, several names, none, and of the library."""
+    for number in range(7):
+        repository.put_node(node_of(f"n{number}"))
+        repository.clusters.apply(OPERATOR, declared(f"c{number}", image="hep"))
+        push(repository.images, ADA, b"%d" % number, name=f"i{number % 3}", tag=f"t{number}")
+    push(repository.images, ADA, b"nameless")
+    push(repository.images, ADA, b"nameless, too")
+
+
+def walked(user: Caller, what: str, limit: int) -> list[dict[str, Any]]:
+    """All of a list, page by page."""
+    found: list[dict[str, Any]] = []
+    cursor = ""
+    while True:
+        query = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
+        page = user("GET", f"/v1/{what}", query_string=query).get_json()
+        assert len(page[what]) == limit or not page["next"]
+        found += page[what]
+        cursor = page["next"]
+        if not cursor:
+            return found
+
+
+@pytest.mark.parametrize("what", ["images", "nodes", "clusters"])
+def test_pages_have_everything_once_and_in_order(site: Site, what: str) -> None:
+    push_library(site.repository.images)
+    fill(site.repository)
+    user = site.user("ada")
+    whole = user("GET", f"/v1/{what}").get_json()
+    assert len(whole[what]) >= 7
+    assert whole["next"] == ""
+    for limit in (1, 2, 3, len(whole[what]), 1000):
+        assert walked(user, what, limit) == whole[what]
+
+
+@pytest.mark.parametrize("what", ["images", "nodes", "clusters"])
+def test_a_page_of_no_list_is_refused(site: Site, what: str) -> None:
+    user = site.user("ada")
+    long = f"cursor={'x' * 2000}"
+    for query in ("limit=0", "limit=1001", "limit=x", "page=2", long, "cursor=a%00"):
+        assert user.problem(422, "GET", f"/v1/{what}?{query}")["code"] == "INVALID_REQUEST"
+    if what == "images":
+        for cursor in ("x", "x:a:b:c", "::"):
+            problem = user.problem(422, "GET", f"/v1/images?cursor={cursor}")
+            assert problem["errors"][0]["code"] == "bad_cursor"
+
+
+def test_both_databases_put_pages_in_one_order(repository: Repository) -> None:
+    fill(repository)
+    lists: dict[str, Callable[[Window], tuple[list[Any], str]]] = {
+        "images": lambda page: repository.images.page(ADA, page),
+        "nodes": repository.node_page,
+        "clusters": repository.clusters.page,
+    }
+    for what, ask in lists.items():
+        whole, last = ask(Window())
+        found: list[Any] = []
+        cursor = ""
+        while True:
+            some, cursor = ask(Window(2, cursor))
+            found += some
+            if not cursor:
+                break
+        assert (found, last) == (whole, ""), what
+    assert [i.name for i in repository.images.list(ADA)].count("") == 2
+
+
+def test_clients_follow_pages(site: Site) -> None:
+    image = push_library(site.repository.images)
+    site.repository.put_node(node_of("n"))
+    count = MAX_PAGE + 5
+    with site.repository.database.write() as session:
+        (node,) = session.execute(NodeRow.__table__.select()).mappings()
+        names = [f"n{n:04}" for n in range(count)]
+        described = [{"name": n, "description": {**node["description"], "name": n}} for n in names]
+        session.execute(insert(NodeRow), [{**node, **row} for row in described])
+        holding = session.scalars(select(HoldingRow.id).where(HoldingRow.image == image.digest)).one()
+        tags = [
+            {"namespace": "library", "name": "many", "tag": f"t{n:04}", "holding": holding}
+            for n in range(count)
+        ]
+        session.execute(insert(TagRow), tags)
+    with serving(site.app) as url, Client(url, site.user("ada").token) as api:
+        assert [node.name for node in api.nodes()] == ["n", *names]
+        tags_seen = [entry.tag for entry in api.images() if entry.name == "many"]
+        assert tags_seen == [row["tag"] for row in tags]
+        assert api.clusters.list() == []

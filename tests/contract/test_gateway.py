@@ -1,0 +1,321 @@
+"""A gateway on this computer, for real: the commands, User Mode Linux, the image ``generic``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypervisor_host import wait_until
+from members_node import ROOT, UML, clear, member_guest
+
+from images.build import build
+from images.store import ImageStore
+from vmjobs.agent.journal import machine_prefix
+from vmjobs.errors import Unavailable
+from vmjobs.gateway.control import Control
+from vmjobs.gateway.place import GatewayPlace
+from vmjobs.hypervisor import procs, switch
+
+PROGRAM = [sys.executable, str(Path(__file__).with_name("gateway_node.py")), "gateway"]
+TWO = """\
+gateway: {name}
+domain: test.example
+network: 10.77.0.0/24
+machines:
+  ce: {{role: computing-element, image: generic, address: 10.77.0.10, memory: 128, disk: 64}}
+  wn: {{role: worker, image: generic, address: 10.77.0.20, memory: 128, disk: 64}}
+"""
+IMAGES = ROOT / "build" / "images"
+SECONDS = 120.0
+
+
+@dataclass
+class Site:
+    """A folder with gateways, and the commands."""
+
+    folder: Path
+    supervisors: list[subprocess.Popen[bytes]]
+    images: Path = IMAGES
+
+    @property
+    def environment(self) -> dict[str, str]:
+        paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+        return {
+            **os.environ,
+            "PYTHONPATH": paths,
+            "VMJOBS_IMAGE_DIR": str(self.images),
+            "VMJOBS_STATE_DIR": str(self.folder / "state"),
+        }
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*PROGRAM, *words],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+            env=self.environment,
+            cwd=self.folder,
+        )
+
+    def do(self, *words: str) -> str:
+        ended = self.run(*words)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def refused(self, *words: str) -> str:
+        ended = self.run(*words)
+        assert ended.returncode != 0, ended.stdout
+        return ended.stderr
+
+    def place(self, name: str) -> GatewayPlace:
+        return GatewayPlace(self.folder / "state" / "gateways" / name)
+
+    def install(self, name: str) -> None:
+        (self.folder / f"{name}.yaml").write_text(TWO.format(name=name))
+        self.do("install", f"{name}.yaml")
+
+    def supervise(self, name: str) -> subprocess.Popen[bytes]:
+        """As a service manager does; commands start none that is there."""
+        log = (self.folder / f"{name}.log").open("ab")
+        argv = [*PROGRAM, "run", "--gateway", name]
+        process = subprocess.Popen(argv, env=self.environment, stdout=log, stderr=log)
+        log.close()
+        self.supervisors.append(process)
+
+        def answers() -> bool:
+            with suppress(Unavailable), Control(self.place(name).control):
+                return True
+            return False
+
+        wait_until(answers, SECONDS, "a supervisor")
+        return process
+
+    def shown(self, name: str) -> dict[str, Any]:
+        found = json.loads(self.do("show", "--json", "--gateway", name))
+        return {machine["name"]: machine for machine in found["machines"]}
+
+    def states(self, name: str) -> list[str]:
+        return [machine["state"] for machine in self.shown(name).values()]
+
+    def image_tags(self, name: str) -> list[str]:
+        """By which the gateway keeps its machines' images."""
+        return sorted(
+            entry.tag for entry in ImageStore(self.images).list() if entry.name == f"gateway-{name}"
+        )
+
+    def said(self, name: str, machine: str) -> str:
+        return self.do("console", machine, "--gateway", name)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    member_guest()
+    made = Site(tmp_path, [])
+    yield made
+    for process in made.supervisors:
+        process.kill()
+        process.wait()
+    for place in tmp_path.glob("**/state/gateways/*"):
+        clear(machine_prefix(GatewayPlace(place).members))
+        if (pid := switch.process(GatewayPlace(place).switch)) is not None:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_gateway_lives(site: Site) -> None:
+    """Installed, booted, reached, its supervisor killed, stopped, booted again; then gone."""
+    site.install("one")
+    assert site.states("one") == ["stopped", "stopped"]
+    first = site.supervise("one")
+    assert len(site.image_tags("one")) == 2
+    told = site.do("boot")
+    assert "ce: up" in told
+    assert "wn: up" in told
+    wait_until(lambda: "reached 10.77.0.20" in site.said("one", "ce"), SECONDS, "ce reaches wn")
+    wait_until(lambda: "reached 10.77.0.10" in site.said("one", "wn"), SECONDS, "wn reaches ce")
+    assert "boot 1 of ce.test.example with the key of one" in site.said("one", "ce")
+
+    first.kill()
+    first.wait()
+    assert "no supervisor runs" in site.do("show")
+    site.supervise("one")
+    site.do("boot")
+    assert [m["incarnation"] for m in site.shown("one").values()] == [1, 1], "they were adopted"
+
+    site.do("stop", "wn")
+    assert site.states("one") == ["up", "stopped"]
+    site.do("boot", "wn")
+    said = site.said("one", "wn")
+    assert "boot 2 of wn.test.example" in said, "its disk was kept"
+    assert "root 1" in said, "and its root disk"
+    assert site.shown("one")["ce"]["incarnation"] == 1, "the other was left alone"
+
+    assert "Remove" in site.run("delete").stdout
+    site.do("delete", "--yes")
+    assert not site.place("one").directory.exists()
+    assert not site.image_tags("one"), "its images need not stay"
+    prefix = machine_prefix(site.place("one").members)
+    assert not [name for name in UML.list() if name.startswith(prefix)]
+
+
+def test_a_machine_that_is_declared_no_more_goes_only_where_that_is_said(site: Site) -> None:
+    site.install("one")
+    disks = {name: site.place("one").disks(name) / "scratch.disk" for name in ("ce", "wn")}
+    both = (site.folder / "one.yaml").read_text()
+    (site.folder / "one.yaml").write_text("".join(both.splitlines(keepends=True)[:-1]))
+    said = site.refused("install", "one.yaml")
+    assert "one.yaml does not declare wn, whose data would be lost" in said
+    assert "--remove wn" in said
+    assert "declares ce" in site.refused("install", "one.yaml", "--remove", "ce")
+    assert disks["wn"].exists()
+    assert list(site.shown("one")) == ["ce", "wn"]
+
+    site.do("install", "one.yaml", "--remove", "wn")
+    assert list(site.shown("one")) == ["ce"]
+    assert not disks["wn"].parent.exists()
+    assert disks["ce"].exists()
+    (site.folder / "one.yaml").write_text(both)
+    site.do("install", "one.yaml")
+    assert disks["wn"].exists(), "it may come back, with nothing of before"
+
+
+def test_an_upgrade_takes_the_image_as_it_is_now_and_keeps_the_data(site: Site) -> None:
+    store, tag = ImageStore(IMAGES), f"now-{os.getpid()}"
+    old, new = store.resolve("generic"), build("hep", store, ROOT / "build" / "work").digest
+    (site.folder / "one.yaml").write_text(
+        TWO.format(name="one").replace("worker, image: generic", f"worker, image: upgraded:{tag}")
+    )
+    try:
+        store.tag("upgraded", tag, old)
+        site.do("install", "one.yaml")
+        supervisor = site.supervise("one")
+        site.do("boot", "wn")
+        site.do("stop", "wn")
+        supervisor.kill()
+        supervisor.wait()
+        store.tag("upgraded", tag, new)
+        assert f"image {old}" in site.do("install", "one.yaml"), "it keeps what it was installed with"
+        assert f"image {new}" in site.do("install", "one.yaml", "--upgrade")
+    finally:
+        store.untag("upgraded", tag)
+    site.supervise("one")
+    site.do("boot", "wn")
+    said = site.said("one", "wn")
+    assert "boot 2 of wn.test.example" in said, "its data was kept"
+    assert "root fresh" in said, "and its root disk is the new image's"
+    assert [tag.split("-")[0] for tag in site.image_tags("one")] == ["ce", "wn"]
+    site.do("delete", "--yes")
+
+
+def test_two_gateways_do_not_meet_and_a_switch_that_dies_comes_back(site: Site) -> None:
+    for name in ("one", "two"):
+        site.install(name)
+        site.supervise(name)
+        site.do("boot", "--gateway", name)
+    assert "several gateways: one, two" in site.refused("boot")
+    before = switch.process(site.place("one").switch)
+    assert before is not None
+    handle = os.pidfd_open(before)
+    os.kill(before, signal.SIGKILL)
+    assert procs.readable([handle], 10)
+    os.close(handle)
+
+    def restarted() -> bool:
+        machines = site.shown("one").values()
+        return all(m["state"] == "up" and m["incarnation"] == 2 for m in machines)
+
+    wait_until(restarted, SECONDS, "machines of the dead switch are on a new one")
+    wait_until(lambda: "reached 10.77.0.20" in site.said("one", "ce"), SECONDS, "they meet again")
+    assert "boots 1 ended" in "".join(
+        path.read_text("utf-8", "replace") for path in site.place("one").members.glob("*/console-1")
+    ), "they were shut down, and not cut off"
+    assert [m["incarnation"] for m in site.shown("two").values()] == [1, 1]
+
+
+def test_a_backup_while_it_runs_is_restored_under_another_name(site: Site) -> None:
+    site.install("one")
+    supervisor = site.supervise("one")
+    site.do("boot")
+    told = site.do("backup", "b.tar.zst")
+    assert "frozen meanwhile: ce, wn" in told
+    copy = site.folder / "b.tar.zst"
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert site.states("one") == ["up", "up"]
+    assert [m["incarnation"] for m in site.shown("one").values()] == [1, 1]
+    assert "there is" in site.refused("restore", "b.tar.zst")
+
+    site.do("restore", "b.tar.zst", "--name", "copy")
+    scratch = site.place("copy").disks("ce") / "scratch.disk"
+    assert scratch.stat().st_size == 64 * 1024 * 1024
+    assert scratch.stat().st_blocks * 512 < 32 * 1024 * 1024, "holes are holes"
+    site.supervise("copy")
+    site.do("boot", "--gateway", "copy")
+    said = site.said("copy", "ce")
+    assert "boot 2 of ce.test.example with the key of one" in said
+    assert "root 1" in said
+    assert [m["incarnation"] for m in site.shown("one").values()] == [1, 1]
+
+    # A backup that is killed leaves the old one, and machines that go on.
+    before = copy.read_bytes()
+    victim = subprocess.Popen(
+        [*PROGRAM, "backup", "b.tar.zst", "--gateway", "one"],
+        env=site.environment,
+        cwd=site.folder,
+        stderr=subprocess.DEVNULL,
+    )
+    part = site.folder / ".b.tar.zst.part"
+    wait_until(part.exists, SECONDS, "it has begun")
+    victim.kill()
+    victim.wait()
+    assert copy.read_bytes() == before
+    # Whoever has frozen them may die.
+    with Control(site.place("one").control) as control:
+        assert control.ask("freeze")["frozen"] == ["ce", "wn"]
+        thawed = site.said("one", "ce").count("thawed")
+    wait_until(lambda: site.said("one", "ce").count("thawed") > thawed, SECONDS, "they go on")
+    assert site.states("one") == ["up", "up"]
+    assert supervisor.poll() is None
+    site.do("backup", "b.tar.zst", "--gateway", "one")
+    assert not part.exists()
+
+    # A restore that is killed leaves nothing of that name; the next one does it all.
+    victim = subprocess.Popen(
+        [*PROGRAM, "restore", "b.tar.zst", "--name", "third"],
+        env=site.environment,
+        cwd=site.folder,
+        stderr=subprocess.DEVNULL,
+    )
+    arriving = site.folder / "state" / "gateways" / ".third.restoring"
+    wait_until(arriving.exists, SECONDS, "it has begun")
+    victim.kill()
+    victim.wait()
+    assert not site.place("third").directory.exists()
+    site.do("restore", "b.tar.zst", "--name", "third")
+    assert not arriving.exists()
+    assert site.states("third") == ["stopped", "stopped"]
+
+
+def test_a_backup_is_all_that_another_computer_needs(site: Site) -> None:
+    site.install("one")
+    site.supervise("one")
+    site.do("boot")
+    site.do("stop")
+    site.do("backup", "b.tar.zst")
+    folder = site.folder / "elsewhere"
+    folder.mkdir()
+    elsewhere = Site(folder, site.supervisors, folder / "images")
+    elsewhere.do("restore", str(site.folder / "b.tar.zst"))
+    assert len(elsewhere.image_tags("one")) == 2
+    elsewhere.supervise("one")
+    elsewhere.do("boot")
+    assert "boot 2 of ce.test.example with the key of one" in elsewhere.said("one", "ce")
+    assert "root 1" in elsewhere.said("one", "ce")

@@ -1,0 +1,111 @@
+"""``vmjobs node ad`` as HTCondor's startd runs it: a process of its own, a socket, a pipe."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from vmjobs.agent import protocol
+from vmjobs.agent.server import listening
+from vmjobs.model import HypervisorInfo, HypervisorKind, Node
+
+SECONDS = 60.0
+
+
+class Answering:
+    """An agent as far as it says how its node is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.connections: list[socket.socket] = []
+
+    @contextmanager
+    def up(self) -> Iterator[None]:
+        with listening(self.path, self._serve):
+            yield
+        for connection in self.connections:
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self, connection: socket.socket) -> None:
+        self.connections.append(connection)
+        works = HypervisorInfo(kind=HypervisorKind.UML, works=True, detail="", seconds=1, version="")
+        node = Node(
+            name="node1",
+            site="here",
+            version="1",
+            cpus=2,
+            memory=1024,
+            disk=1000,
+            hypervisors=(works,),
+            updated=datetime.now(UTC),
+        )
+        for _ in protocol.receive(connection):
+            protocol.send(connection, protocol.StatusMessage(node=node))
+
+
+class Following:
+    """The running command."""
+
+    def __init__(self, path: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [Path(sys.executable).with_name("vmjobs"), "node", "ad", *arguments],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "VMJOBS_SOCKET": str(path)},
+        )
+        self._seen = b""
+
+    def next(self) -> str:
+        """The next ad that is told."""
+        assert self.process.stdout is not None
+        while b"- update:true\n" not in self._seen:
+            ready, _, _ = select.select([self.process.stdout], [], [], SECONDS)
+            assert ready, "nothing more was said"
+            data = os.read(self.process.stdout.fileno(), 65536)
+            assert data, "the command has ended"
+            self._seen += data
+        ad, _, self._seen = self._seen.partition(b"- update:true\n")
+        return ad.decode()
+
+
+@pytest.fixture
+def following(tmp_path: Path) -> Iterator[Following]:
+    found = Following(tmp_path / "agent.sock", "--follow")
+    with found.process:
+        yield found
+        found.process.kill()
+
+
+def test_an_agent_that_comes_and_goes_is_told_as_it_happens(
+    following: Following, tmp_path: Path
+) -> None:
+    agent = Answering(tmp_path / "agent.sock")
+    assert "HasVMJobs = false" in following.next()
+    for _ in range(2):
+        with agent.up():
+            assert "HasVMJobs = true" in following.next()
+            assert len(agent.connections) >= 1
+        assert "HasVMJobs = false" in following.next()
+
+
+def test_it_ends_with_whoever_reads_it(following: Following) -> None:
+    following.next()
+    assert following.process.stdout is not None
+    following.process.stdout.close()
+    assert following.process.wait(SECONDS) == 0
+
+
+def test_asked_once_it_answers_once(tmp_path: Path) -> None:
+    agent = Answering(tmp_path / "agent.sock")
+    with agent.up(), Following(agent.path).process as asked:
+        assert asked.stdout is not None
+        assert asked.stdout.read().decode().count("HasVMJobs = true") == 1
+        assert asked.wait(SECONDS) == 0

@@ -1,0 +1,148 @@
+"""Questions about clusters of ten thousand machines: few statements, which read little in vain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from clusters_kit import POOLS, World
+from sqlalchemy import Table, event, insert, text
+from sqlalchemy.orm import Session
+
+from repository.clusters.history import KEPT
+from repository.clusters.tables import ClusterEventRow, ClusterRow, MemberRow
+from repository.metrics import figures
+from repository.service import Repository
+from vmjobs.cluster.member import MemberState
+from vmjobs.cluster.wire import MemberReports
+from vmjobs.config import Config
+from vmjobs.model import now
+
+MANY = 10_000
+CLUSTERS = 20
+NODES = 100
+#: Names that a statement has where it goes by an index, as both databases tell their plans.
+_SCAN = re.compile(r"(?:SCAN|Seq Scan on) (cluster_members|cluster_events)\b")
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    return config.model_copy(update={"pools": POOLS})
+
+
+@pytest.fixture
+def world(repository: Repository) -> World:
+    """Clusters c0, c1 … of five hundred machines each, all up; every cluster has its full history."""
+    world = World(repository, "n1", *(f"m{n}" for n in range(NODES)))
+    world.apply(size=1)
+    world.bring_up()
+    with repository.database.write() as session:
+        cluster = _row(session, ClusterRow)
+        member = _row(session, MemberRow)
+        each = MANY // CLUSTERS
+        cluster = {**cluster, "events_count": KEPT, "target": each}
+        session.execute(insert(ClusterRow), [{**cluster, "name": f"c{c}"} for c in range(CLUSTERS)])
+        members = [_member(member, n, each) for n in range(MANY)]
+        session.execute(insert(MemberRow), members)
+        line = {"time": now(), "node": "", "state": "UP", "code": "PROGRESS", "message": ""}
+        lines = [
+            {**line, "cluster": f"c{c}", "member": f"c{c}-{seq % each}", "seq": seq}
+            for c in range(CLUSTERS)
+            for seq in range(1, KEPT + 1)
+        ]
+        session.execute(insert(ClusterEventRow), lines)
+    with repository.database.engine.connect() as connection:
+        connection.execute(text("ANALYZE"))
+        connection.commit()
+    for row in members:
+        world.pool.join(row["name"], id=row["id"])
+    return world
+
+
+def _row(session: Session, table: Any) -> dict[str, Any]:
+    columns: Table = table.__table__
+    return dict(session.execute(columns.select()).mappings().one())
+
+
+def _member(made: dict[str, Any], n: int, each: int) -> dict[str, Any]:
+    cluster = f"c{n // each}"
+    own = {
+        "id": f"{n:032x}",
+        "cluster": cluster,
+        "name": f"{cluster}-{n % each}",
+        "node": f"m{n % NODES}",
+    }
+    return {**made, **own, "state": MemberState.UP.value}
+
+
+@contextmanager
+def statements(repository: Repository) -> Iterator[list[tuple[str, Any]]]:
+    """What the database is asked meanwhile."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(_c: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        if statement != "BEGIN":
+            asked.append((statement, parameters))
+
+    event.listen(repository.database.engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        event.remove(repository.database.engine, "before_cursor_execute", note)
+
+
+def scanned(repository: Repository, asked: list[tuple[str, Any]]) -> set[str]:
+    """Which of the large tables were read from end to end."""
+    sqlite = repository.database.engine.dialect.name == "sqlite"
+    found = set()
+    with repository.database.engine.connect() as connection:
+        for statement, parameters in asked:
+            if not statement.startswith("SELECT"):
+                continue
+            rows = connection.exec_driver_sql(
+                f"EXPLAIN {'QUERY PLAN ' * sqlite}{statement}", parameters
+            ).all()
+            plan = "\n".join(str(row[-1]) for row in rows)
+            found |= {
+                name
+                for line in plan.splitlines()
+                for name in _SCAN.findall(line)
+                if "USING" not in line
+            }
+    return found
+
+
+#: A question, statements that it may take, and large tables that it has to read as a whole.
+Case = tuple[Callable[[Repository], object], int, set[str]]
+CASES: dict[str, Case] = {
+    "one cluster": (lambda r: r.clusters.get("c3"), 8, set()),
+    "the history": (lambda r: r.clusters.events("c3"), 2, set()),
+    "what is new in it": (lambda r: r.clusters.events("c3", KEPT - 5), 2, set()),
+    "all clusters": (lambda r: r.clusters.list(), 3, {"cluster_members"}),
+    "a node's share": (lambda r: r.clusters.share("m7"), 6, set()),
+    "a node's report": (
+        lambda r: r.clusters.take_reports("m7", MemberReports(reports=())), 3, set()
+    ),
+    "a machine's token": (lambda r: r.clusters.order_for("m0", f"{0:032x}", 1), 1, set()),
+    "metrics": (
+        lambda r: figures(r.database, timedelta(seconds=300), now()), 13, {"cluster_members"}
+    ),
+}  # fmt: skip
+
+
+def test_questions_about_many_machines_take_few_statements(
+    world: World, repository: Repository
+) -> None:
+    for what, (ask, limit, whole) in CASES.items():
+        with statements(repository) as asked:
+            ask(repository)
+        assert len(asked) <= limit, (what, [statement for statement, _ in asked])
+        assert scanned(repository, asked) <= whole, what
+    world.step()  # there may be something to note at first
+    with statements(repository) as asked:
+        world.step(1)
+    assert len(asked) <= 25, len(asked)

@@ -1,0 +1,124 @@
+"""Two clusters of different releases of an operating system, side by side on the same nodes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from grid_kit import NODES, ROOT, Grid
+from test_cluster_grid import Submitter, delete, operator, up  # noqa: F401  a fixture
+
+from vmjobs.client import Client
+from vmjobs.cluster.spec import ClusterSpec
+
+FORKY = ROOT / "examples" / "worker-forky.toml"
+BUILD_SECONDS = 900
+#: What HTCondor itself says of an operating system in a machine's ad.
+ATTRIBUTES = ("OpSysAndVer", "OpSysName", "OpSysLongName", "OpSysMajorVer")
+
+
+def vmjobs(*words: str, grid: Grid, state: Path, columns: int = 0) -> str:
+    """Run the command as an operator would; columns: as on a terminal of this width."""
+    environment = {
+        **os.environ,
+        "VMJOBS_IMAGE_DIR": str(grid.images.root),
+        "VMJOBS_STATE_DIR": str(state),
+        "VMJOBS_TOKEN_FILE": str(ROOT / "build" / "grid" / "admin-token"),
+        **({"COLUMNS": str(columns), "FORCE_COLOR": "1"} if columns else {}),
+    }
+    program = str(Path(sys.executable).with_name("vmjobs"))
+    done = subprocess.run(
+        [program, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def images(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Release to image; the second one is built, if it was not, boots, and becomes the library's."""
+    state = tmp_path_factory.mktemp("state")
+    vmjobs("image", "build", str(FORKY), grid=grid, state=state)
+    vmjobs(
+        "image", "push", "worker-forky", "--namespace", "library", "--public", grid=grid, state=state
+    )
+    return {"trixie": "worker", "forky": "worker-forky"}
+
+
+@pytest.fixture
+def clusters(images: dict[str, str], operator: Client) -> Iterator[dict[str, str]]:  # noqa: F811
+    """Release to a cluster of it, with a machine on each node."""
+    farm = f"r{os.urandom(4).hex()}"
+    made = {release: f"{farm}-{release}" for release in images}
+    try:
+        for release, name in made.items():
+            spec = ClusterSpec(
+                name=name,
+                image=images[release],
+                size=len(NODES),
+                memory=512,
+                disk=512,
+                attributes={"Farm": farm},
+            )
+            operator.clusters.put(spec)
+        yield made
+    finally:
+        for name in made.values():
+            delete(operator, name)
+
+
+def ads(grid: Grid, cluster: str) -> set[tuple[str, ...]]:
+    """What the collector has of a cluster's machines: their systems, without repeats."""
+    constraint = f'VMJobsCluster == "{cluster}" && PartitionableSlot =?= true'
+    told = grid.on("site", "condor_status", "-constraint", constraint, "-af:,", *ATTRIBUTES)
+    return {tuple(word.strip() for word in line.split(",")) for line in told.splitlines()}
+
+
+def test_each_release_advertises_itself_and_runs_the_jobs_that_ask_for_it(
+    grid: Grid,
+    operator: Client,  # noqa: F811
+    clusters: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    told: dict[str, tuple[str, ...]] = {}
+    for release, name in clusters.items():
+        cluster = up(operator, name, len(NODES))
+        assert {member.node for member in cluster.members} == {f"{node}.grid" for node in NODES}
+        (told[release],) = ads(grid, name)
+        # What the operator is shown is what the machines say.
+        assert {member.system for member in cluster.members} == {told[release][2]}
+    assert told["trixie"][0] == "Debian13"
+    assert told["trixie"][2].startswith("Debian GNU/Linux 13")
+    assert "forky" in told["forky"][2]
+    assert told["forky"][0] != told["trixie"][0]
+
+    # Jobs name a system, not a cluster. The farm keeps them from other machines of these releases.
+    farm = clusters["trixie"].partition("-")[0]
+    user = Submitter(grid)
+    jobs = {
+        release: user.submit_where(
+            f'TARGET.OpSysAndVer == "{system[0]}" && TARGET.OpSysLongName == "{system[2]}"'
+            f' && TARGET.Farm == "{farm}"',
+            "hostname; . /etc/os-release; echo $VERSION_CODENAME; echo $PRETTY_NAME",
+        )
+        for release, system in told.items()
+    }
+    for release, job in jobs.items():
+        host, codename, pretty = user.output(job, timeout=240).splitlines()
+        assert host.rpartition("-")[0] == clusters[release]
+        assert codename == release
+        assert pretty.startswith(told[release][2])  # HTCondor leaves out a name in brackets
+
+    for release, name in clusters.items():
+        for columns in (80, 120):
+            shown = vmjobs("cluster", "show", name, grid=grid, state=tmp_path, columns=columns)
+            assert shown.count(told[release][2]) == len(NODES)

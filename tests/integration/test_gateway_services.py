@@ -1,0 +1,169 @@
+"""A grid gateway for real: the example's four machines, with nothing but the commands that people have.
+
+It needs no grid, only images: where they are not here they are built (`make gateway-images`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from grid_kit import ROOT, wait_for
+
+#: Seconds that commands may take, and a job on its way through the gateway and back.
+COMMAND = 300.0
+JOB = 180.0
+
+#: What a job of the example is, with another program.
+JOB_OF = (
+    "sed 's|^executable.*|executable = {program}|; s|^arguments.*|arguments = {arguments}|;"
+    " s| example[.]| {name}.|' example.sub >{name}.sub && condor_submit {name}.sub"
+)
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """One that is installed. place: its state directory."""
+
+    place: Path
+
+    def command(
+        self, *words: str | Path, status: int = 0, stdin: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run ``vmjobs gateway ...``; it is to end with this status."""
+        first, *more = map(str, words)
+        argv = [str(Path(sys.executable).with_name("vmjobs")), "gateway", first]
+        argv += ["--state-dir", str(self.place), *more]
+        ended = subprocess.run(
+            argv, cwd=ROOT, input=stdin, capture_output=True, timeout=COMMAND, check=False
+        )
+        assert ended.returncode == status, f"{argv}\n{ended.stdout.decode()}\n{ended.stderr.decode()}"
+        return ended
+
+    def run(self, machine: str, script: str, status: int = 0, stdin: bytes = b"") -> str:
+        """What a command of root's in a machine prints."""
+        ended = self.command("ssh", machine, "--", script, status=status, stdin=stdin)
+        return ended.stdout.decode()
+
+    def physicist(self, script: str, status: int = 0) -> str:
+        """What a command prints that somebody runs on the user interface, errors included."""
+        told = f"{script}\n".encode()
+        return self.run("ui", "exec su - physicist -c 'exec sh -s 2>&1'", status, told)
+
+    def jobs(self, machine: str) -> dict[int, int]:
+        """The jobs in a machine's queue: cluster to JobStatus."""
+        lines = self.run(machine, "condor_q -all -autoformat ClusterId JobStatus").splitlines()
+        return {int(line.split()[0]): int(line.split()[1]) for line in lines}
+
+    def ended(self, machine: str) -> set[int]:
+        """The clusters of jobs in a machine's history."""
+        return {int(line) for line in self.run(machine, "condor_history -autoformat ClusterId").split()}
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """The example, up."""
+    made = Gateway(tmp_path_factory.mktemp("g") / "state")
+    install(made)
+    try:
+        made.command("boot")
+        yield made
+    finally:
+        made.command("delete", "--yes")
+    assert not made.place.exists()
+    assert not [pid for pid, argv in processes() if str(made.place) in argv]
+
+
+def install(gateway: Gateway) -> None:
+    """Install the example."""
+    gateway.command("install", str(ROOT / "examples" / "gateway.yaml"))
+
+
+def processes() -> list[tuple[int, str]]:
+    """All of this computer's, with their command lines."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((int(entry.name), (entry / "cmdline").read_bytes().decode("utf-8", "replace")))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_job_goes_from_the_user_interface_to_the_worker_and_comes_back(gateway: Gateway) -> None:
+    assert "1 job(s) submitted" in gateway.physicist("condor_submit example.sub")
+    gateway.physicist(f"condor_wait -wait {JOB:.0f} example.log")
+    output = gateway.physicist("cat example.out")
+    assert output.startswith("Linux wn.tier3.example "), output
+    assert "GridResource: condor ce.tier3.example" in gateway.physicist("cat example.log")
+    # The computing element keeps a job until its output has been fetched.
+    asked = "condor_history -limit 1 -autoformat Owner LastRemoteHost ExitCode"
+    ran = wait_for(lambda: gateway.run("ce", asked), "the job's record", JOB)
+    assert re.fullmatch(r"physicist slot1_\d+@wn\.tier3\.example 0\n", ran), ran
+
+
+def test_a_file_is_stored_listed_and_read_back(gateway: Gateway) -> None:
+    data = os.urandom(300_000)
+    gateway.run("ui", "cat >/tmp/events.dat", stdin=data)
+    url = "root://se.tier3.example//store/run1/events.dat"
+    gateway.physicist(f"xrdcp --nopbar --cksum adler32:source /tmp/events.dat {url}")
+    listing = gateway.physicist("xrdfs se.tier3.example ls -l /store/run1")
+    assert re.search(r" 300000 .* /store/run1/events\.dat$", listing.strip()), listing
+    assert re.search(
+        "adler32 [0-9a-f]{8}",
+        gateway.physicist("xrdfs se.tier3.example query checksum /store/run1/events.dat"),
+    )
+    gateway.physicist(f"rm -f back.dat; xrdcp --nopbar {url} back.dat")
+    known = hashlib.sha256(data).hexdigest()
+    assert gateway.physicist("sha256sum <back.dat").split()[0] == known
+    assert known in gateway.run("se", "sha256sum /job/xrootd/store/run1/events.dat")
+
+
+def test_who_has_no_key_stores_nothing(gateway: Gateway) -> None:
+    tried = "cd /tmp && echo mine >x && exec 2>&1; xrdcp --nopbar x root://se.tier3.example//store/x"
+    said = gateway.run("ui", tried, status=52)
+    assert "Auth failed" in said
+    assert "x" not in gateway.run("se", "ls /job/xrootd/store").split()
+
+
+def test_who_has_no_token_of_the_pools_gets_nowhere(gateway: Gateway) -> None:
+    asked = "condor_{0} -name ce.tier3.example -pool ce.tier3.example {1} 2>&1"
+    assert "physicist" in gateway.physicist(asked.format("ping -type schedd", "WRITE"))
+    gateway.run("ui", asked.format("ping -type schedd", "READ"), status=1)
+    # A worker's own tells of this worker, and is no good for submitting.
+    gateway.run("wn", asked.format("ping -type schedd", "WRITE"), status=1)
+
+
+def test_a_backup_while_jobs_are_under_way_brings_queue_and_files_back(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    gateway.physicist(
+        "echo precious >kept && xrdcp --nopbar -f kept root://se.tier3.example//store/kept"
+    )
+    # One runs, one waits behind it: the worker has one slot.
+    gateway.physicist(JOB_OF.format(program="/bin/sleep", arguments="100", name="long"))
+    gateway.physicist(JOB_OF.format(program="/bin/echo", arguments="it is done", name="next"))
+    wait_for(lambda: sorted(gateway.jobs("ce").values()) == [1, 2] or None, "a job to run", JOB)
+    before = gateway.jobs("ui")
+
+    archive = tmp_path / "gateway.backup"
+    gateway.command("backup", "--no-images", archive)  # they stay here
+    # It goes on as if nothing had been, and nothing of that is in the backup.
+    gateway.physicist("xrdfs se.tier3.example rm /store/kept")
+    gateway.command("delete", "--yes")
+    assert not gateway.place.exists()
+
+    gateway.command("restore", archive)
+    gateway.command("boot")
+    assert gateway.physicist("xrdcp --nopbar root://se.tier3.example//store/kept -") == "precious\n"
+    # Jobs run as soon as it is up: what waited may have ended by now.
+    assert set(before) <= set(gateway.jobs("ui")) | gateway.ended("ui")
+    gateway.physicist(f"condor_wait -wait {JOB + 200:.0f} next.log")
+    assert gateway.physicist("cat next.out") == "it is done\n"

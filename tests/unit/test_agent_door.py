@@ -1,0 +1,130 @@
+"""The door of a machine: who is let wait there, and what a visitor gets."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from vmjobs.agent.members import door
+from vmjobs.agent.members.door import Door, listening
+from vmjobs.errors import NoLogin
+
+TOKEN = "t" * 43
+HOST_KEY = "ssh-ed25519 " + "H" * 68
+KEY = "ssh-ed25519 " + "K" * 68
+GREETING = f"vmjobs-door 1 {TOKEN} {HOST_KEY}\n".encode()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "door.sock"
+
+
+@pytest.fixture
+def opened(path: Path) -> Iterator[Door]:
+    made = Door(TOKEN)
+    with listening(made, path):
+        yield made
+
+
+def guest(path: Path, greeting: bytes = GREETING) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path))
+    connection.settimeout(10)
+    connection.sendall(greeting)
+    return connection
+
+
+def test_a_visitor_gets_the_guests_connection(opened: Door, path: Path) -> None:
+    with guest(path) as waiting:
+        visit = opened.knock(KEY, 10)
+        assert visit.host_key == HOST_KEY
+        assert waiting.recv(100) == f"session {KEY}\n".encode()
+        with visit.connection as inside:
+            waiting.sendall(b"SSH-2.0")
+            assert inside.recv(100) == b"SSH-2.0"
+            inside.sendall(b"SSH-2.0-too")
+            assert waiting.recv(100) == b"SSH-2.0-too"
+        assert waiting.recv(100) == b""
+
+
+def test_each_visitor_has_a_connection_of_his_own(opened: Door, path: Path) -> None:
+    with guest(path), opened.knock(KEY, 10).connection:
+        with pytest.raises(NoLogin, match="not come to its door"):
+            opened.knock(KEY, 0.1)
+        with guest(path), opened.knock(KEY, 10).connection:
+            pass
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        GREETING.replace(b"ttt", b"ttu"),
+        GREETING.replace(b"door 1", b"door 2"),
+        b"vmjobs-door 1  -\n",
+        b"GET / HTTP/1.0\r\n\r\n",
+        GREETING[:-1] + b" more\n",
+        GREETING + b"more",
+        b"x" * 600,
+    ],
+)
+def test_who_is_not_the_guest_is_not_let_wait(opened: Door, path: Path, greeting: bytes) -> None:
+    with guest(path, greeting) as stranger:
+        assert stranger.recv(100) == b""
+    with pytest.raises(NoLogin):
+        opened.knock(KEY, 0.05)
+
+
+def test_who_says_nothing_has_to_go(opened: Door, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "GREETING_SECONDS", 0.2)
+    with guest(path, b"vmjobs-do") as stranger:
+        assert stranger.recv(100) == b""
+
+
+def test_strangers_do_not_keep_the_guest_out(opened: Door, path: Path) -> None:
+    strangers = [guest(path, b"v") for _ in range(3 * door.MAX_STRANGERS)]
+    with guest(path):
+        opened.knock(KEY, 10).connection.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_guest_that_went_away_is_not_taken_for_one_that_waits(opened: Door, path: Path) -> None:
+    guest(path).close()
+    with guest(path) as second:
+        visit = opened.knock(KEY, 10)
+        assert second.recv(8) == b"session "
+        visit.connection.close()
+
+
+def test_the_last_connections_of_a_guest_count(opened: Door, path: Path) -> None:
+    connections = [guest(path) for _ in range(door.MAX_STANDBY + 1)]
+    assert connections[0].recv(100) == b""
+    for connection in connections:
+        connection.close()
+
+
+def test_a_guest_without_a_server_says_so_each_time(opened: Door, path: Path) -> None:
+    with guest(path, f"vmjobs-door 1 {TOKEN} -\n".encode()):
+        for _ in range(2):
+            with pytest.raises(NoLogin, match="has no SSH server"):
+                opened.knock(KEY, 10)
+
+
+def test_a_closed_door_lets_nobody_wait(path: Path) -> None:
+    made = Door(TOKEN)
+    with listening(made, path):
+        waiting = guest(path)
+        began = time.monotonic()
+    with suppress(ConnectionResetError):
+        assert waiting.recv(100) == b""
+    with pytest.raises(NoLogin):
+        made.knock(KEY, 30)
+    assert time.monotonic() - began < 10
+    assert not path.exists()
+    waiting.close()

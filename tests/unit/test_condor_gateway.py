@@ -1,0 +1,173 @@
+"""What the machines of a gateway are given, by role, and tokens made without HTCondor's programs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from condor.gateway import CHECK_KEY, POOL_KEY, STORAGE_KEY, GatewayKit
+from condor.idtoken import mint, sign
+from vmjobs.errors import InvalidSpec
+from vmjobs.gateway.spec import Gateway, Role, parse_gateway
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+#: A key of no use, and a token that condor_token_create of HTCondor 23.9.6 made with it.
+KNOWN_KEY = b"B6Z2lniZJFVirhsQQexNzDP4r/VOg1FynZzHgPe5zBVoi8t9A0SJdA9Mm+gqJhP1"
+KNOWN_TOKEN = (
+    "eyJhbGciOiJIUzI1NiIsImtpZCI6ImdhdGV3YXkifQ.eyJleHAiOjE3OTUxOTE5MjksImlhdCI6MTc5NTE4ODMyO"
+    "SwiaXNzIjoidGllcjMuZXhhbXBsZSIsImp0aSI6IjFjYjQwOTYxNDk1ZGUyZDJlYTA4MDdkN2QxN2Y0ZmVhIiwic"
+    "2NvcGUiOiJjb25kb3I6XC9SRUFEIGNvbmRvcjpcL1dSSVRFIiwic3ViIjoieEB0aWVyMy5leGFtcGxlIn0.QCCpe"
+    "zof-u787D7qOBOh8S2MfQ-pAN-zotEpRw6BMr4"
+)
+
+ROLES = {
+    "ce": ("computing-element", "10.77.0.10"),
+    "se": ("storage-element", "10.77.0.11"),
+    "ui": ("user-interface", "10.77.0.12"),
+    "wn": ("worker", "10.77.0.20"),
+}
+
+
+def gateway(*machines: str, **more: tuple[str, str]) -> Gateway:
+    """One with these machines of those above, and more."""
+    chosen = {name: ROLES[name] for name in machines or ROLES} | more
+    return parse_gateway(
+        {
+            "gateway": "tier3",
+            "domain": "tier3.example",
+            "network": "10.77.0.0/24",
+            "machines": {
+                name: {"role": role, "image": "any", "address": address}
+                for name, (role, address) in chosen.items()
+            },
+        }
+    )
+
+
+@pytest.fixture
+def kit() -> GatewayKit:
+    return GatewayKit(clock=lambda: NOW)
+
+
+def files_of(kit: GatewayKit, name: str, secrets: dict[str, bytes]) -> dict[str, bytes]:
+    plain = gateway()
+    machine = plain.machine(name)
+    assert machine is not None
+    return dict(kit.files(plain, machine, secrets))
+
+
+@pytest.fixture
+def secrets(kit: GatewayKit) -> dict[str, bytes]:
+    return dict(kit.secrets(gateway()))
+
+
+def claims(token: bytes | str) -> dict[str, Any]:
+    text = token.decode() if isinstance(token, bytes) else token
+    part = text.split(".")[1]
+    found: dict[str, Any] = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    return found
+
+
+# --------------------------------------------------------------------------- tokens
+
+
+def test_a_token_is_signed_as_htcondor_does() -> None:
+    said, _, signature = KNOWN_TOKEN.rpartition(".")
+    assert sign(KNOWN_KEY, said) == signature
+    assert sign(KNOWN_KEY[:-1] + b"0", said) != signature
+
+
+def test_a_token_says_what_those_of_htcondor_say() -> None:
+    known = claims(KNOWN_TOKEN)
+    made = mint(
+        KNOWN_KEY,
+        "gateway",
+        "x@tier3.example",
+        now=datetime.fromtimestamp(known["iat"], UTC),
+        lifetime=timedelta(hours=1),
+        authorizations=("READ", "WRITE"),
+    )
+    assert claims(made) == known | {"jti": claims(made)["jti"]}
+    said, _, signature = made.rpartition(".")
+    assert signature == sign(KNOWN_KEY, said)
+
+
+def test_no_two_tokens_are_the_same() -> None:
+    def one() -> str:
+        return mint(b"key", "gateway", "x@d", now=NOW, lifetime=timedelta(1))
+
+    assert claims(one())["jti"] != claims(one())["jti"]
+    assert "scope" not in claims(one())
+
+
+def test_a_worker_can_tell_of_itself_and_nothing_else(
+    kit: GatewayKit, secrets: dict[str, bytes]
+) -> None:
+    token = claims(files_of(kit, "wn", secrets)["token"])
+    assert (token["sub"], token["iss"]) == ("worker-wn@tier3.example", "tier3.example")
+    assert token["scope"] == "condor:/ADVERTISE_STARTD condor:/READ"
+    assert token["exp"] > NOW.timestamp() + 9 * 365 * 86400
+
+
+def test_people_can_submit_and_not_administer(kit: GatewayKit, secrets: dict[str, bytes]) -> None:
+    token = claims(files_of(kit, "ui", secrets)["token"])
+    assert token["sub"] == "physicist@tier3.example"
+    assert token["scope"] == "condor:/READ condor:/WRITE"
+
+
+# --------------------------------------------------------------------------- who has what
+
+
+@pytest.mark.parametrize(
+    ("secret", "having"),
+    [(POOL_KEY, {"ce"}), (STORAGE_KEY, {"se", "ui"}), (CHECK_KEY, {"se"})],
+)
+def test_a_key_is_on_no_machine_that_has_no_use_for_it(
+    kit: GatewayKit, secrets: dict[str, bytes], secret: str, having: set[str]
+) -> None:
+    found = {
+        name
+        for name in ROLES
+        if any(secrets[secret] in text for text in files_of(kit, name, secrets).values())
+    }
+    assert found == having
+
+
+def test_two_gateways_share_no_key(kit: GatewayKit) -> None:
+    first, second = kit.secrets(gateway()), kit.secrets(gateway())
+    assert first.keys() == second.keys()
+    assert not set(first.values()) & set(second.values())
+
+
+def test_each_machine_knows_the_computing_element_and_itself(
+    kit: GatewayKit, secrets: dict[str, bytes]
+) -> None:
+    told = files_of(kit, "wn", secrets)["99-gateway-machine.conf"].decode().splitlines()
+    assert "COLLECTOR_HOST = ce.tier3.example" in told
+    assert "NETWORK_INTERFACE = 10.77.0.20" in told
+    assert "NETWORK_HOSTNAME = wn.tier3.example" in told
+    assert "UID_DOMAIN = wn.tier3.example" in told
+    example = files_of(kit, "ui", secrets)["example.sub"].decode()
+    assert "\ngrid_resource = condor ce.tier3.example ce.tier3.example\n" in example
+
+
+def test_a_storage_element_may_be_alone(kit: GatewayKit) -> None:
+    alone = gateway("se")
+    assert "script" in kit.files(alone, alone.machines[0], kit.secrets(alone))
+
+
+def test_what_needs_a_computing_element_says_so(kit: GatewayKit) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        kit.secrets(gateway("ui", "wn"))
+    assert [fault.field for fault in caught.value.faults] == ["machines.ui.role", "machines.wn.role"]
+
+
+def test_there_is_one_computing_element(kit: GatewayKit) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        kit.secrets(gateway(other=(str(Role.COMPUTING_ELEMENT), "10.77.0.30")))
+    assert [fault.field for fault in caught.value.faults] == ["machines.other.role"]

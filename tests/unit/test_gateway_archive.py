@@ -1,0 +1,185 @@
+"""Backups as files: what is written comes back, holes as holes; whatever else comes is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from vmjobs.errors import DigestMismatch, InvalidRequest
+from vmjobs.gateway.archive import (
+    ArchiveWriter,
+    Content,
+    Extents,
+    Replacing,
+    contents,
+    extents_of,
+    parse_extents,
+    write_disk,
+)
+
+SIZE = 64 * 1024 * 1024
+
+
+def sparse(path: Path) -> Path:
+    with path.open("wb") as file:
+        file.truncate(SIZE)
+        file.seek(8192)
+        file.write(b"first" * 1000)
+        file.seek(SIZE - 8192)
+        file.write(b"last")
+    return path
+
+
+def written(disk: Path | None = None) -> bytes:
+    sink = io.BytesIO()
+    archive = ArchiveWriter(sink)
+    archive.add("gateway.json", b"{}")
+    if disk is not None:
+        archive.add_disk("machines/ce/scratch.disk", disk)
+    archive.finish()
+    return sink.getvalue()
+
+
+def read(data: bytes) -> dict[str, bytes]:
+    return {content.name: content.small() for content in contents(io.BytesIO(data))}
+
+
+def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as tar:
+        for info, data in members:
+            info.size = len(data) if info.isreg() else 0
+            tar.addfile(info, io.BytesIO(data))
+    return zstandard.compress(plain.getvalue())
+
+
+def test_a_disk_comes_back_with_its_holes(tmp_path: Path) -> None:
+    disk = sparse(tmp_path / "disk")
+    data = written(disk)
+    assert len(data) < 100_000
+    extents = None
+    for content in contents(io.BytesIO(data)):
+        if content.name.endswith(".map"):
+            extents = parse_extents(content)
+        elif content.name.endswith(".data"):
+            assert extents is not None
+            write_disk(content, extents, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == disk.read_bytes()
+    assert (tmp_path / "copy").stat().st_blocks * 512 < 1024 * 1024
+
+
+def test_any_tar_reads_it(tmp_path: Path) -> None:
+    plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(written(sparse(tmp_path / "disk"))))
+    with tarfile.open(fileobj=plain, mode="r|") as tar:
+        names = [entry.name for entry in tar]
+    assert names == [
+        "gateway.json",
+        "machines/ce/scratch.disk.map",
+        "machines/ce/scratch.disk.data",
+        "manifest.json",
+    ]
+
+
+def test_every_cut_is_noticed(tmp_path: Path) -> None:
+    data = written(sparse(tmp_path / "disk"))
+    for length in range(0, len(data), max(1, len(data) // 50)):
+        with pytest.raises(InvalidRequest):
+            read(data[:length])
+
+
+def test_a_changed_file_is_noticed() -> None:
+    plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(written())).read()
+    changed = plain.replace(b"{}\0", b"[]\0", 1)
+    assert changed != plain
+    with pytest.raises(DigestMismatch, match=r"gateway\.json is not what was written"):
+        read(zstandard.compress(changed))
+
+
+def special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        special("x", tarfile.SYMTYPE, "/etc/passwd"),
+        special("x", tarfile.LNKTYPE, "gateway.json"),
+        special("x", tarfile.DIRTYPE),
+        special("x", tarfile.CHRTYPE),
+        special("x", tarfile.GNUTYPE_SPARSE),
+        tarfile.TarInfo("../x"),
+        tarfile.TarInfo("/etc/passwd"),
+        tarfile.TarInfo("a//b"),
+        tarfile.TarInfo("n" * 200),  # in a header of its own, which is not looked at
+    ],
+    ids=lambda info: f"{info.name[:12]} {info.type!r}",
+)
+def test_what_is_no_plain_file_of_a_plain_name_is_refused(member: tarfile.TarInfo) -> None:
+    with pytest.raises(InvalidRequest):
+        read(packed((member, b"data")))
+
+
+def test_a_name_comes_once() -> None:
+    twice = (tarfile.TarInfo("gateway.json"), b"{}")
+    with pytest.raises(InvalidRequest, match="twice"):
+        read(packed(twice, twice))
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", zstandard.compress(b"x" * 5000), bytes(512)])
+def test_nonsense_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        read(data)
+
+
+@pytest.mark.parametrize(
+    ("size", "extents"),
+    [
+        (10, [[0, 11]]),
+        (10, [[5, 2], [6, 1]]),
+        (10, [[5, 0]]),
+        (10, [[-5, 3]]),
+        (1 << 60, []),
+        (-1, []),
+        ("x", []),
+    ],
+)
+def test_maps_of_no_disk_are_refused(size: object, extents: object) -> None:
+    data = json.dumps({"size": size, "extents": extents}).encode()
+    with pytest.raises(InvalidRequest, match="no map of a disk"):
+        parse_extents(Content("m", len(data), io.BytesIO(data)))
+
+
+def test_data_that_the_map_does_not_know_is_refused(tmp_path: Path) -> None:
+    extents = Extents(size=10, extents=((0, 3),))
+    with pytest.raises(InvalidRequest, match="not what its map says"):
+        write_disk(Content("d", 4, io.BytesIO(b"data")), extents, tmp_path / "disk")
+
+
+def test_extents_are_where_data_is(tmp_path: Path) -> None:
+    found = extents_of(sparse(tmp_path / "disk"))
+    assert found.size == SIZE
+    assert 5004 <= found.data <= 65536
+    (tmp_path / "empty").touch()
+    assert extents_of(tmp_path / "empty") == Extents(size=0, extents=())
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "b"
+    target.write_bytes(b"old")
+    (tmp_path / ".b.part").write_bytes(b"of one that was killed")
+    with pytest.raises(ZeroDivisionError), Replacing(target) as sink:
+        sink.write(b"new")
+        raise ZeroDivisionError
+    assert target.read_bytes() == b"old"
+    with Replacing(target) as sink:
+        sink.write(b"new")
+    assert target.read_bytes() == b"new"
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]

@@ -1,0 +1,182 @@
+"""What a gateway's machines are told to be, and what is known of them: files and words, no machine."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_gateway_spec import plain
+
+from vmjobs.cluster.member import Goal, Phase
+from vmjobs.cluster.wire import MemberReport, MemberReports
+from vmjobs.errors import Conflict, Forbidden, NotFound
+from vmjobs.gateway.place import GatewayPlace, Installed, member_of, network_files
+from vmjobs.gateway.share import Condition, GatewayShare, Heard, condition_of
+from vmjobs.gateway.spec import parse_gateway
+from vmjobs.model import HypervisorKind
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> GatewayPlace:
+    gateway = parse_gateway(plain())
+    digests = {machine.name: "sha256:" + "1" * 64 for machine in gateway.machines}
+    installed = Installed(schema=1, gateway=gateway, images=digests, kind=HypervisorKind.UML)
+    made = GatewayPlace(tmp_path)
+    for machine in gateway.machines:
+        made.prepare(installed, machine)
+    made.keep(installed)
+    return made
+
+
+@pytest.fixture
+def share(place: GatewayPlace) -> GatewayShare:
+    return GatewayShare(place, place.installed())
+
+
+def report(share: GatewayShare, name: str, phase: Phase, incarnation: int = 1) -> None:
+    told = MemberReport(
+        id=member_of(name), incarnation=incarnation, phase=phase, since=datetime.now(UTC)
+    )
+    share.report(MemberReports(reports=(told,)))
+
+
+def goals(share: GatewayShare) -> dict[str, Goal]:
+    return {order.name: order.goal for order in share.share(-1, 0).members}
+
+
+def shown(share: GatewayShare, name: str) -> Any:
+    machines: Any = share.show(-1, 0)["machines"]
+    return machines[name]
+
+
+def test_what_is_wanted_is_ordered_and_outlives_the_supervisor(
+    place: GatewayPlace, share: GatewayShare
+) -> None:
+    assert goals(share) == {"ce": Goal.DRAIN, "wn": Goal.DRAIN}
+    share.want({"ce", "wn"}, set())
+    share.want(set(), {"wn"})
+    assert goals(share) == {"ce": Goal.RUN, "wn": Goal.DRAIN}
+    assert goals(GatewayShare(place, place.installed())) == goals(share)
+
+
+def test_a_stopped_machine_that_is_wanted_is_begun_again(share: GatewayShare) -> None:
+    begun: list[tuple[str, int]] = []
+    share.again = lambda member, incarnation: begun.append((member, incarnation))
+    report(share, "ce", Phase.GONE, 3)
+    assert not begun
+    share.want({"ce"}, set())
+    assert begun == [(member_of("ce"), 3)]
+
+
+def test_a_service_is_up_once_its_script_says_so(share: GatewayShare) -> None:
+    share.want({"ce"}, set())
+    report(share, "ce", Phase.RUNNING)
+    assert shown(share, "ce")["state"] == Condition.STARTING
+    share.words(member_of("ce"), 1, b"hello\nvmjobs-gate")
+    share.words(member_of("ce"), 1, b"way: up\n")
+    assert shown(share, "ce")["state"] == Condition.UP
+    assert {o.name: o.admitted for o in share.share(-1, 0).members} == {"ce": 1, "wn": 0}
+    share.words(member_of("ce"), 1, b"vmjobs-gateway: down no schedd\r\n")
+    assert (shown(share, "ce")["state"], shown(share, "ce")["message"]) == (Condition.DOWN, "no schedd")
+    report(share, "ce", Phase.RUNNING, 2)
+    assert shown(share, "ce")["state"] == Condition.STARTING, (
+        "another machine, of which nothing is known"
+    )
+
+
+def test_words_that_say_nothing_count_for_nothing() -> None:
+    heard = Heard(1)
+    assert not heard.take(b"vmjobs-gateway: " + b"x" * 5000 + b"\nup\nvmjobs-gateway:up\n")
+    assert heard.up is None
+    assert not heard.take(b"y" * 100_000)
+    assert len(heard.rest) <= 1024
+    assert heard.take(b"\n[ 12.3] vmjobs-gateway: frozen\n")
+    assert heard.frozen is True
+    assert heard.take(b"vmjobs-gateway: error: /job cannot be frozen: busy\n")
+    assert heard.frozen is False
+
+
+def test_who_asks_for_frozen_data_waits_for_the_answer(share: GatewayShare) -> None:
+    member = member_of("ce")
+    share.words(member, 1, b"vmjobs-gateway: up\nvmjobs-gateway: frozen\n")
+    assert share.is_frozen(member, 0)
+    share.ask_frozen(member)
+    assert not share.is_frozen(member, 0.05), "that was the last time"
+    assert not share.is_frozen(member_of("wn"), 0.05)
+
+
+def test_after_a_switch_machines_restart_one_at_a_time(share: GatewayShare) -> None:
+    cabled: set[str] = set()
+    share.recabled = lambda machine: machine in cabled
+    share.want({"ce", "wn"}, set())
+    for name in ("ce", "wn"):
+        report(share, name, Phase.BOOTING)
+    assert goals(share) == {"ce": Goal.RUN, "wn": Goal.RUN}, "they may be getting their cards now"
+    for name in ("ce", "wn"):
+        report(share, name, Phase.RUNNING)
+    assert goals(share) == {"ce": Goal.DRAIN, "wn": Goal.RUN}
+    report(share, "ce", Phase.GONE)
+    assert goals(share) == {"ce": Goal.RUN, "wn": Goal.DRAIN}
+    cabled |= {"ce", "wn"}
+    assert goals(share) == {"ce": Goal.RUN, "wn": Goal.RUN}
+
+
+def test_machines_bring_their_tokens(share: GatewayShare) -> None:
+    with pytest.raises(Forbidden):
+        share.token(member_of("ce"), 1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "up", "condition"),
+    [
+        (Phase.GONE, True, Condition.STOPPED),
+        (Phase.RUNNING, None, Condition.STARTING),
+        (Phase.RUNNING, True, Condition.UP),
+        (Phase.RUNNING, False, Condition.DOWN),
+        (Phase.DRAINING, True, Condition.STOPPING),
+        (Phase.STOPPING, None, Condition.STOPPING),
+    ],
+)
+def test_conditions(phase: Phase, up: bool | None, condition: Condition) -> None:
+    assert condition_of(phase, up) is condition
+
+
+def test_disks_are_sparse_and_made_once(place: GatewayPlace) -> None:
+    disk = place.disks("ce") / "scratch.disk"
+    assert disk.stat().st_size == 2048 * 1024 * 1024
+    assert disk.stat().st_blocks == 0
+    disk.write_bytes(b"data")
+    installed = place.installed()
+    place.prepare(installed, installed.gateway.machines[0])
+    assert disk.read_bytes() == b"data"
+
+
+def test_one_supervisor_at_a_time(place: GatewayPlace) -> None:
+    with (
+        place.alone(),
+        pytest.raises(Conflict, match="already"),
+        GatewayPlace(place.directory).alone(),
+    ):
+        pass
+
+
+def test_where_nothing_is_installed(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no gateway is installed"):
+        GatewayPlace(tmp_path / "x").installed()
+
+
+def test_machines_know_one_another(place: GatewayPlace) -> None:
+    gateway = place.installed().gateway
+    assert network_files(gateway, gateway.machines[0]) == {
+        "address": b"10.77.0.10/24\n",
+        "host": b"ce.tier3.example\n",
+        "hosts": b"10.77.0.10 ce.tier3.example ce\n10.77.0.20 wn.tier3.example wn\n",
+    }
+
+
+def test_keys_are_nobody_elses(place: GatewayPlace) -> None:
+    place.keep_secrets({"pool-key": b"secret"})
+    assert place.secrets() == {"pool-key": b"secret"}
+    assert (place.directory / "secrets").stat().st_mode & 0o077 == 0

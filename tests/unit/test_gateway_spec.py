@@ -1,0 +1,122 @@
+"""Declarations of gateways: what is taken, and every fault at its field."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+from typing import Any
+
+import pytest
+
+from vmjobs.errors import InvalidSpec
+from vmjobs.gateway.spec import Gateway, Role, declared, parse_gateway
+
+
+def plain(**changes: Any) -> dict[str, Any]:
+    ce = {"role": "computing-element", "image": "gateway-ce", "address": "10.77.0.10", "memory": 512}
+    wn = {"role": "worker", "recipe": "mine.toml", "address": "10.77.0.20"}
+    return {
+        "gateway": "tier3",
+        "domain": "tier3.example",
+        "network": "10.77.0.0/24",
+        "machines": {"ce": ce, "wn": wn},
+        **changes,
+    }
+
+
+def machine(**changes: Any) -> dict[str, Any]:
+    found = plain()
+    found["machines"]["ce"].update(changes)
+    return found
+
+
+def faults(data: Any) -> dict[str, str]:
+    with pytest.raises(InvalidSpec) as refused:
+        parse_gateway(data)
+    return {fault.field: fault.message for fault in refused.value.faults}
+
+
+def test_a_declaration_becomes_a_gateway() -> None:
+    gateway = parse_gateway(plain())
+    assert isinstance(gateway, Gateway)
+    assert (gateway.name, gateway.domain, str(gateway.network)) == (
+        "tier3",
+        "tier3.example",
+        "10.77.0.0/24",
+    )
+    ce, wn = gateway.machines
+    assert (ce.name, ce.role, ce.address) == ("ce", Role.COMPUTING_ELEMENT, IPv4Address("10.77.0.10"))
+    assert (wn.cpus, wn.memory, wn.disk, wn.hypervisor) == (1, 512, 2048, None)
+    assert gateway.fqdn(ce) == "ce.tier3.example"
+    assert gateway.of_role(Role.WORKER) == (wn,)
+    assert gateway.machine("wn") is wn
+    assert gateway.machine("se") is None
+
+
+def test_what_was_read_can_be_written_and_read_again() -> None:
+    gateway = parse_gateway(plain())
+    assert parse_gateway(declared(gateway)) == gateway
+    assert list(declared(gateway)) == ["gateway", "domain", "network", "machines"]
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "words"),
+    [
+        (plain(gateway="Tier3"), "gateway", "pattern"),
+        (plain(name="x"), "name", "not permitted"),
+        (plain(domain="tier3"), "domain", "pattern"),
+        (plain(domain=f"{'a' * 64}.org"), "domain", "pattern"),
+        (plain(network="10.77.0.1/24"), "network", "network"),
+        (plain(network="172.16.0.0/12"), "network", "between 16 and 29 bits"),
+        (plain(network="10.0.2.0/24"), "network", "must not overlap 10.0.2.0/24"),
+        (plain(network="8.8.8.0/24"), "network", "private"),
+        (plain(network="fd00::/64"), "network", "network"),
+        (plain(machines={}), "machines", "at least 1"),
+        (plain(machines=["ce"]), "machines.0", "dictionary"),
+        (plain(machines={"ce": 1}), "machines.ce", "dictionary"),
+        (plain(machines={"Ce": plain()["machines"]["ce"]}), "machines.Ce", "pattern"),
+        (machine(role="proxy"), "machines.ce.role", "'computing-element'"),
+        (machine(image=""), "machines.ce.image", "pattern"),
+        (
+            plain(machines={"a": {"role": "worker", "address": "10.77.0.9"}}),
+            "machines.a.image",
+            "is missing",
+        ),
+        (machine(recipe="x.toml"), "machines.ce.recipe", "not both"),
+        (machine(address="10.77.1.10"), "machines.ce.address", "is not in the network 10.77.0.0/24"),
+        (machine(address="10.77.0.0"), "machines.ce.address", "is not for a machine"),
+        (machine(address="10.77.0.255"), "machines.ce.address", "is not for a machine"),
+        (machine(address="10.77.0.x"), "machines.ce.address", "IPv4"),
+        (machine(address=12), "machines.ce.address", "must be an address"),
+        (machine(memory=63), "machines.ce.memory", "64"),
+        (machine(memory="512"), "machines.ce.memory", "integer"),
+        (machine(cpus=True), "machines.ce.cpus", "integer"),
+        (machine(disk=0), "machines.ce.disk", "64"),
+        (machine(hypervisor="xen"), "machines.ce.hypervisor", "uml"),
+        (machine(colour="red"), "machines.ce.colour", "not permitted"),
+        (machine(name="ce"), "machines.ce.name", "not permitted"),
+        ("tier3", "", "dictionary"),
+    ],
+)
+def test_a_fault_is_told_at_its_field(data: Any, field: str, words: str) -> None:
+    found = faults(data)
+    assert list(found) == [field]
+    assert words in found[field]
+
+
+def test_all_faults_are_told_at_once() -> None:
+    data = machine(memory=1, role="x")
+    data["domain"] = "-"
+    data["machines"]["wn"]["address"] = "10.77.0.10"
+    found = faults(data)
+    assert set(found) == {
+        "domain",
+        "machines.ce.memory",
+        "machines.ce.role",
+        "machines.wn.address",
+    }
+    assert found["machines.wn.address"] == "is the address of ce as well"
+
+
+@pytest.mark.parametrize("value", [None, [], 5, {"machines": None}, {"machines": {"a": None}}, {1: 2}])
+def test_nonsense_is_refused_and_never_crashes(value: Any) -> None:
+    assert faults(value)

@@ -1,0 +1,194 @@
+"""Processes that outlive whoever had them started, and are nobody's."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import procs
+from vmjobs.hypervisor.detached import Detached, Launcher
+
+PATH = {"PATH": "/usr/bin:/bin"}
+
+
+class Shells:
+    """Starts shells, and ends them."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self.started: list[Detached] = []
+
+    def __call__(self, script: str, stdout: int | None = None, cwd: Path | None = None) -> Detached:
+        with open(os.devnull, "r+b") as nothing:  # noqa: PTH123
+            handles = [nothing.fileno(), nothing.fileno() if stdout is None else stdout, 2]
+            found = self.launcher.start(["sh", "-c", script], handles, PATH, cwd)
+        self.started.append(found)
+        return found
+
+
+@pytest.fixture
+def shells() -> Iterator[Shells]:
+    shells = Shells(Launcher())
+    yield shells
+    for process in shells.started:
+        process.kill()
+        process.close()
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def ancestors(pid: int) -> list[int]:
+    found = []
+    while pid > 1:
+        pid = parent(pid)
+        found.append(pid)
+    return found
+
+
+def wait_until(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_it_is_no_descendant_and_its_environment_names_nobody(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_CONDOR_ANCESTOR_1", "1:2:3")
+    process = shells("kill -STOP $$")  # no other program meanwhile
+    assert os.getpid() not in ancestors(process.pid)
+    for pid in [process.pid, parent(process.pid)]:
+        assert b"_CONDOR_" not in Path(f"/proc/{pid}/environ").read_bytes()
+    found = procs.read(process.pid)
+    assert found is not None
+    assert found.leads
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("kill -ABRT $$", -6), ("exit 0", 0)])
+def test_how_it_ended_is_told(shells: Shells, script: str, status: int) -> None:
+    process = shells(script)
+    assert process.status(20) == status
+    assert process.status(0) == status
+
+
+def test_one_that_goes_on_has_no_status_yet(shells: Shells) -> None:
+    process = shells("exec sleep 60")
+    assert process.status(0.05) is None
+    process.kill()
+    assert process.status(20) == -signal.SIGKILL
+
+
+def test_one_that_has_ended_is_not_killed_by_its_number(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = shells("exit 0")
+    assert process.status(20) == 0
+    bystander = shells("exec sleep 60")
+    monkeypatch.setattr(process, "pid", bystander.pid)  # as if the number was used again
+    process.kill()
+    assert bystander.status(0.1) is None
+
+
+def test_it_has_the_handles_and_the_directory_it_was_given(shells: Shells, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as words:
+        process = shells("pwd; ls /proc/self/fd", stdout=writer, cwd=tmp_path)
+        os.close(writer)
+        where, *handles = words.read().decode().split()
+    assert process.status(20) == 0
+    assert Path(where) == tmp_path.resolve()
+    assert handles == ["0", "1", "2", "3"]  # the last one is the directory that is listed
+
+
+def test_a_program_that_is_not_there(shells: Shells) -> None:
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        shells.launcher.start(["no-such-program"], [0, 1, 2], PATH)
+    assert shells("exit 3").status(20) == 3
+
+
+@pytest.mark.parametrize("size", [140_000, 1_000_000])
+def test_a_request_that_is_too_large_is_refused(shells: Shells, size: int) -> None:
+    with pytest.raises((HypervisorError, OSError), match=r"no machine can be started|too long"):
+        shells("#" * size)
+    assert shells("exit 3").status(20) == 3
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+def test_one_that_would_lack_handles_is_not_started(shells: Shells, spare: int) -> None:
+    launcher = parent(shells("exec sleep 60").pid)
+    taken = sum(1 for _ in Path(f"/proc/{launcher}/fd").iterdir())
+    _, hard = resource.prlimit(launcher, resource.RLIMIT_NOFILE)
+    resource.prlimit(launcher, resource.RLIMIT_NOFILE, (taken + spare, hard))
+    with pytest.raises((HypervisorError, OSError), match=r"was not started|Too many open files"):
+        shells("exec sleep 60")
+    resource.prlimit(launcher, resource.RLIMIT_NOFILE, (hard, hard))
+    after = shells("exec sleep 60")
+    assert parent(after.pid) == launcher
+
+
+def test_one_that_is_prepared_is_what_starts_them(shells: Shells) -> None:
+    shells.launcher.prepare()
+    shells.launcher.prepare()
+    (first,) = procs.children(os.getpid())
+    assert shells("exit 3").status(20) == 3
+    assert first not in procs.children(os.getpid())
+
+
+def test_what_starts_them_may_be_killed(shells: Shells) -> None:
+    before = shells("exec sleep 60")
+    os.kill(parent(before.pid), signal.SIGKILL)
+    assert before.status(20) is None  # nobody learns it any more, and nobody waits for it
+    assert procs.read(before.pid) is not None
+    assert shells("exit 5").status(20) == 5
+
+
+_ASKER = f"""
+from vmjobs.hypervisor.detached import Launcher
+process = Launcher().start(["sleep", "60"], [0, 1, 2], {PATH!r})
+print(process.pid, flush=True)
+process.status(60)
+"""
+
+
+def test_it_goes_on_when_whoever_asked_is_killed_and_what_started_it_ends_with_it() -> None:
+    asker = subprocess.Popen([sys.executable, "-c", _ASKER], stdout=subprocess.PIPE, text=True)
+    assert asker.stdout is not None
+    pid = int(asker.stdout.readline())
+    launcher = parent(pid)
+    asker.kill()
+    asker.wait()
+    asker.stdout.close()
+    assert procs.read(pid) is not None
+    assert parent(pid) == launcher
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: procs.read(launcher) is None)
+
+
+def test_it_ends_with_its_user_where_nothing_was_started_that_goes_on() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from vmjobs.hypervisor.detached import Launcher\n"
+            "process = Launcher().start(['sh', '-c', 'echo $PPID'], [0, 1, 2], {})\n"
+            "process.status(20)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    launcher = int(done.stdout)
+    wait_until(lambda: procs.read(launcher) is None)

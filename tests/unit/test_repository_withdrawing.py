@@ -1,0 +1,37 @@
+"""What is noted of machines that the pool was told are no more."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from repository.clusters.reconciling import _Doing
+from repository.clusters.tables import MemberRow
+from vmjobs.cluster.actions import Withdraw
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "before", "told", "after"),
+    [
+        (2, 0, {1, 2}, 2),
+        (2, 1, {2}, 2),
+        (2, 2, set(), 2),
+        # The pool was told of the next one too, when the member was to be forgotten. It was not; once
+        # it is, the pool is to be told of that one again, or the member never goes.
+        (2, 0, {1, 2, 3}, 2),
+        (2, 2, {3}, 2),
+    ],
+)
+def test_no_machine_that_is_not_there_yet_counts_as_withdrawn(
+    incarnation: int, before: int, told: set[int], after: int
+) -> None:
+    row = MemberRow(id="m", incarnation=incarnation, withdrawn=before, advertised=incarnation)
+    world: Any = SimpleNamespace(members={"m": row})
+    nothing: Any = None
+    doing = _Doing(nothing, nothing, world, {"m": told}, datetime.now(UTC))
+    doing.carry_out(Withdraw("m"))
+    assert row.withdrawn == after
+    assert row.advertised == (0 if incarnation in told else incarnation)

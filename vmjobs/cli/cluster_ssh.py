@@ -1,0 +1,198 @@
+"""``vmjobs cluster ssh`` and ``scp``: OpenSSH's own programs, by way of the service."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from vmjobs.cli.support import AGAIN, client
+from vmjobs.cluster.session import Session
+from vmjobs.errors import ConfigError, InvalidRequest
+from vmjobs.relay import relay
+from vmjobs.subprocess import run
+
+#: What follows the machine's name is the command's own, whatever it looks like.
+_FOR_OTHERS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_OPTIONS_OF_SSH = "46AaCfGgKkMNnqsTtVvXxYy"
+#: Files of a login.
+KEY, KNOWN_HOSTS = "key", "known_hosts"
+_VALUES_OF_SSH = "BbcDEeFIiJLlmOoPpQRSWw"
+
+
+@click.command(context_settings=_FOR_OTHERS)
+@click.argument(
+    "words", metavar="[SSH-OPTIONS] MACHINE [--] [COMMAND]...", nargs=-1, type=click.UNPROCESSED
+)
+def ssh(words: tuple[str, ...]) -> None:
+    """Log in to MACHINE as root, or run COMMAND in it and exit with its status.
+
+    MACHINE is the name of a cluster's machine, such as workers-1. It takes an operator's token, and is
+    a line of the cluster's history. ssh is OpenSSH's; its options go before MACHINE: -t for a
+    terminal, -L 8080:localhost:80 for a port. rsync takes it as -e 'vmjobs cluster ssh'.
+    """
+    options, machine, command = split(words)
+    with logging_in(machine) as login:
+        status = run_openssh(["ssh", *login, *options, "--", machine, *command])
+    sys.exit(status)
+
+
+@click.command(context_settings=_FOR_OTHERS)
+@click.argument("words", metavar="[SCP-OPTIONS] SOURCE... TARGET", nargs=-1, type=click.UNPROCESSED)
+def scp(words: tuple[str, ...]) -> None:
+    """Copy files between here and a machine of a cluster: MACHINE:PATH is there. See `ssh`."""
+    places = [
+        word.partition(":")[0] for word in words if ":" in word and "/" not in word.partition(":")[0]
+    ]
+    machines = sorted({place for place in places if not place.startswith("-")})
+    if len(machines) != 1:
+        raise InvalidRequest(
+            "one side of a copy is a machine of a cluster, as MACHINE:PATH, and the other one is here"
+        )
+    with logging_in(machines[0]) as login:
+        status = run_openssh(["scp", *login, *words])
+    sys.exit(status)
+
+
+@click.command(hidden=True)
+@click.argument("session")
+def connect(session: str) -> None:
+    """Carry a session's bytes between the service and standard input and output: ssh runs this."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    with client() as api:
+        relay(api.clusters.session(session), sys.stdin.fileno(), sys.stdout.fileno())
+
+
+def split(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
+    """Options for ssh, the machine, and the command.
+
+    Raises:
+        InvalidRequest: there is no machine, or an option that ssh does not have.
+    """
+    left, options = list(words), []
+    while left and left[0].startswith("-") and left[0] != "--":
+        word = left.pop(0)
+        options.append(word)
+        flags = word[1:].lstrip(_OPTIONS_OF_SSH)
+        if flags and flags[0] not in _VALUES_OF_SSH:
+            raise InvalidRequest(f"ssh has no option {word}")
+        if len(flags) == 1:  # its value is the next word
+            options += left[:1]
+            del left[:1]
+    if left[:1] == ["--"]:
+        del left[0]
+    if not left:
+        raise InvalidRequest(
+            "this takes the name of a machine",
+            hint="`vmjobs cluster show NAME` lists a cluster's machines",
+        )
+    machine, command = left[0], left[1:]
+    return options, machine, command[1:] if command[:1] == ["--"] else command
+
+
+@contextmanager
+def logging_in(machine: str) -> Iterator[list[str]]:
+    """Options with which OpenSSH's programs reach the machine, once. The key is forgotten afterwards.
+
+    Raises:
+        ConfigError: there is no OpenSSH here.
+        VMJobsError: the service, or the machine's node, refuses.
+    """
+    cluster, dash, number = machine.rpartition("-")
+    if not (cluster and dash and number.isdigit()):
+        raise InvalidRequest(
+            f"{machine!r} is not the name of a cluster's machine", hint="they are like workers-1"
+        )
+    with tempfile.TemporaryDirectory(prefix="vmjobs-ssh-") as name, client() as api:
+        folder = Path(name)
+        public = make_key(folder)
+        session = api.clusters.open_session(cluster, machine, public)
+        try:
+            yield _options(session, folder)
+        finally:
+            api.clusters.session(session.id).close()
+
+
+def make_key(folder: Path) -> str:
+    """A key for one login; its public half.
+
+    Raises:
+        ConfigError: there is no OpenSSH here.
+    """
+    for program in ("ssh", "ssh-keygen"):
+        if shutil.which(program) is None:
+            raise ConfigError(f"there is no {program} here", hint="install OpenSSH's client")
+    key = folder / KEY
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], timeout=30)
+    return key.with_suffix(".pub").read_text("ascii").strip()
+
+
+def _options(session: Session, folder: Path) -> list[str]:
+    (folder / KNOWN_HOSTS).write_text(f"{session.machine} {session.host_key}\n", "ascii")
+    return options_for(session.machine, session.user, folder, ["cluster", "connect", session.id])
+
+
+def options_for(machine: str, user: str, folder: Path, connect: Sequence[str]) -> list[str]:
+    """Options with which OpenSSH's programs reach a machine and ask nobody anything.
+
+    folder: has the key, and the machine's own by the time it is asked for. connect: what this program
+    is called with to be the connection.
+    """
+    settings = {
+        "ProxyCommand": shlex.join([*AGAIN, *connect]).replace("%", "%%"),
+        "User": user,
+        "HostKeyAlias": machine,
+        "UserKnownHostsFile": _quoted(folder / KNOWN_HOSTS),
+        "GlobalKnownHostsFile": "none",
+        "StrictHostKeyChecking": "yes",
+        "UpdateHostKeys": "no",
+        "IdentityFile": _quoted(folder / KEY),
+        "IdentitiesOnly": "yes",
+        "IdentityAgent": "none",
+        "PreferredAuthentications": "publickey",
+        "BatchMode": "yes",
+        "ControlMaster": "no",
+        "ControlPath": "none",
+        "ConnectTimeout": "30",
+        "ServerAliveInterval": "15",
+        "LogLevel": "ERROR",
+    }
+    return [
+        "-F",
+        "none",
+        *(word for name, value in settings.items() for word in ("-o", f"{name}={value}")),
+    ]
+
+
+def _quoted(path: Path) -> str:
+    """A path as OpenSSH's settings take it: spaces are kept, and % begins nothing."""
+    return '"' + str(path).replace("%", "%%") + '"'
+
+
+def run_openssh(argv: list[str]) -> int:
+    """Run a program in the foreground; its exit status, as a shell has it."""
+    # What comes from the terminal is the program's, which gets it, too; what ends us, ends it first.
+    terminal, end = (signal.SIGINT, signal.SIGQUIT), (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (*terminal, *end)}
+    try:
+        process = subprocess.Popen(argv, preexec_fn=_defaults)  # noqa: PLW1509 - there are no threads
+        for number in end:
+            signal.signal(number, lambda number, _frame: process.send_signal(number))
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def _defaults() -> None:
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)

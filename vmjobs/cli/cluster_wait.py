@@ -1,0 +1,206 @@
+"""Waiting for clusters: until machines are up, until they have ended. Never for ever unasked."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from rich.console import Console
+
+from vmjobs.cli.cluster_support import machines, reason, try_again
+from vmjobs.cli.support import printable
+from vmjobs.cluster.member import Goal, MemberState
+from vmjobs.cluster.wire import Cluster, Member
+from vmjobs.errors import Conflict, NotFound
+
+if TYPE_CHECKING:
+    from vmjobs.client.clusters import Clusters
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: Seconds to wait where nobody says how long: an image is fetched and machines boot and join in far
+#: less, even one after the other on a slow node.
+PATIENCE = 1800.0
+#: Exit status where the time was over first (timeout(1)).
+TIMED_OUT = 124
+FIRST_POLL = 0.5
+LAST_POLL = 2.0
+
+
+def wait_options(until: str) -> Callable[[_F], _F]:
+    """``--wait`` and ``--timeout``. until: what is waited for."""
+
+    def add(command: _F) -> _F:
+        limit = click.option(
+            "--timeout",
+            type=click.FloatRange(min=0),
+            default=PATIENCE,
+            show_default=True,
+            metavar="SECONDS",
+            help="With --wait: at most so long; then say what is missing and why, and exit with 124. "
+            "inf: for ever.",
+        )
+        return click.option("--wait", is_flag=True, help=f"Wait until {until}.")(limit(command))
+
+    return add
+
+
+def settled(cluster: Cluster) -> bool:
+    """As many machines as wanted are UP, and none is left as it was declared before."""
+    up = [m for m in cluster.members if m.state is MemberState.UP and m.goal is Goal.RUN]
+    fresh = [m for m in up if m.generation == cluster.generation]
+    return len(fresh) == len(up) and len(up) >= cluster.target
+
+
+def wait_until_up(
+    api: Clusters, names: Sequence[str], timeout: float, *, as_declared: bool = True
+) -> list[Cluster]:
+    """Wait until all clusters are settled, and show how far they are. Exits with 124 after ``timeout``.
+
+    as_declared: one that went back to an earlier generation is not what is waited for.
+
+    Raises:
+        Conflict: a cluster is draining or being deleted, or went back: it will not be up.
+    """
+
+    def look() -> list[Cluster]:
+        return [_going_up(api.get(name), as_declared) for name in names]
+
+    found = _watched(look, lambda found: all(map(settled, found)), _progress, timeout)
+    late = [cluster for cluster in found if not settled(cluster)]
+    for cluster in late:
+        _say_late(
+            f"not all is up after {timeout:g} s: {_progress(cluster)}", _missing(cluster), cluster
+        )
+    if late:
+        sys.exit(TIMED_OUT)
+    return found
+
+
+def wait_until_empty(api: Clusters, before: Cluster, timeout: float) -> Cluster | None:
+    """Wait until all machines of a cluster that drains or is being deleted have ended; and it, too,
+    has gone where it is to: None. Exits with 124 after ``timeout``.
+
+    Raises:
+        Conflict: the cluster was resumed meanwhile.
+    """
+
+    def look() -> list[Cluster]:
+        try:
+            found = api.get(before.name)
+        except NotFound:
+            return []
+        return [_ending(found)] if found.created == before.created else []  # else: another one
+
+    def over(found: list[Cluster]) -> bool:
+        return not any(cluster.deleting or there(cluster) for cluster in found)
+
+    found = _watched(look, over, _ending_progress, timeout)
+    if not over(found):
+        (cluster,) = found
+        left = (f"{_line(m)}{' (a job runs in it)' if m.busy else ''}" for m in there(cluster))
+        _say_late(f"not all has ended after {timeout:g} s: {_ending_progress(cluster)}", left, cluster)
+        sys.exit(TIMED_OUT)
+    return found[0] if found else None
+
+
+def there(cluster: Cluster) -> list[Member]:
+    """Members that are not known to be gone."""
+    return [member for member in cluster.members if member.state is not MemberState.GONE]
+
+
+def _watched(
+    look: Callable[[], list[Cluster]],
+    over: Callable[[list[Cluster]], bool],
+    progress: Callable[[Cluster], str],
+    timeout: float,
+) -> list[Cluster]:
+    """Look again and again, until it is over or the time is; what was seen last."""
+    end = time.monotonic() + timeout
+    terminal = Console(stderr=True)
+    watch = _Watch(quiet=terminal.is_terminal)
+    pause = FIRST_POLL
+    with terminal.status("waiting") as status:
+        while True:
+            found = look()
+            if watch.news(found):
+                pause = FIRST_POLL
+            status.update("; ".join(map(progress, found)))
+            left = end - time.monotonic()
+            if over(found) or left <= 0:
+                return found
+            time.sleep(min(pause, left))
+            pause = min(LAST_POLL, pause * 1.5)
+
+
+class _Watch:
+    """Tells every new state of a member on a line, where no terminal shows them."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._seen: dict[str, tuple[MemberState, str]] = {}
+
+    def news(self, found: Sequence[Cluster]) -> bool:
+        """Whether anything is new."""
+        fresh = False
+        for member in (member for cluster in found for member in cluster.members):
+            seen = (member.state, reason(member))
+            if self._seen.get(member.id) != seen:
+                self._seen[member.id] = seen
+                fresh = True
+                if not self._quiet:
+                    click.echo(_line(member), err=True)
+        return fresh
+
+
+def _going_up(cluster: Cluster, as_declared: bool) -> Cluster:
+    if cluster.deleting:
+        raise Conflict(f"{cluster.name} is being deleted: its machines will not be up")
+    if cluster.draining:
+        hint = f"`vmjobs cluster resume {cluster.name}` has machines started again"
+        raise Conflict(f"{cluster.name} is drained: its machines will not be up", hint=hint)
+    if cluster.failed and as_declared:
+        raise Conflict(f"{cluster.name}: {cluster.failed.message}", hint=try_again(cluster))
+    return cluster
+
+
+def _ending(cluster: Cluster) -> Cluster:
+    if not (cluster.deleting or cluster.draining):
+        raise Conflict(f"{cluster.name} was resumed: its machines do not end")
+    return cluster
+
+
+def _progress(cluster: Cluster) -> str:
+    states = [member.state for member in cluster.members if member.state is not MemberState.UP]
+    others = ", ".join(f"{states.count(s)} {s}" for s in MemberState if s in states)
+    return f"{cluster.name}: {cluster.up} of {cluster.target} UP" + (f" ({others})" if others else "")
+
+
+def _line(member: Member) -> str:
+    where = f" on {member.node}" if member.node else ""
+    why = reason(member)
+    return printable(f"{member.name} {member.state}{where}" + (f": {why}" if why else ""))
+
+
+def _ending_progress(cluster: Cluster) -> str:
+    busy = sum(member.busy for member in there(cluster))
+    return f"{cluster.name}: {machines(len(there(cluster)))} left, {busy} of them with jobs"
+
+
+def _missing(cluster: Cluster) -> Iterator[str]:
+    """What is not as it is to be, and why."""
+    for member in cluster.members:
+        if member.state is not MemberState.UP:
+            yield _line(member)
+        elif member.generation != cluster.generation:
+            yield f"{_line(member)} (still as it was declared before)"
+
+
+def _say_late(what: str, lines: Iterable[str], cluster: Cluster) -> None:
+    click.echo(f"vmjobs: {what}", err=True)
+    for line in lines:
+        click.echo(f"  {line}", err=True)
+    click.echo(f"it goes on without you: `vmjobs cluster show {cluster.name}`", err=True)

@@ -1,0 +1,309 @@
+"""``vmjobs gateway backup`` and ``restore``."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import click
+from pydantic import TypeAdapter, ValidationError
+
+from vmjobs.cli.gateway_support import (
+    all_gateways,
+    at_rest,
+    gateway_options,
+    images,
+    name_image,
+    place_of,
+    supervised,
+)
+from vmjobs.cli.transfer import bars
+from vmjobs.cluster.spec import ClusterName
+from vmjobs.durable import sync_directory
+from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, Unavailable
+from vmjobs.gateway.archive import (
+    ArchiveWriter,
+    Content,
+    Extents,
+    Replacing,
+    contents,
+    extents_of,
+    parse_extents,
+    write_disk,
+)
+from vmjobs.gateway.place import DATA_DISK, ROOT_DISK, GatewayPlace, Installed
+
+_FIRST = "gateway.json"
+_SECRET = re.compile(r"secrets/([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
+_DISK = re.compile(
+    rf"machines/([a-z0-9-]+)/({re.escape(ROOT_DISK)}|{re.escape(DATA_DISK)})\.(map|data)"
+)
+_MANIFEST = re.compile(r"images/([0-9a-f]{64})\.json")
+_PART = re.compile(r"contents/([0-9a-f]{64})\.(map|data)")
+
+
+@contextmanager
+def _bar(total: int | None) -> Iterator[Callable[[int], object]]:
+    """Shows how many bytes of so many are done."""
+    with bars() as shown:
+        task = shown.add_task("copying", total=total)
+        yield lambda done: shown.advance(task, done)
+
+
+# --------------------------------------------------------------------------- backup
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@gateway_options
+@click.option(
+    "--no-images", is_flag=True, help="Leave the images out: they must be where it is restored."
+)
+def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool) -> None:
+    """Copy the whole gateway into FILE: disks, keys, images, and what was declared.
+
+    Its machines may run: their services' data is frozen, all machines stand still while their disks are
+    copied, and then go on. FILE is there once it is whole; it has the gateway's keys, so keep it safe.
+    """
+    place = place_of(name, state_dir)
+    installed = place.installed()
+    disks = {
+        f"machines/{machine}/{disk}": place.disks(machine) / disk
+        for machine in installed.images
+        for disk in (ROOT_DISK, DATA_DISK)
+    }
+    parts = {} if no_images else _image_parts(installed)
+    total = sum(extents_of(path).data for path in (*disks.values(), *parts.values()) if path.exists())
+    frozen: list[str] = []
+    with Replacing(file) as sink, _bar(total) as count:
+        archive = ArchiveWriter(sink, count)
+        archive.add(_FIRST, installed.model_dump_json(by_alias=True).encode())
+        for secret, data in place.secrets().items():
+            archive.add(f"secrets/{secret}", data)
+        if not no_images:
+            store = images()
+            for digest in sorted(set(installed.images.values())):
+                manifest = store.manifest(digest).canonical()
+                archive.add(f"images/{digest.removeprefix('sha256:')}.json", manifest)
+        for entry, path in parts.items():
+            archive.add_disk(entry, path)
+        with _still(place) as frozen:
+            for entry, path in disks.items():
+                if path.exists():
+                    archive.add_disk(entry, path)
+        archive.finish()
+    sync_directory(file.absolute().parent)
+    how = f"frozen meanwhile: {', '.join(frozen)}" if frozen else "none was frozen"
+    click.echo(
+        f"{file}: {installed.gateway.name}, {len(installed.images)} machines ({how}), {_size(file)}"
+    )
+
+
+def _size(file: Path) -> str:
+    return f"{file.stat().st_size / 1048576:.0f} MiB"
+
+
+def _image_parts(installed: Installed) -> dict[str, Path]:
+    """The contents of the machines' images, each once, by their names in a backup."""
+    store = images()
+    parts = {p.digest for d in installed.images.values() for p in store.manifest(d).parts()}
+    return {f"contents/{p.removeprefix('tree:')}": store.content_path(p) for p in sorted(parts)}
+
+
+@contextmanager
+def _still(place: GatewayPlace) -> Iterator[list[str]]:
+    """Nothing of the gateway changes for as long as the context lasts; whose data was frozen for that.
+
+    Raises:
+        Conflict: it did change.
+    """
+    if at_rest(place):
+        try:
+            with place.alone():
+                yield []
+                return
+        except Conflict:  # a supervisor, with no machine to look after, or not yet
+            pass
+    with supervised(place) as control:
+        before = control.ask("freeze")
+        deaf = [name for name in before["paused"] if name not in before["frozen"]]
+        if deaf:
+            click.echo(
+                f"{', '.join(deaf)}: did not freeze its data, and is copied as after a power cut",
+                err=True,
+            )
+        yield [str(name) for name in before["frozen"]]
+        try:
+            after = control.ask("thaw")
+        except Unavailable as error:
+            raise Conflict(
+                "the supervisor went away while disks were copied, which may have changed",
+                hint="vmjobs gateway boot, then back up again",
+            ) from error
+    if after["faults"]:
+        click.echo(f"not every machine goes on: {'; '.join(after['faults'])}", err=True)
+    if before["incarnations"] != after["incarnations"]:
+        raise Conflict("a machine started while its disks were copied", hint="back up again")
+
+
+# --------------------------------------------------------------------------- restore
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option("--name", metavar="NAME", help="What the gateway is to be called here.")
+@click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to keep it.")
+def restore(file: Path, name: str | None, state_dir: Path | None) -> None:
+    """Have the gateway of a backup's FILE here, stopped. One that is here already is never touched.
+
+    Every byte is compared with what was written before anything has its name.
+    """
+    if name is not None:
+        _check_name(name)
+    with file.open("rb") as source, _bar(file.stat().st_size) as count:
+        counted = _Counted(source, count)
+        entries = contents(counted)  # type: ignore[arg-type]  # all that is read of it
+        installed = _installed(next(entries, None), name)
+        place = state_dir or all_gateways() / installed.gateway.name
+        with _arriving(place.absolute()) as folder:
+            arrived = _Arrived(folder, installed)
+            for content in entries:
+                arrived.take(content)
+            arrived.finish()
+    click.echo(f"{installed.gateway.name} is restored in {place}; vmjobs gateway boot")
+
+
+def _check_name(name: str) -> None:
+    try:
+        TypeAdapter(ClusterName).validate_python(name)
+    except ValidationError as error:
+        raise InvalidRequest(f"{name!r} cannot be a gateway's name") from error
+
+
+@dataclass
+class _Counted:
+    """A file that says how much of it was read."""
+
+    source: IO[bytes]
+    count: Callable[[int], object]
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        data = self.source.read(size)
+        self.count(len(data))
+        return data
+
+
+def _installed(first: Content | None, name: str | None) -> Installed:
+    if first is None or first.name != _FIRST:
+        raise InvalidRequest("this is no backup of a gateway")
+    try:
+        found = Installed.model_validate_json(first.small())
+    except ValidationError as error:
+        raise InvalidRequest("the backup's gateway.json cannot be read") from error
+    known = {machine.name for machine in found.gateway.machines}
+    if not found.images.keys() <= known:
+        raise InvalidRequest("the backup's gateway.json contradicts itself")
+    gateway = found.gateway.model_copy(update={"name": name or found.gateway.name})
+    return found.model_copy(update={"gateway": gateway})
+
+
+@contextmanager
+def _arriving(place: Path) -> Iterator[Path]:
+    """A directory that gets its name when it is whole.
+
+    Raises:
+        Conflict: there is something of that name.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = place.with_name(f".{place.name}.restoring")
+    with place.with_name(f".{place.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Conflict(f"{place} is being restored already") from error
+        if place.exists():
+            raise Conflict(f"there is {place} already", hint="--name NAME gives it another name")
+        if folder.exists():  # of one that was killed
+            shutil.rmtree(folder)
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+            folder.rename(place)
+            sync_directory(place.parent)
+        except OSError as error:
+            raise Conflict(f"{place} cannot be restored: {error.strerror}") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class _Arrived:
+    """What has come of a backup, in a directory that has no name yet."""
+
+    folder: Path
+    installed: Installed
+    _map: tuple[str, Extents] | None = None
+    _manifests: dict[str, bytes] = field(default_factory=dict)
+    _disks: list[tuple[str, str]] = field(default_factory=list)
+
+    def take(self, content: Content) -> None:
+        """Put a file where it belongs; whatever is not expected is refused."""
+        name = content.name
+        if found := _SECRET.fullmatch(name):
+            self._place.keep_secrets({found[1]: content.small()})
+        elif found := _MANIFEST.fullmatch(name):
+            self._manifests[f"sha256:{found[1]}"] = content.small()
+        elif found := _PART.fullmatch(name):
+            self._half(content, found[2], f"content-{found[1]}")
+        elif (found := _DISK.fullmatch(name)) and found[1] in self.installed.images:
+            self._half(content, found[3], f"disk-{found[1]}-{found[2]}")
+            if found[3] == "data":
+                self._disks.append((found[1], found[2]))
+        else:
+            raise InvalidRequest(f"the backup has {name!r}, which is no part of a gateway")
+
+    def finish(self) -> None:
+        """All has come, and is what was written: images into the store, disks to their machines."""
+        self._keep_images()
+        for machine in self.installed.gateway.machines:
+            if machine.name in self.installed.images:
+                self._place.prepare(self.installed, machine)
+        for machine_name, disk in self._disks:
+            target = self._place.disks(machine_name) / disk
+            (self.folder / f"disk-{machine_name}-{disk}").replace(target)
+        self._place.keep(self.installed)
+
+    @property
+    def _place(self) -> GatewayPlace:
+        return GatewayPlace(self.folder)
+
+    def _half(self, content: Content, half: str, target: str) -> None:
+        stem = content.name.rpartition(".")[0]
+        if half == "map":
+            self._map = (stem, parse_extents(content))
+        elif self._map is None or self._map[0] != stem:
+            raise InvalidRequest(f"{content.name} in the backup has no map")
+        else:
+            write_disk(content, self._map[1], self.folder / target)
+
+    def _keep_images(self) -> None:
+        from images.manifest import ImageManifest  # noqa: PLC0415
+
+        store = images()
+        for path in sorted(self.folder.glob("content-*")):
+            digest = f"tree:{path.name.removeprefix('content-')}"
+            if not store.folder.has(digest) and (made := store.add_file(path).digest) != digest:
+                raise DigestMismatch(f"the backup is damaged: {digest} in it is {made}")
+            path.unlink()
+        for digest, data in self._manifests.items():
+            store.put_manifest(ImageManifest.parse(data, digest))
+        for machine, digest in self.installed.images.items():
+            store.manifest(digest)  # or it is not here
+            name_image(self.installed, machine)

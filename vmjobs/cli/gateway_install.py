@@ -1,0 +1,244 @@
+"""``vmjobs gateway validate`` and ``install``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from vmjobs.cli.declarations import Finding, GatewayDeclaration, read_gateway, refuse
+from vmjobs.cli.gateway_support import (
+    KIND,
+    all_gateways,
+    at_rest,
+    chosen,
+    forget_image,
+    images,
+    kit,
+    name_image,
+)
+from vmjobs.cli.support import config
+from vmjobs.errors import Conflict, Fault, InvalidRequest, InvalidSpec, NotFound
+from vmjobs.gateway.place import ROOT_DISK, GatewayPlace, Installed
+from vmjobs.gateway.spec import GatewayMachine
+from vmjobs.model import MIB
+
+file_argument = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
+
+
+def checked(file: str, place: Path | None) -> tuple[GatewayDeclaration, GatewayPlace]:
+    """The gateway that ``file`` declares, and where it is kept.
+
+    Raises:
+        InvalidSpec: with all faults, as FILE:LINE:COLUMN.
+    """
+    declaration, findings = read_gateway(file)
+    refuse(findings)
+    if declaration is None:
+        raise InvalidSpec(f"{file} declares no gateway")
+    kept = GatewayPlace((place or all_gateways() / declaration.spec.name).absolute())
+    refuse(sorted(_unfit(declaration, kept), key=lambda f: (f.place.line, f.place.column)))
+    return declaration, kept
+
+
+def _unfit(declaration: GatewayDeclaration, place: GatewayPlace) -> Iterator[Finding]:
+    """What this computer cannot do of what is declared."""
+    machines = declaration.spec.machines
+    try:
+        kit().secrets(declaration.spec)
+    except InvalidSpec as error:
+        yield from map(declaration.finding, error.faults)
+    for machine in machines:
+        if machine.hypervisor not in (None, KIND):
+            message = f"only {KIND} has private networks"
+            yield declaration.finding(
+                Fault(f"machines.{machine.name}.hypervisor", "unsupported", message)
+            )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
+    yield from _too_much(declaration, "memory", memory, "memory")
+    room = shutil.disk_usage(_existing(place.directory)).free // MIB
+    there = sum(f.stat().st_blocks * 512 for f in place.members.glob("*/disks/*")) // MIB
+    yield from _too_much(declaration, "disk", room + there, f"room for disks at {place.directory}")
+
+
+def _too_much(
+    declaration: GatewayDeclaration, what: str, available: int, where: str
+) -> Iterator[Finding]:
+    machines = declaration.spec.machines
+    wanted = sum(getattr(machine, what) for machine in machines)
+    if wanted <= available:
+        return
+    largest = max(machines, key=lambda machine: int(getattr(machine, what)))
+    message = f"all machines want {wanted} MiB; this computer has {available} MiB of {where}"
+    yield declaration.finding(Fault(f"machines.{largest.name}.{what}", "too_large", message))
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+@click.command()
+@file_argument
+@click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where it is kept.")
+def validate(file: str, state_dir: Path | None) -> None:
+    """Say what is wrong with the gateway that FILE declares. Nothing is changed.
+
+    All faults come at once, as FILE:LINE:COLUMN, and so does what is too large for this computer.
+    """
+    declaration, _ = checked(file, state_dir)
+    spec = declaration.spec
+    memory = sum(machine.memory for machine in spec.machines)
+    disk = sum(machine.disk for machine in spec.machines)
+    click.echo(
+        f"{declaration.file}: {spec.name}: valid; {len(spec.machines)} machines, "
+        f"{memory} MiB of memory, {disk} MiB of disk as far as it fills"
+    )
+
+
+@click.command()
+@file_argument
+@click.argument("machines", nargs=-1)
+@click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where it is kept.")
+@click.option(
+    "--upgrade", is_flag=True, help="Have the images as they are now; services keep their data."
+)
+@click.option(
+    "--remove",
+    metavar="MACHINE",
+    multiple=True,
+    help="Remove a machine that FILE declares no more, with all that it kept.",
+)
+@click.option("--boot-test/--no-boot-test", default=True, help="Boot images that are built.")
+def install(
+    file: str,
+    machines: tuple[str, ...],
+    state_dir: Path | None,
+    upgrade: bool,
+    remove: tuple[str, ...],
+    boot_test: bool,
+) -> None:
+    """Have the images, disks and keys of the gateway that FILE declares: of all its MACHINES, or some.
+
+    Images that are not here are built. Installing again changes what is declared differently, for the
+    next boot of its machines; it keeps disks, keys, and the images that machines were installed with.
+    """
+    declaration, place = checked(file, state_dir)
+    spec = declaration.spec
+    before = None
+    with suppress(NotFound):
+        before = place.installed()
+    if before is not None and before.gateway.name != spec.name:
+        raise Conflict(f"{place.directory} is the gateway {before.gateway.name}, not {spec.name}")
+    if before is not None and (place.directory / "control").exists() and not at_rest(place):
+        raise Conflict(f"machines of {spec.name} run", hint="vmjobs gateway stop")
+    gone = _undeclared(declaration, place, remove)
+    digests = dict(before.images) if before is not None else {}
+    probe = Installed(schema=1, gateway=spec, images={}, kind=KIND)
+    for name in chosen(probe, machines):
+        machine = spec.machine(name)
+        if machine is not None and (upgrade or name not in digests):
+            digests[name] = _image(declaration, machine, boot_test)
+    missing = [m.name for m in spec.machines if m.name not in digests]
+    if missing and before is None and not machines:
+        raise NotFound(f"there is no image for {', '.join(missing)}")
+    _keep(place, declaration, digests, before, gone)
+    for machine in spec.machines:
+        state = f"image {digests[machine.name]}" if machine.name in digests else "not installed"
+        click.echo(f"{machine.name} ({machine.role}, {machine.address}): {state}")
+    click.echo(f"{spec.name} is installed in {place.directory}")
+
+
+def _undeclared(
+    declaration: GatewayDeclaration, place: GatewayPlace, remove: Sequence[str]
+) -> list[str]:
+    """The machines that are to be removed: those that are kept here and not declared any more.
+
+    Raises:
+        InvalidRequest: one that is to be removed is declared. Conflict: one is not to be removed.
+    """
+    declared = {machine.name for machine in declaration.spec.machines}
+    if both := sorted(declared & set(remove)):
+        raise InvalidRequest(f"{declaration.file} declares {', '.join(both)}: it cannot be removed")
+    gone = sorted(set(place.records()) - declared)
+    if kept := [name for name in gone if name not in remove]:
+        raise Conflict(
+            f"{declaration.file} does not declare {', '.join(kept)}, whose data would be lost",
+            hint=" ".join(f"--remove {name}" for name in kept),
+        )
+    return gone
+
+
+def _image(declaration: GatewayDeclaration, machine: GatewayMachine, boot_test: bool) -> str:
+    """The digest of a machine's image, which is built where it is not here."""
+    store = images()
+    if machine.image is not None:
+        with suppress(NotFound):
+            return store.resolve(machine.image)
+    from images import recipe as recipes  # noqa: PLC0415
+    from images.build import build  # noqa: PLC0415
+    from vmjobs.cli.boot_test import BootTest  # noqa: PLC0415
+    from vmjobs.cli.image_remote import progress_bars  # noqa: PLC0415
+
+    wanted = machine.recipe or (machine.image or "").partition(":")[0]
+    if machine.recipe is None and wanted not in recipes.names():
+        message = f"there is no image {machine.image}, and no recipe of that name"
+        refuse([declaration.finding(Fault(f"machines.{machine.name}.image", "not_found", message))])
+    if machine.recipe is not None and "/" not in wanted and declaration.file != "<stdin>":
+        beside = Path(declaration.file).parent / wanted
+        wanted = str(beside) if beside.exists() else wanted
+    settings = config()
+    with progress_bars() as bars:
+        task = bars.add_task(f"{wanted}: starting", total=1.0)
+
+        def show(step: str, fraction: float) -> None:
+            bars.update(task, description=f"{wanted}: {step}", completed=fraction)
+
+        test = BootTest(settings, store, lambda text: bars.update(task, description=text))
+        entry = build(
+            wanted, store, settings.images.parent / "work", show, False, test if boot_test else None
+        )
+        bars.update(task, description=f"{wanted}: done", completed=1.0)
+    return entry.digest
+
+
+def _keep(
+    place: GatewayPlace,
+    declaration: GatewayDeclaration,
+    digests: dict[str, str],
+    before: Installed | None,
+    gone: Sequence[str],
+) -> None:
+    """Make what is not there; ``gateway.json`` last, so that what is installed is whole."""
+    spec = declaration.spec
+    place.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place.directory.chmod(0o700)
+    known = {machine.name for machine in spec.machines}
+    installed = Installed(
+        schema=1, gateway=spec, images={n: d for n, d in digests.items() if n in known}, kind=KIND
+    )
+    with place.alone():
+        if not at_rest(place):
+            raise Conflict(f"machines of {spec.name} run", hint="vmjobs gateway stop")
+        there = place.secrets()
+        made = kit().secrets(spec)
+        place.keep_secrets({name: data for name, data in made.items() if name not in there})
+        for machine in _installed(installed, spec.machines):
+            if before is not None and before.images.get(machine.name) != digests[machine.name]:
+                # An overlay is of use on the image alone that it was made for.
+                (place.disks(machine.name) / ROOT_DISK).unlink(missing_ok=True)
+            place.prepare(installed, machine)
+            name_image(installed, machine.name)
+        place.keep(installed)
+        for name in gone:
+            place.remove(name)
+        for name in before.images if before is not None else ():
+            if before is not None and installed.images.get(name) != before.images[name]:
+                forget_image(before, name)
+
+
+def _installed(installed: Installed, machines: Sequence[GatewayMachine]) -> list[GatewayMachine]:
+    return [machine for machine in machines if machine.name in installed.images]

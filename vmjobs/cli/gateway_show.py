@@ -1,0 +1,134 @@
+"""``vmjobs gateway show`` and ``console``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vmjobs.cli.gateway_support import chosen, gateway_options, place_of
+from vmjobs.cli.support import ago, json_option, print_json, print_table
+from vmjobs.errors import NotFound, Unavailable
+from vmjobs.gateway.control import Control
+from vmjobs.gateway.place import GatewayPlace, Installed
+from vmjobs.gateway.share import condition_of
+
+#: How often a console is looked at that is followed, in seconds: files tell nobody that they grow.
+TICK = 0.2
+
+
+@click.command()
+@gateway_options
+@json_option
+def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
+    """Show the gateway and its machines."""
+    place = place_of(name, state_dir)
+    installed = place.installed()
+    spec = installed.gateway
+    machines, running = _states(place, installed)
+    if as_json:
+        print_json(
+            {
+                "gateway": spec.name,
+                "domain": spec.domain,
+                "network": str(spec.network),
+                "supervisor": running,
+                "directory": str(place.directory),
+                "machines": [
+                    {
+                        "name": m.name,
+                        "role": m.role,
+                        "host": spec.fqdn(m),
+                        "address": str(m.address),
+                        "image": installed.images.get(m.name),
+                        **machines[m.name],
+                        "used": _used(place, m.name),
+                    }
+                    for m in spec.machines
+                ],
+            }
+        )
+        return
+    supervisor = "a supervisor runs" if running else "no supervisor runs: states are the last known"
+    click.echo(f"{spec.name}: {spec.domain}, {spec.network}; {supervisor}")
+    rows = []
+    for machine in spec.machines:
+        state = machines[machine.name]
+        since = ago(datetime.fromisoformat(state["since"])) if state.get("since") else ""
+        used = f"{_used(place, machine.name) // 1048576} MiB"
+        rows.append(
+            (
+                machine.name,
+                machine.role,
+                str(machine.address),
+                state["state"],
+                since,
+                used,
+                str(state["message"]).partition("\n")[0][:80],
+            )
+        )
+    print_table(("MACHINE", "ROLE", "ADDRESS", "STATE", "SINCE", "DISKS", "MESSAGE"), rows)
+
+
+def _states(place: GatewayPlace, installed: Installed) -> tuple[dict[str, dict[str, Any]], bool]:
+    """How the machines are, and whether a supervisor says so."""
+    try:
+        with Control(place.control) as control:
+            return control.ask("show")["machines"], True
+    except Unavailable:
+        pass
+    records = place.records()
+    found: dict[str, dict[str, Any]] = {}
+    for machine in installed.gateway.machines:
+        record = records.get(machine.name)
+        if record is None:
+            found[machine.name] = {"state": "absent", "message": "not installed"}
+            continue
+        condition = condition_of(record.phase, True if record.admitted else None)
+        since = datetime.fromtimestamp(record.since).astimezone().isoformat() if record.since else ""
+        found[machine.name] = {
+            "state": condition,
+            "message": record.message,
+            "since": since,
+            "incarnation": record.incarnation,
+        }
+    return found, False
+
+
+def _used(place: GatewayPlace, machine: str) -> int:
+    """Bytes that a machine's disks take."""
+    return sum(path.stat().st_blocks * 512 for path in place.disks(machine).glob("*"))
+
+
+@click.command()
+@click.argument("machine")
+@gateway_options
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until interrupted.")
+def console(machine: str, name: str | None, state_dir: Path | None, follow: bool) -> None:
+    """Print what MACHINE's kernel and services said since it booted last."""
+    place = place_of(name, state_dir)
+    chosen(place.installed(), [machine])
+    path = place.console(machine)
+    if path is None or not path.exists():
+        raise NotFound(f"{machine} has not been booted yet")
+    offset = 0
+    while True:
+        with path.open("rb") as file:
+            if path.stat().st_size < offset:
+                offset = 0  # it was emptied, as it had grown too large
+            file.seek(offset)
+            data = file.read()
+        offset += len(data)
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+        if not follow:
+            return
+        if not data:
+            time.sleep(TICK)
+        newer = place.console(machine)
+        if newer is not None and newer != path and newer.exists():
+            path, offset = newer, 0

@@ -1,0 +1,243 @@
+"""What the commands about gateways share: which gateway is meant, its supervisor, its state."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from vmjobs.cli.support import AGAIN, config
+from vmjobs.errors import Conflict, HypervisorError, InvalidRequest, NotFound, Unavailable
+from vmjobs.gateway.control import Control
+from vmjobs.gateway.place import GatewayPlace, Installed
+from vmjobs.gateway.share import ALIVE
+from vmjobs.hypervisor import procs
+from vmjobs.model import HypervisorKind
+
+if TYPE_CHECKING:
+    from images.store import ImageStore
+    from vmjobs.agent.members.parts import MemberParts
+    from vmjobs.gateway.share import GatewayShare
+    from vmjobs.gateway.supervisor import MachineFiles
+    from vmjobs.ports import RoleKit
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: What a gateway's machines run on: all others lack private networks.
+KIND = HypervisorKind.UML
+#: Seconds in which a supervisor must be ready; it probes the hypervisor first.
+READY_SECONDS = 90.0
+#: Seconds that a supervisor may take to leave its machines.
+LEAVE_SECONDS = 30.0
+READY = b"ready\n"
+#: Seconds between two looks for a supervisor that another has begun to start.
+TICK = 0.2
+
+
+def gateway_options(command: _F) -> _F:
+    """Which gateway is meant."""
+    named = click.option("--gateway", "name", metavar="NAME", help="Which, where there are several.")
+    placed = click.option(
+        "--state-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Where it is kept, if not with the others.",
+    )
+    return named(placed(command))
+
+
+def all_gateways() -> Path:
+    """Where gateways are kept that have no place of their own."""
+    return config().state_dir / "gateways"
+
+
+def place_of(name: str | None, state_dir: Path | None) -> GatewayPlace:
+    """The gateway that is meant: the only one, where nothing is said.
+
+    Raises:
+        NotFound: there is none. InvalidRequest: there are several.
+    """
+    if state_dir is not None:
+        return GatewayPlace(state_dir.absolute())
+    there = sorted(path.parent.name for path in all_gateways().glob("*/gateway.json"))
+    if name is None and len(there) > 1:
+        listing = ", ".join(there)
+        raise InvalidRequest(f"there are several gateways: {listing}", hint="say --gateway NAME")
+    if name is None and not there:
+        raise NotFound("no gateway is installed here", hint="vmjobs gateway install FILE")
+    if name is not None and name not in there:
+        listing = ", ".join(there) or "none"
+        raise NotFound(f"there is no gateway {name!r}", hint=f"gateways that are here: {listing}")
+    return GatewayPlace(all_gateways() / (name or there[0]))
+
+
+def chosen(installed: Installed, names: Sequence[str]) -> list[str]:
+    """The machines that are meant: all, where none is named.
+
+    Raises:
+        NotFound: the gateway has no such machine.
+    """
+    known = [machine.name for machine in installed.gateway.machines]
+    for name in names:
+        if name not in known:
+            raise NotFound(
+                f"the gateway {installed.gateway.name} has no machine {name!r}",
+                hint=f"its machines: {', '.join(known)}",
+            )
+    return [name for name in known if name in names or not names]
+
+
+def images() -> ImageStore:
+    """The local images."""
+    from images.store import ImageStore  # noqa: PLC0415
+
+    return ImageStore(config().images)
+
+
+def name_image(installed: Installed, machine: str) -> None:
+    """Name a machine's image as this gateway's, so that it stays when others of the name come."""
+    digest = installed.images[machine]
+    images().tag(*_image_name(installed, machine), digest)
+
+
+def forget_image(installed: Installed, machine: str) -> None:
+    """Have a machine's image stay no longer for this gateway's sake."""
+    if machine in installed.images:
+        images().untag(*_image_name(installed, machine))
+
+
+def _image_name(installed: Installed, machine: str) -> tuple[str, str]:
+    hexdigits = str(installed.images[machine]).removeprefix("sha256:")
+    return f"gateway-{installed.gateway.name}", f"{machine}-{hexdigits[:12]}"
+
+
+def kit() -> RoleKit:
+    """What machines run, by role."""
+    from condor.gateway import GatewayKit  # noqa: PLC0415
+
+    return GatewayKit()
+
+
+def machine_parts(place: GatewayPlace) -> Callable[[GatewayShare, MachineFiles], MemberParts]:
+    """What the machines of a gateway are made with on this computer."""
+    from vmjobs.agent.members.journal import MemberJournal  # noqa: PLC0415
+    from vmjobs.agent.members.parts import MemberParts, MemberSettings  # noqa: PLC0415
+    from vmjobs.agent.members.telling import Reporter, Shipper  # noqa: PLC0415
+    from vmjobs.cli.node_parts import fleet  # noqa: PLC0415
+    from vmjobs.gateway.supervisor import THAW  # noqa: PLC0415
+
+    settings = config()
+    store = images()
+    hypervisors = fleet(settings, store, settings.state_dir / "local" / "probes.json")
+    hypervisors.choose(KIND)  # what cannot work at all is told at once
+
+    def make(share: GatewayShare, files: MachineFiles) -> MemberParts:
+        reporter = Reporter(share)
+        return MemberParts(
+            images=store,
+            choose=hypervisors.choose,
+            drivers=hypervisors.drivers,
+            journal=MemberJournal(place.members),
+            source=share,
+            reporter=reporter,
+            shipper=Shipper(share, reporter),
+            kit=files,
+            settings=MemberSettings(settings.max_console_bytes, admit=THAW, renew_disks=False),
+        )
+
+    return make
+
+
+# --------------------------------------------------------------------------- its supervisor
+
+
+def supervised(place: GatewayPlace) -> Control:
+    """A connection to the gateway's supervisor; one is started in the background if none runs.
+
+    Raises:
+        NotFound: no gateway is installed there. HypervisorError: no supervisor comes up.
+    """
+    place.installed()
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        try:
+            return Control(place.control)
+        except Unavailable:
+            if _unattended(place):
+                _start(place)
+            elif time.monotonic() >= deadline:
+                raise
+            else:
+                time.sleep(TICK)
+
+
+def _unattended(place: GatewayPlace) -> bool:
+    """Whether nobody is about to look after the gateway, or about to end."""
+    try:
+        with place.alone():
+            return True
+    except Conflict:
+        return False
+
+
+def _start(place: GatewayPlace) -> None:
+    began = place.log.stat().st_size if place.log.exists() else 0
+    argv = [*AGAIN, "gateway", "run", "--background", "--state-dir", str(place.directory)]
+    with place.log.open("ab") as said:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            cwd=place.directory,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,
+        )
+    if child.stdout is None:
+        return
+    with child.stdout as words:
+        up = procs.readable([words.fileno()], READY_SECONDS) and words.readline() == READY
+    if up:
+        return
+    if child.poll() is None:
+        child.kill()
+    child.wait()
+    if not _unattended(place):
+        return  # another was faster
+    with place.log.open("rb") as log:
+        log.seek(began)
+        why = log.read()[-1000:].decode("utf-8", "replace").strip() or "it said nothing"
+    raise HypervisorError(f"the gateway's supervisor does not come up: {why}")
+
+
+def watched(control: Control, seconds: float) -> Iterator[dict[str, dict[str, Any]]]:
+    """The machines as they are, again at each change, for at most so many seconds."""
+    deadline, seen = time.monotonic() + seconds, -1
+    while (left := deadline - time.monotonic()) > 0:
+        answer = control.ask("show", seen=seen, wait=min(left, 10.0))
+        seen = answer["revision"]
+        yield answer["machines"]
+
+
+def at_rest(place: GatewayPlace) -> bool:
+    """Whether no machine of the gateway runs, as far as is known without its supervisor."""
+    return not any(record.phase in ALIVE for record in place.records().values())
+
+
+@contextmanager
+def resting(place: GatewayPlace, what: str) -> Iterator[None]:
+    """Keep supervisors away from a gateway whose machines are all stopped.
+
+    Raises:
+        Conflict: they are not; ``what`` cannot be done then.
+    """
+    with place.alone(LEAVE_SECONDS):
+        if not at_rest(place):
+            raise Conflict(f"{what}: machines of the gateway run", hint="vmjobs gateway stop")
+        yield

@@ -1,0 +1,46 @@
+"""One side of a session in a machine of a cluster, made up of requests."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from vmjobs.client.transport import Transport, parse
+from vmjobs.cluster.session import STREAM_ENDED, STREAM_HEADER, STREAM_OPEN, Accepted
+from vmjobs.errors import Unavailable, VMJobsError
+
+_HEADERS = {"Content-Type": "application/octet-stream"}
+
+
+class SessionStream:
+    """A ``vmjobs.relay.ByteStream``. path: of the session, as this side has it."""
+
+    def __init__(self, http: Transport, path: str) -> None:
+        self._http = http
+        self._path = path
+
+    def send(self, offset: int, data: bytes, end: bool) -> int:
+        """See :class:`vmjobs.relay.ByteStream`."""
+        params = {"offset": offset, "end": "true" if end else "false"}
+        answer = self._http.call(
+            "POST",
+            f"{self._path}/bytes",
+            body=data,
+            params=params,
+            headers=_HEADERS,
+            repeatable=True,
+        )
+        return parse(Accepted, answer).offset
+
+    def receive(self, offset: int, wait: float) -> tuple[bytes, bool]:
+        """See :class:`vmjobs.relay.ByteStream`."""
+        params = {"offset": offset, "wait": wait}
+        answer = self._http.call("GET", f"{self._path}/bytes", params=params)
+        state = answer.headers.get(STREAM_HEADER)
+        if state not in {STREAM_OPEN, STREAM_ENDED}:
+            raise Unavailable("api", "what answers does not speak of sessions as the vmjobs API does")
+        return answer.content, state == STREAM_ENDED
+
+    def close(self) -> None:
+        """See :class:`vmjobs.relay.ByteStream`."""
+        with suppress(VMJobsError):
+            self._http.call("DELETE", self._path, repeatable=False)

@@ -1,0 +1,335 @@
+"""A backup of a gateway as one file: a tar of plain files, compressed with Zstandard.
+
+A disk is two files: ``NAME.map``, a JSON list of [offset, length] and the size, and ``NAME.data``, the
+bytes of these extents, so that holes stay holes. The last file is ``manifest.json``, with the size and
+SHA-256 of each before it: without it the archive is not whole.
+
+What is read is hostile: headers are looked at one by one, and nothing but plain files of expected names
+is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, BinaryIO, Final
+
+import zstandard
+from pydantic import ValidationError
+
+from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, StorageFull
+from vmjobs.model import Frozen
+from vmjobs.paths import refusal
+
+MANIFEST: Final = "manifest.json"
+BLOCK: Final = 512
+CHUNK: Final = 1024 * 1024
+#: Bytes of a file that is read whole.
+MAX_SMALL: Final = 32 * 1024 * 1024
+#: Files in a backup.
+MAX_FILES: Final = 2000
+#: Bytes of a disk, as it would be with its holes.
+MAX_DISK: Final = 1 << 46
+#: Memory that decompression may take, in bytes.
+MAX_WINDOW: Final = 128 * 1024 * 1024
+#: Left free where a backup is unpacked, in bytes.
+KEEP_FREE: Final = 64 * 1024 * 1024
+
+Count = Callable[[int], object]
+
+
+class Extents(Frozen):
+    """What of a sparse file is not a hole: (offset, length) in ascending order; size: of all of it."""
+
+    size: int
+    extents: tuple[tuple[int, int], ...]
+
+    @property
+    def data(self) -> int:
+        """Bytes that are not in holes."""
+        return sum(length for _, length in self.extents)
+
+    def checked(self) -> Extents:
+        """These extents.
+
+        Raises:
+            ValueError: they are none of a file.
+        """
+        end = 0
+        for offset, length in self.extents:
+            if offset < end or length <= 0:
+                raise ValueError("extents overlap")
+            end = offset + length
+        if not end <= self.size <= MAX_DISK:
+            raise ValueError("a disk is absurdly large, or its extents are beyond its end")
+        return self
+
+
+class Noted(Frozen):
+    """A file of a backup."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(Frozen):
+    """All files of a backup."""
+
+    files: dict[str, Noted]
+
+
+def extents_of(path: Path) -> Extents:
+    """Where a file has data."""
+    found: list[tuple[int, int]] = []
+    with path.open("rb") as file:
+        size, offset = os.fstat(file.fileno()).st_size, 0
+        with suppress(OSError):  # ENXIO: only a hole is left
+            while offset < size:
+                start = os.lseek(file.fileno(), offset, os.SEEK_DATA)
+                offset = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+                found.append((start, offset - start))
+    return Extents(size=size, extents=tuple(found))
+
+
+# --------------------------------------------------------------------------- writing
+
+
+class ArchiveWriter:
+    """Writes a backup to ``file``. count: is told of bytes of disks as they are done."""
+
+    def __init__(self, file: BinaryIO, count: Count = lambda _bytes: None) -> None:
+        self._sink = zstandard.ZstdCompressor(level=3, threads=-1).stream_writer(file, closefd=False)
+        self._files: dict[str, Noted] = {}
+        self._count = count
+
+    def add(self, name: str, data: bytes) -> None:
+        """Add a small file."""
+        self._add(name, len(data), io.BytesIO(data))
+
+    def add_disk(self, name: str, path: Path) -> None:
+        """Add a sparse file, which must not change meanwhile.
+
+        Raises:
+            Conflict: it did.
+        """
+        extents = extents_of(path)
+        self.add(f"{name}.map", extents.model_dump_json().encode())
+        with path.open("rb") as file:
+            self._add(f"{name}.data", extents.data, _Extracted(file, extents, self._count))
+            if os.fstat(file.fileno()).st_size != extents.size:
+                raise Conflict(f"{path} changed while it was copied")
+
+    def finish(self) -> None:
+        """Write the list of files, and end."""
+        data = Manifest(files=self._files).model_dump_json().encode()
+        self._put(MANIFEST, len(data), io.BytesIO(data))
+        self._sink.write(b"\0" * (2 * BLOCK))
+        self._sink.close()  # type: ignore[no-untyped-call]
+
+    def _add(self, name: str, size: int, source: IO[bytes] | _Extracted) -> None:
+        self._files[name] = Noted(size=size, sha256=self._put(name, size, source))
+
+    def _put(self, name: str, size: int, source: IO[bytes] | _Extracted) -> str:
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = size, 0o600
+        self._sink.write(info.tobuf(tarfile.GNU_FORMAT))
+        digest, left = hashlib.sha256(), size
+        while left:
+            chunk = source.read(min(CHUNK, left))
+            if not chunk:
+                raise Conflict(f"{name} became shorter while it was copied")
+            digest.update(chunk)
+            self._sink.write(chunk)
+            left -= len(chunk)
+        self._sink.write(b"\0" * (-size % BLOCK))
+        return digest.hexdigest()
+
+
+class _Extracted:
+    """The data of a sparse file, one extent after the other."""
+
+    def __init__(self, file: BinaryIO, extents: Extents, count: Count) -> None:
+        self._pieces = self._read(file, extents)
+        self._rest = b""
+        self._count = count
+
+    @staticmethod
+    def _read(file: BinaryIO, extents: Extents) -> Iterator[bytes]:
+        for offset, length in extents.extents:
+            done = 0
+            while done < length:
+                piece = os.pread(file.fileno(), min(CHUNK, length - done), offset + done)
+                if not piece:
+                    return
+                done += len(piece)
+                yield piece
+
+    def read(self, size: int) -> bytes:
+        """The next bytes."""
+        if not self._rest:
+            self._rest = next(self._pieces, b"")
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        self._count(len(piece))
+        return piece
+
+
+# --------------------------------------------------------------------------- reading
+
+
+class Content:
+    """A file of a backup, to be read once, in order."""
+
+    def __init__(self, name: str, size: int, source: IO[bytes]) -> None:
+        self.name, self.size = name, size
+        self._source, self._left = source, size
+        self._digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        wanted = self._left if size < 0 else min(size, self._left)
+        data = _exactly(self._source, wanted)
+        self._left -= len(data)
+        self._digest.update(data)
+        return data
+
+    def small(self) -> bytes:
+        """All of it.
+
+        Raises:
+            InvalidRequest: it is absurdly large.
+        """
+        if self.size > MAX_SMALL:
+            raise InvalidRequest(f"{self.name} in the backup is absurdly large")
+        return self.read()
+
+    def finish(self) -> Noted:
+        """Read over what was not read; what it was."""
+        while self._left:
+            self.read(CHUNK)
+        return Noted(size=self.size, sha256=self._digest.hexdigest())
+
+
+def contents(file: BinaryIO) -> Iterator[Content]:
+    """The files of a backup. After the last all of them are known to be what was written.
+
+    Raises:
+        InvalidRequest: it is no backup, or not a whole one. DigestMismatch: it is damaged.
+    """
+    seen: dict[str, Noted] = {}
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(
+            file, closefd=False
+        ) as source:
+            for content in _entries(source):
+                if content.name == MANIFEST:
+                    _compare(Manifest.model_validate_json(content.small()), seen)
+                    return
+                if content.name in seen or len(seen) >= MAX_FILES:
+                    raise InvalidRequest(f"the backup has {content.name!r} twice, or too many files")
+                yield content
+                seen[content.name] = content.finish()
+    except (zstandard.ZstdError, tarfile.TarError, EOFError, ValueError) as error:
+        raise InvalidRequest(f"this is no backup of a gateway: {error}") from error
+    raise InvalidRequest("the backup is not whole: it breaks off")
+
+
+def _entries(source: IO[bytes]) -> Iterator[Content]:
+    while True:
+        header = _exactly(source, BLOCK)
+        if header == b"\0" * BLOCK:
+            return
+        info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+        if info.type != tarfile.REGTYPE or info.size < 0:
+            raise InvalidRequest(f"the backup has something that is no plain file: {info.name!r}")
+        if why := refusal(info.name):
+            raise InvalidRequest(f"the backup has a file of a bad name, {info.name!r}: {why}")
+        content = Content(info.name, info.size, source)
+        yield content
+        content.finish()
+        _exactly(source, -info.size % BLOCK)
+
+
+def _exactly(source: IO[bytes], size: int) -> bytes:
+    parts = []
+    while size:
+        part = source.read(size)
+        if not part:
+            raise EOFError("it breaks off")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _compare(manifest: Manifest, seen: dict[str, Noted]) -> None:
+    for name in sorted(manifest.files.keys() | seen.keys()):
+        if manifest.files.get(name) != seen.get(name):
+            raise DigestMismatch(f"the backup is damaged: {name} is not what was written")
+
+
+def parse_extents(content: Content) -> Extents:
+    """The map of a disk.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    try:
+        return Extents.model_validate_json(content.small()).checked()
+    except (ValidationError, ValueError, json.JSONDecodeError) as error:
+        raise InvalidRequest(f"{content.name} in the backup is no map of a disk") from error
+
+
+def write_disk(content: Content, extents: Extents, path: Path) -> None:
+    """Unpack a disk, which is durable then.
+
+    Raises:
+        InvalidRequest: map and data do not belong together. StorageFull: it does not fit.
+    """
+    if extents.data != content.size:
+        raise InvalidRequest(f"{content.name} in the backup is not what its map says")
+    there = os.statvfs(path.parent)
+    if there.f_bavail * there.f_frsize < content.size + KEEP_FREE:
+        raise StorageFull(f"{path.parent} has no room for {content.size} bytes of {content.name}")
+    with path.open("xb") as file:
+        for offset, length in extents.extents:
+            file.seek(offset)
+            left = length
+            while left:
+                piece = content.read(min(CHUNK, left))
+                file.write(piece)
+                left -= len(piece)
+        file.truncate(extents.size)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class Replacing:
+    """Writes a file that is whole or as it was before, and nobody else's to read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._part = path.with_name(f".{path.name}.part")
+
+    def __enter__(self) -> BinaryIO:
+        self._part.unlink(missing_ok=True)  # of one that was killed
+        handle = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._file = os.fdopen(handle, "wb")
+        return self._file
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._part.replace(self._path)
+        finally:
+            self._file.close()
+            self._part.unlink(missing_ok=True)

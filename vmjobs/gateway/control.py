@@ -1,0 +1,150 @@
+"""How commands speak with a gateway's supervisor: a Unix socket, a line of JSON each way.
+
+Only the operator's own processes reach it: it lies in a directory that nobody else can enter. What a
+connection has frozen is thawed when it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from vmjobs.errors import Unavailable, VMJobsError
+from vmjobs.hypervisor.mconsole import short_path
+
+log = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+LONGEST = 1024 * 1024
+#: Seconds that a supervisor has for an answer, beside what it is asked to wait.
+ANSWER_SECONDS = 120.0
+
+
+class Control:
+    """A connection to a supervisor. Raises ``Unavailable("agent", …)`` once there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with short_path(path) as address:
+                self._socket.connect(address)
+        except OSError as error:
+            self._socket.close()
+            raise Unavailable("agent", "no supervisor runs for this gateway") from error
+        self._socket.settimeout(ANSWER_SECONDS)
+        self._file = self._socket.makefile("rb")
+
+    def ask(self, do: str, **fields: object) -> Message:
+        """Ask, and wait for the answer."""
+        return self._ask({"do": do, **fields}, lambda: self._file.readline(LONGEST))
+
+    def log_in(self, machine: str, key: str) -> tuple[str, socket.socket]:
+        """Have the machine let in who holds ``key``: its SSH server's key, and the connection to it."""
+        handles: list[int] = []
+
+        def read() -> bytes:
+            line, some, _, _ = socket.recv_fds(self._socket, LONGEST, 1)
+            handles.extend(some)
+            return line
+
+        answer = self._ask({"do": "log in", "machine": machine, "key": key}, read)
+        if not handles:
+            raise Unavailable("agent", "the supervisor went away")
+        return str(answer["host_key"]), socket.socket(fileno=handles[0])
+
+    def _ask(self, asked: Message, read: Callable[[], bytes]) -> Message:
+        try:
+            self._socket.sendall(json.dumps(asked).encode() + b"\n")
+            line = read()
+        except OSError as error:
+            raise Unavailable("agent", f"the supervisor does not answer: {error}") from error
+        if not line.endswith(b"\n"):
+            raise Unavailable("agent", "the supervisor went away")
+        answer: Message = json.loads(line)
+        if "error" in answer:
+            raise Unavailable("agent", str(answer["error"]))
+        return answer
+
+    def close(self) -> None:
+        """Hang up."""
+        self._file.close()
+        self._socket.close()
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextmanager
+def answering(
+    path: Path, handle: Callable[[Message], Message], hung_up: Callable[[Message], object]
+) -> Iterator[None]:
+    """Answer for as long as the context lasts. A ``connection`` in an answer is a socket, handed over.
+
+    hung_up: called with the last ``freeze`` of a connection that ended without ``thaw``.
+    """
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, short_path(path) as address:
+        listener.bind(address)
+        path.chmod(0o600)
+        listener.listen(16)
+        thread = threading.Thread(target=_accept, args=(listener, handle, hung_up), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+
+
+def _accept(
+    listener: socket.socket, handle: Callable[[Message], Message], hung_up: Callable[[Message], object]
+) -> None:
+    while True:
+        try:
+            peer, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=_serve, args=(peer, handle, hung_up), daemon=True).start()
+
+
+def _serve(
+    peer: socket.socket, handle: Callable[[Message], Message], hung_up: Callable[[Message], object]
+) -> None:
+    held: Message | None = None
+    with peer, peer.makefile("rb") as file, suppress(OSError, ValueError):
+        while (line := file.readline(LONGEST)).endswith(b"\n"):
+            asked: Message = json.loads(line)
+            if asked.get("do") == "freeze":
+                held = asked
+            answer = _answer(handle, asked)
+            if asked.get("do") == "thaw":
+                held = None
+            connection = answer.pop("connection", None)
+            said = json.dumps(answer).encode() + b"\n"
+            if connection is None:
+                peer.sendall(said)
+                continue
+            with connection:
+                socket.send_fds(peer, [said], [connection.fileno()])
+    if held is not None:
+        hung_up(held)
+
+
+def _answer(handle: Callable[[Message], Message], asked: Message) -> Message:
+    try:
+        return handle(asked)
+    except (VMJobsError, OSError) as error:
+        return {"error": str(error)}
+    except Exception as error:  # whatever it is, the one who asks is not to wait for ever
+        log.exception("cannot do %s", asked.get("do"))
+        return {"error": f"the supervisor failed: {type(error).__name__}"}

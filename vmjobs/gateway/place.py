@@ -1,0 +1,219 @@
+"""What is kept of one gateway: a directory of its own, which nobody else can look into.
+
+====================  ===========================================================================
+``gateway.json``      what was installed: declaration, images' digests, hypervisor; written last
+``secrets/``          its keys, one file each
+``members/``          its machines: records, disks, consoles (:mod:`vmjobs.agent.members.journal`)
+``wanted.json``       the machines that are to run
+``net/``              the switch of the private network
+``control``           socket of the supervisor; ``supervisor.lock`` is held while there is one
+====================  ===========================================================================
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from vmjobs.agent.jobdisk import blank_disk
+from vmjobs.agent.journal import write_durably
+from vmjobs.agent.members.journal import RECORD, MemberJournal
+from vmjobs.agent.members.record import Record
+from vmjobs.cluster.member import Goal, MemberCode, Phase
+from vmjobs.cluster.spec import Lifecycle
+from vmjobs.cluster.wire import MemberOrder, PoolAddress
+from vmjobs.errors import Conflict, NotFound
+from vmjobs.gateway.spec import Gateway, GatewayMachine
+from vmjobs.hypervisor.base import PrivateLink
+from vmjobs.hypervisor.switch import mac
+from vmjobs.model import MIB, Digest, Frozen, HypervisorKind
+from vmjobs.paths import below
+
+BOOT_SECONDS = 300
+DRAIN_SECONDS = 120
+ROOT_DISK, DATA_DISK = "root.overlay", "scratch.disk"
+
+_NAMES: TypeAdapter[set[str]] = TypeAdapter(set[str])
+
+
+class Installed(Frozen):
+    """A gateway as it was installed. images: digests, by machine. kind: what runs its machines."""
+
+    schema_: int = Field(default=1, alias="schema")
+    gateway: Gateway
+    images: dict[str, Digest]
+    kind: HypervisorKind
+
+
+def member_of(machine: str) -> str:
+    """The id by which a machine of a gateway is kept."""
+    return hashlib.sha256(machine.encode()).hexdigest()[:32]
+
+
+class GatewayPlace:
+    """Where the things of one gateway are."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.control = directory / "control"
+        self.switch = directory / "net" / "switch"
+        self.members = directory / "members"
+        self.log = directory / "supervisor.log"
+
+    # ------------------------------------------------------------------ what was installed
+
+    def installed(self) -> Installed:
+        """What was installed here.
+
+        Raises:
+            NotFound: nothing was. Conflict: it cannot be read.
+        """
+        try:
+            return Installed.model_validate_json((self.directory / "gateway.json").read_bytes())
+        except FileNotFoundError:
+            raise NotFound(
+                f"no gateway is installed in {self.directory}", hint="vmjobs gateway install FILE"
+            ) from None
+        except ValidationError as error:
+            raise Conflict(f"{self.directory}/gateway.json is damaged: {error}") from error
+
+    def keep(self, installed: Installed) -> None:
+        """Remember what is installed; it is durable when this returns."""
+        write_durably(
+            self.directory / "gateway.json", installed.model_dump_json(by_alias=True).encode()
+        )
+
+    def secrets(self) -> dict[str, bytes]:
+        """The gateway's keys, by name."""
+        files = sorted((self.directory / "secrets").glob("*"))
+        return {path.name: path.read_bytes() for path in files if path.suffix != ".tmp"}
+
+    def keep_secrets(self, secrets: Mapping[str, bytes]) -> None:
+        """Keep keys: no other user can read them."""
+        folder = self.directory / "secrets"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, data in secrets.items():
+            write_durably(below(folder, name), data)
+
+    def prepare(self, installed: Installed, machine: GatewayMachine) -> None:
+        """Have room for a machine that has none yet: a sparse disk, and a record of one at rest."""
+        journal = MemberJournal(self.members)
+        member = journal.place(member_of(machine.name))
+        if member.record.exists():
+            return
+        journal.write(
+            Record(order=order_of(installed, machine, Goal.STOP), phase=Phase.GONE, since=0.0)
+        )
+        disk = member.keep_disks(fresh=True) / DATA_DISK
+        blank_disk(disk, machine.disk * MIB)
+
+    def remove(self, machine: str) -> None:
+        """Have nothing of a machine left that is not running; repeating it is no error."""
+        shutil.rmtree(self.members / member_of(machine), ignore_errors=True)
+        self.keep_wanted(self.wanted() - {machine})
+
+    # ------------------------------------------------------------------ what is
+
+    def records(self) -> dict[str, Record]:
+        """The machines' records, by machine's name. Damaged ones are left out."""
+        found = {}
+        for path in sorted(self.members.glob(f"*/{RECORD}")):
+            try:
+                record = Record.model_validate_json(path.read_bytes())
+            except (OSError, ValidationError):
+                continue
+            found[record.order.name] = record
+        return found
+
+    def disks(self, machine: str) -> Path:
+        """The directory of a machine's disks."""
+        return self.members / member_of(machine) / "disks"
+
+    def console(self, machine: str) -> Path | None:
+        """The console of a machine's last incarnation; None: it never had one."""
+        record = self.records().get(machine)
+        if record is None or record.incarnation == 0:
+            return None
+        return self.members / member_of(machine) / f"console-{record.incarnation}"
+
+    def wanted(self) -> set[str]:
+        """The machines that are to run."""
+        try:
+            return _NAMES.validate_json((self.directory / "wanted.json").read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return set()
+
+    def keep_wanted(self, names: set[str]) -> None:
+        """Remember the machines that are to run."""
+        write_durably(self.directory / "wanted.json", _NAMES.dump_json(names))
+
+    @contextmanager
+    def alone(self, patience: float = 0.0) -> Iterator[None]:
+        """Be the only one who looks after the gateway's machines.
+
+        patience: seconds that one who is about to end may take for that.
+
+        Raises:
+            Conflict: somebody does already.
+        """
+        deadline = time.monotonic() + patience
+        with (self.directory / "supervisor.lock").open("w") as lock:
+            while not _locked(lock):
+                if time.monotonic() >= deadline:
+                    raise Conflict(f"a supervisor looks after {self.directory} already")
+                time.sleep(0.1)  # a lock that becomes free tells nobody who has a deadline
+            yield
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def order_of(
+    installed: Installed, machine: GatewayMachine, goal: Goal, admitted: int = 0
+) -> MemberOrder:
+    """A machine of a gateway as an order to the agent's keeper of machines."""
+    return MemberOrder(
+        id=member_of(machine.name),
+        cluster=installed.gateway.name,
+        name=machine.name,
+        goal=goal,
+        image=installed.images[machine.name],
+        cpus=machine.cpus,
+        memory=machine.memory,
+        disk=machine.disk,
+        hypervisor=installed.kind,
+        pool=PoolAddress(name="", collector="", trust_domain=""),
+        lifecycle=Lifecycle.PERSISTENT,
+        boot_seconds=BOOT_SECONDS,
+        drain_seconds=DRAIN_SECONDS,
+        admitted=admitted,
+        why=MemberCode.PROGRESS,
+    )
+
+
+def card(place: GatewayPlace, machine: GatewayMachine) -> PrivateLink:
+    """The machine's card on the private network: of an address that goes with the IP address."""
+    return PrivateLink(place.switch, mac(int(machine.address)))
+
+
+def network_files(gateway: Gateway, machine: GatewayMachine) -> dict[str, bytes]:
+    """What every machine is told of the private network (:class:`vmjobs.ports.RoleKit`)."""
+    hosts = [f"{m.address} {gateway.fqdn(m)} {m.name}\n" for m in gateway.machines]
+    return {
+        "address": f"{machine.address}/{gateway.network.prefixlen}\n".encode(),
+        "host": f"{gateway.fqdn(machine)}\n".encode(),
+        "hosts": "".join(hosts).encode(),
+    }

@@ -1,0 +1,224 @@
+"""What an operator declares: a gateway, its private network, its machines. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, ip_network
+from typing import Annotated, Any, Final
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from vmjobs.cluster.spec import ClusterName
+from vmjobs.errors import Fault, InvalidSpec
+from vmjobs.hypervisor.base import GUEST_ADDRESS, GUEST_NETMASK_BITS
+from vmjobs.model import Frozen, HypervisorKind, ImageRef, faults_of
+
+MAX_MACHINES: Final = 32
+#: Addresses in a private network: from so many prefix bits to so many.
+WIDEST: Final = 16
+NARROWEST: Final = 29
+
+#: Of every machine's first card: behind it are its endpoint and the way out.
+OUTSIDE: Final = IPv4Interface(f"{GUEST_ADDRESS}/{GUEST_NETMASK_BITS}").network
+
+#: One label of a host name (RFC 1123).
+MachineName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
+Domain = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)+$",
+        max_length=200,
+    ),
+]
+
+
+class Role(StrEnum):
+    """What a machine of a gateway is there for."""
+
+    COMPUTING_ELEMENT = "computing-element"
+    STORAGE_ELEMENT = "storage-element"
+    USER_INTERFACE = "user-interface"
+    WORKER = "worker"
+
+
+class GatewayMachine(Frozen):
+    """One machine. Its name is its host name in the gateway's domain.
+
+    image: of the local store; built by the recipe of that name if it is not there, or by ``recipe``,
+    a recipe's file, where that is given. address: in the gateway's network. memory, disk: MiB; disk is
+    what its services keep, and outlives restarts.
+    """
+
+    name: MachineName
+    role: Role
+    image: ImageRef | None = None
+    recipe: str | None = Field(default=None, min_length=1, max_length=4096)
+    address: IPv4Address
+    cpus: int = Field(default=1, ge=1, le=256, strict=True)
+    memory: int = Field(default=512, ge=64, le=4 * 1024 * 1024, strict=True, description="MiB")
+    disk: int = Field(default=2048, ge=64, le=64 * 1024 * 1024, strict=True, description="MiB")
+    hypervisor: HypervisorKind | None = None
+
+
+class Gateway(Frozen):
+    """One gateway. Machines are in the order in which they were declared.
+
+    domain: of its machines' host names. network: that they share, and nobody else is on.
+    """
+
+    name: ClusterName
+    domain: Domain
+    network: IPv4Network
+    machines: tuple[GatewayMachine, ...] = Field(min_length=1, max_length=MAX_MACHINES)
+
+    def machine(self, name: str) -> GatewayMachine | None:
+        """The machine of that name."""
+        return next((machine for machine in self.machines if machine.name == name), None)
+
+    def fqdn(self, machine: GatewayMachine) -> str:
+        """The machine's full host name."""
+        return f"{machine.name}.{self.domain}"
+
+    def of_role(self, role: Role) -> tuple[GatewayMachine, ...]:
+        """The machines that are there for this."""
+        return tuple(machine for machine in self.machines if machine.role is role)
+
+
+def parse_gateway(data: Any) -> Gateway:
+    """A validated declaration from decoded JSON or YAML.
+
+    There ``gateway`` is its name, and ``machines`` a mapping by name.
+
+    Raises:
+        InvalidSpec: with every fault; fields are named as they are declared.
+    """
+    faults: list[Fault] = []
+    gateway = None
+    try:
+        gateway = Gateway.model_validate(_as_model(data))
+    except ValidationError as error:
+        found = [_as_declared(fault, data) for fault in faults_of(error)]
+        # Of machines with faults none is left, which is no fault of its own.
+        inner = any(fault.field.startswith("machines.") for fault in found)
+        faults += [fault for fault in found if not (inner and fault.code == "too_short")]
+    told = {fault.field for fault in faults}
+    faults += [fault for fault in _contradictions(data) if fault.field not in told]
+    if gateway is None or faults:
+        raise InvalidSpec("the gateway's declaration has faults", faults=faults)
+    return gateway
+
+
+def declared(gateway: Gateway) -> dict[str, Any]:
+    """The gateway as it would be declared: what :func:`parse_gateway` takes."""
+    plain = gateway.model_dump(mode="json", exclude_defaults=True)
+    machines = {machine.pop("name"): machine for machine in plain["machines"]}
+    return {"gateway": plain["name"], **{k: v for k, v in plain.items() if k != "name"}} | {
+        "machines": machines
+    }
+
+
+#: A key that is none of a declaration, but a field's name, must not be taken for that.
+_MODEL_KEYS: Final = {"gateway": "name", "name": "name?"}
+_DECLARED_KEYS: Final = {model: key for key, model in _MODEL_KEYS.items()}
+
+
+def _as_model(data: Any) -> Any:
+    """The same with the names where the models have them."""
+    if not isinstance(data, Mapping):
+        return data
+    found = {_MODEL_KEYS.get(key, str(key)): value for key, value in data.items()}
+    if isinstance(machines := found.get("machines"), Mapping):
+        found["machines"] = [_named(name, machine) for name, machine in machines.items()]
+    return found
+
+
+def _named(name: Any, machine: Any) -> Any:
+    if not isinstance(machine, Mapping):
+        return machine
+    return {("name?" if key == "name" else str(key)): value for key, value in machine.items()} | {
+        "name": name
+    }
+
+
+def _as_declared(fault: Fault, data: Any) -> Fault:
+    """A fault of the models, at what was declared."""
+    first, *rest = fault.field.split(".")
+    first = _DECLARED_KEYS.get(first, first)
+    machines = data.get("machines") if isinstance(data, Mapping) else None
+    if first == "machines" and rest and isinstance(machines, Mapping):
+        name = list(machines)[int(rest[0])]
+        rest = [str(name), *(part.removesuffix("?") for part in rest[1:] if part != "name")]
+    return Fault(".".join([first, *rest]), fault.code, fault.message)
+
+
+# --------------------------------------------------------------------------- what does not go together
+
+
+def _contradictions(data: Any) -> Iterator[Fault]:
+    """Faults between fields, as far as these can be read."""
+    if not isinstance(data, Mapping):
+        return
+    network = _network(data.get("network"))
+    if network is not None and (found := tuple(_network_faults(network))):
+        yield from found
+        network = None
+    machines = data.get("machines")
+    if not isinstance(machines, Mapping):
+        return
+    taken: dict[IPv4Address, str] = {}
+    for name, machine in machines.items():
+        if isinstance(machine, Mapping):
+            where = f"machines.{name}"
+            yield from _machine_faults(where, machine)
+            yield from _address_faults(f"{where}.address", machine.get("address"), network, taken, name)
+
+
+def _network(text: Any) -> IPv4Network | None:
+    try:
+        found = ip_network(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, IPv4Network) else None
+
+
+def _network_faults(network: IPv4Network) -> Iterator[Fault]:
+    if not WIDEST <= network.prefixlen <= NARROWEST:
+        yield Fault("network", "size", f"must have between {WIDEST} and {NARROWEST} bits of prefix")
+    if not network.is_private:
+        yield Fault(
+            "network", "public", "must be of the addresses for private networks, like 10.77.0.0/24"
+        )
+    if network.overlaps(OUTSIDE):
+        yield Fault(
+            "network", "outside", f"must not overlap {OUTSIDE}: each machine's way out has that"
+        )
+
+
+def _machine_faults(where: str, machine: Mapping[str, Any]) -> Iterator[Fault]:
+    if "image" not in machine and "recipe" not in machine:
+        yield Fault(f"{where}.image", "missing", "is missing, and so is recipe")
+    if "image" in machine and "recipe" in machine:
+        yield Fault(f"{where}.recipe", "twice", "a machine has an image or a recipe, not both")
+
+
+def _address_faults(
+    where: str, text: Any, network: IPv4Network | None, taken: dict[IPv4Address, str], name: str
+) -> Iterator[Fault]:
+    if not isinstance(text, str):
+        if text is not None:
+            yield Fault(where, "address", "must be an address like 10.77.0.10")
+        return
+    try:
+        address = IPv4Address(text)
+    except ValueError:
+        return
+    if address in taken:
+        yield Fault(where, "twice", f"is the address of {taken[address]} as well")
+    taken.setdefault(address, name)
+    if network is None:
+        return
+    if address not in network:
+        yield Fault(where, "outside", f"is not in the network {network}")
+    elif address in {network.network_address, network.broadcast_address}:
+        yield Fault(where, "reserved", f"is not for a machine: it means all of {network}")

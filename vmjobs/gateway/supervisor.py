@@ -1,0 +1,230 @@
+"""Looks after the machines of one gateway: the agent's keeper of machines, told by its operator.
+
+Machines and their switch go on without a supervisor, and the next one adopts them. A machine cannot be
+plugged into another switch: where that died machines are restarted, one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from pydantic import TypeAdapter
+
+from vmjobs.agent.members.keeper import Again, Keeper, keeping
+from vmjobs.agent.members.machine import MemberMachine
+from vmjobs.agent.members.parts import MemberParts
+from vmjobs.cluster.session import PublicKey
+from vmjobs.cluster.wire import MemberOrder
+from vmjobs.errors import HypervisorError, InvalidRequest, VMJobsError
+from vmjobs.gateway.control import Message, answering
+from vmjobs.gateway.place import GatewayPlace, Installed, card, member_of, network_files
+from vmjobs.gateway.share import GatewayShare
+from vmjobs.hypervisor import procs, switch
+from vmjobs.hypervisor.base import PrivateLink
+from vmjobs.ports import RoleKit
+
+log = logging.getLogger(__name__)
+
+_KEY: TypeAdapter[str] = TypeAdapter(PublicKey)
+
+FREEZE = signal.SIGUSR1
+#: Also has the script say how it is, and is harmless at any time.
+THAW = signal.SIGUSR2
+#: Seconds that a machine has to freeze its data.
+FREEZE_SECONDS = 20.0
+#: Seconds in which a guest is to come to its door.
+KNOCK_SECONDS = 20.0
+#: Seconds until a switch that could not be had is tried again.
+SWITCH_PAUSE = 5.0
+
+
+@dataclass(frozen=True)
+class MachineFiles:
+    """What a machine is given to run (:class:`vmjobs.ports.GuestKit`): by its role."""
+
+    installed: Installed
+    kit: RoleKit
+    secrets: Mapping[str, bytes]
+
+    def files(self, order: MemberOrder, incarnation: int) -> Mapping[str, bytes]:
+        """Contents by name."""
+        gateway = self.installed.gateway
+        machine = gateway.machine(order.name)
+        if machine is None:
+            raise InvalidRequest(f"the gateway {gateway.name} has no machine {order.name}")
+        return {**self.kit.files(gateway, machine, self.secrets), **network_files(gateway, machine)}
+
+
+class Supervisor:
+    """The machines of a gateway, while this process looks after them.
+
+    make: makes the parts of machines around a share and what these machines run. leaves: it ends when
+    it is told that nothing is left to look after.
+    """
+
+    def __init__(
+        self,
+        place: GatewayPlace,
+        kit: RoleKit,
+        make: Callable[[GatewayShare, MachineFiles], MemberParts],
+        *,
+        leaves: bool = False,
+    ) -> None:
+        self._leaves = leaves
+        self.place = place
+        self.installed = place.installed()
+        self.stop = threading.Event()
+        self.share = GatewayShare(place, self.installed, self._recabled)
+        files = MachineFiles(self.installed, kit, place.secrets())
+        self._parts = replace(make(self.share, files), links=self._links, words=self.share.words)
+        self._keeper: Keeper | None = None
+        self._epoch = ""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Look after the machines, and answer commands, for as long as the context lasts."""
+        self._plug_in()
+        with keeping(self._parts) as keeper:
+            self._keeper = keeper
+            self.share.again = lambda member, number: keeper.hear(member, number, Again())
+            for _, machine in self._machines():
+                machine.signal(THAW)
+            watching = threading.Thread(target=self._watch_switch, name="switch", daemon=True)
+            watching.start()
+            with answering(self.place.control, self.handle, lambda _asked: self._thaw()):
+                try:
+                    yield
+                finally:
+                    self.stop.set()
+                    self.share.close()
+
+    # ------------------------------------------------------------------ commands
+
+    def handle(self, asked: Message) -> Message:
+        """Do what a command asks."""
+        match asked.get("do"):
+            case "show":
+                return self.share.show(int(asked.get("seen", -1)), float(asked.get("wait", 0)))
+            case "want":
+                self.share.want(set(asked.get("run", ())), set(asked.get("stop", ())))
+                return {"revision": self.share.revision}
+            case "freeze" | "thaw" as word:
+                return self._freeze() if word == "freeze" else self._thaw()
+            case "log in":
+                return self._log_in(str(asked.get("machine")), str(asked.get("key")))
+            case "quit" | "idle" as word:
+                if word == "quit" or self._leaves:
+                    self.stop.set()
+                return {}
+        return {"error": f"a supervisor knows no {asked.get('do')!r}"}
+
+    def _log_in(self, name: str, key: str) -> Message:
+        """A connection to the machine's SSH server, which lets in who holds the key."""
+        machine = dict(self._machines()).get(name)
+        if machine is None:
+            raise InvalidRequest(f"{name} does not run", hint=f"vmjobs gateway boot {name}")
+        visit = machine.knock(_KEY.validate_python(key), KNOCK_SECONDS)
+        return {"host_key": visit.host_key, "connection": visit.connection}
+
+    def _machines(self) -> list[tuple[str, MemberMachine]]:
+        if self._keeper is None:
+            return []
+        found = [
+            (m.name, self._keeper.machine(member_of(m.name))) for m in self.installed.gateway.machines
+        ]
+        return [(name, machine) for name, machine in found if machine is not None]
+
+    def _freeze(self) -> Message:
+        """Have every machine's data at rest, and then the machines."""
+        machines = self._machines()
+        for _, machine in machines:
+            self.share.ask_frozen(machine.order.id)
+            machine.signal(FREEZE)
+        with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
+            asked = [pool.submit(self.share.is_frozen, m.order.id, FREEZE_SECONDS) for _, m in machines]
+            frozen = [
+                name for (name, _), answer in zip(machines, asked, strict=True) if answer.result()
+            ]
+        for _, machine in machines:
+            machine.pause()
+        return {
+            "frozen": frozen,
+            "paused": [name for name, _ in machines],
+            "incarnations": self._incarnations(),
+        }
+
+    def _thaw(self) -> Message:
+        faults = []
+        for name, machine in self._machines():
+            try:
+                machine.resume()
+                machine.signal(THAW)
+            except VMJobsError as error:
+                log.error("%s does not go on: %s", name, error)
+                faults.append(f"{name}: {error.message}")
+        return {"faults": faults, "incarnations": self._incarnations()}
+
+    def _incarnations(self) -> Message:
+        return {name: record.incarnation for name, record in self.place.records().items()}
+
+    # ------------------------------------------------------------------ the private network
+
+    def _cable(self, machine: str) -> str:
+        """Of which switch a machine was given a port when it booted."""
+        try:
+            return (self.place.switch.parent / f"cable-{machine}").read_text("ascii")
+        except FileNotFoundError:
+            return ""
+
+    def _recabled(self, machine: str) -> bool:
+        return not self._epoch or self._cable(machine) == self._epoch
+
+    def _links(self, order: MemberOrder) -> tuple[PrivateLink, ...]:
+        machine = self.installed.gateway.machine(order.name)
+        if machine is None:
+            return ()
+        self._plug_in()
+        (self.place.switch.parent / f"cable-{order.name}").write_text(self._epoch, "ascii")
+        return (card(self.place, machine),)
+
+    def _plug_in(self) -> int:
+        """Have a switch; its process."""
+        pid = switch.ensure(self.place.switch)
+        epoch = _process_epoch(pid)
+        if epoch != self._epoch:
+            if self._epoch:
+                log.error("the switch is new: machines on the old one are restarted, one at a time")
+            self._epoch = epoch
+            self.share.touch()
+        return pid
+
+    def _watch_switch(self) -> None:
+        while not self.stop.is_set():
+            try:
+                handle = os.pidfd_open(self._plug_in())
+            except (HypervisorError, OSError) as error:
+                log.error("there is no switch: again in %g s: %s", SWITCH_PAUSE, error)
+                self.stop.wait(SWITCH_PAUSE)
+                continue
+            try:
+                while not self.stop.is_set() and not procs.readable([handle], 1.0):
+                    pass
+            finally:
+                os.close(handle)
+
+
+def _process_epoch(pid: int) -> str:
+    """What tells a process from any other that had or will have its number."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+            started = file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError) as error:
+        raise HypervisorError(f"the switch {pid} is gone") from error
+    return f"{pid} {started}"

@@ -1,0 +1,188 @@
+"""Starts processes that outlive whoever asked for them, and tells how each of them ended.
+
+Run as a program of its own, with one end of a SEQPACKET pair (see :mod:`vmjobs.hypervisor.detached`).
+Supervisors take a daemon's descendants along when it dies: HTCondor's master looks time and again at
+who is whose child, and remembers it. So this process is nobody's child before it starts anything, and
+has an environment that names no ancestor; what it starts is its own child, and then that of init. It
+goes on while there is anything of which to tell the end, whether or not anybody still listens.
+
+It imports little and from the standard library alone: the first machine waits for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+#: Bytes of a request, and how many handles a process may be given.
+LONGEST = 128 * 1024
+MOST_HANDLES = 32
+#: Above all numbers that a process's handles are given.
+_OUT_OF_THE_WAY = 2 * MOST_HANDLES
+
+#: The handle on which a process's fate is told, by its number.
+_Reports = dict[int, int]
+
+
+def pack(argv: list[str], env: dict[str, str], cwd: str) -> bytes:
+    """A request. No word can have a NUL, as none of a process can."""
+    words = [cwd, str(len(argv)), *argv, *(f"{name}={value}" for name, value in env.items())]
+    return b"\0".join(os.fsencode(word) for word in words)
+
+
+def unpack(request: bytes) -> tuple[list[str], dict[str, str], str]:
+    """What :func:`pack` was given."""
+    cwd, count, *words = (os.fsdecode(word) for word in request.split(b"\0"))
+    argv, pairs = words[: int(count)], words[int(count) :]
+    return argv, dict(pair.split("=", 1) for pair in pairs), cwd
+
+
+def main() -> None:
+    """Leave the family, then serve."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    _become_orphan()
+    if os.fork():  # whoever saw this process while it had a parent has not seen its child
+        os._exit(0)
+    serve(control)
+
+
+def _become_orphan() -> None:
+    parent = os.getpid()
+    reader, writer = os.pipe()
+    if os.fork():
+        os._exit(0)
+    os.close(writer)
+    os.read(reader, 1)  # until the parent is about to be gone
+    os.close(reader)
+    while os.getppid() == parent:
+        os.sched_yield()
+
+
+def serve(control: socket.socket) -> None:
+    """Start what is asked for until nobody can ask any more, and all that was started has ended."""
+    reports: _Reports = {}
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poller = select.poll()
+    poller.register(woken, select.POLLIN)
+    poller.register(control, select.POLLIN)
+    asked = True
+    while asked or reports:
+        ready = {handle for handle, _ in poller.poll()}
+        if woken in ready:
+            os.read(woken, 4096)
+            _tell_ends(reports)
+        if control.fileno() in ready and not _answer(control, reports):
+            asked = False
+            poller.unregister(control)
+
+
+def _tell_ends(reports: _Reports) -> None:
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            report = reports.pop(pid, None)
+            if report is not None:
+                _tell(report, f"ended {os.waitstatus_to_exitcode(status)}")
+                os.close(report)
+
+
+def _answer(control: socket.socket, reports: _Reports) -> bool:
+    """Start what the next request asks for; false where there is none to come."""
+    try:
+        request, handles, flags, _ = socket.recv_fds(control, LONGEST, MOST_HANDLES)
+    except ConnectionError:
+        return False
+    if not request:
+        return False
+    if not handles:
+        return True  # there was no room for any; whoever asked sees that nobody answers
+    for handle in handles:
+        os.set_inheritable(handle, False)
+    report, *given = handles
+    try:
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            too = errno.E2BIG if flags & socket.MSG_TRUNC else errno.EMFILE
+            raise OSError(too, "")
+        pid = _start(request, given) if _is_read(report) else 0
+    except OSError as error:
+        _tell(report, f"failed {error.errno}")
+        pid = 0
+    finally:
+        for handle in given:
+            os.close(handle)
+    if pid and _tell(report, f"started {pid}"):
+        reports[pid] = report
+        return True
+    if pid:  # nobody knows of it, nor of what it may have started by now
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    os.close(report)
+    return True
+
+
+def _is_read(report: int) -> bool:
+    """Whether whoever asked still waits for the answer."""
+    poller = select.poll()
+    poller.register(report, 0)
+    return not poller.poll(0)
+
+
+def _tell(report: int, words: str) -> bool:
+    try:
+        os.write(report, f"{words}\n".encode())
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def _start(request: bytes, given: list[int]) -> int:
+    """The process's number. Raises ``OSError`` where the program cannot be run."""
+    argv, env, cwd = unpack(request)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        _run(argv, env, cwd, given, writer)
+    os.close(writer)
+    try:
+        failure = os.read(reader, 16)
+    finally:
+        os.close(reader)
+    if failure:
+        os.waitpid(pid, 0)
+        raise OSError(int(failure), "")
+    return pid
+
+
+def _run(argv: list[str], env: dict[str, str], cwd: str, given: list[int], failed: int) -> None:
+    """Become the program, in a session of its own, with the handles given as 0, 1, 2 and so on."""
+    code = 0
+    try:
+        failed, *given = (
+            fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for handle in [failed, *given]
+        )
+        os.setsid()
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+            signal.signal(ignored, signal.SIG_DFL)
+        if cwd:
+            os.chdir(cwd)
+        for number, handle in enumerate(given):
+            os.dup2(handle, number)
+        os.execvpe(argv[0], argv, env)  # noqa: S606
+    except OSError as error:
+        code = error.errno or 0
+    finally:
+        os.write(failed, str(code).encode())
+        os._exit(127)
+
+
+if __name__ == "__main__":
+    main()

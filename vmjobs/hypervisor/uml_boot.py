@@ -1,0 +1,240 @@
+"""How a UML kernel is started: its command line, its devices, and the wait until it is up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from logging import getLogger
+from pathlib import Path
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import mconsole, procs
+from vmjobs.hypervisor.base import NAME_PREFIX, Machine, Network
+from vmjobs.hypervisor.detached import Detached, Launcher
+from vmjobs.hypervisor.endings import tail
+from vmjobs.hypervisor.uml_cow import follow
+from vmjobs.model import MIB, BootMethod
+
+log = getLogger(__name__)
+
+#: A COW file names its base by an absolute path of at most 255 bytes (arch/um/drivers/cow_user.c).
+MAX_WORKDIR = 240
+
+#: Longest name that UML takes.
+MAX_NAME = 63
+#: UML numbers its disks 0 to 7; the root disk is one of them.
+MAX_DATA_DISKS = 7
+#: Seconds in which the kernel must be up so far that it has a console.
+START_SECONDS = 120.0
+#: Bytes in an IP packet between the guest and its network process.
+MTU = 1500
+#: The kernel's handle that is its first cable.
+FIRST_CABLE = 3
+MAC = "52:54:00:12:34:56"
+
+#: What an image may ask for. UML takes its devices from the same command line, any file of this
+#: user among them, so that nothing but names known to be harmless gets through.
+_HARMLESS = re.compile(
+    r"(init|rootfstype|rootflags|rootwait|rootdelay|ro|rw|loglevel|selinux|apparmor|audit|security"
+    r"|systemd\.[\w.-]+|rd\.[\w.-]+|net\.ifnames|random\.trust_cpu|vmjobs(\.[\w.-]+)?)(=[\w./,:@%+-]*)?"
+)
+
+
+# --------------------------------------------------------------------------- before the start
+
+
+def command(program: str, machine: Machine) -> list[str]:
+    """What a machine's kernel is told but for its devices."""
+    return [
+        program,
+        f"mem={machine.memory}M",
+        f"umid={machine.name}",
+        "uml_dir=.",
+        "mconsole=notify:notify",
+        # Without this a guest's root could mount any directory of ours; with it, none.
+        "hostfs=/dev/null",
+        "con=null",
+        "con0=null,fd:1",
+        "noreboot",
+        *allowed_parameters(machine.image.cmdline),
+        *machine.cmdline,
+        f"root=/dev/ubda{machine.image.partition or ''}",
+        "rw",
+        "panic=1",
+        "vmjobs=1",
+    ]
+
+
+def check(machine: Machine) -> None:
+    """Whether UML can run such a machine.
+
+    Raises:
+        HypervisorError: it cannot, and why.
+    """
+    if not machine.name.startswith(NAME_PREFIX) or not re.fullmatch(r"[\w.-]+", machine.name):
+        raise HypervisorError(f"{machine.name!r} is not a machine's name")
+    if len(machine.name) > MAX_NAME:
+        raise HypervisorError(f"the name {machine.name} has more than {MAX_NAME} characters")
+    if machine.image.boot is not BootMethod.KERNEL:
+        raise HypervisorError(f"UML brings its own kernel and cannot boot by {machine.image.boot}")
+    if len(machine.disks) > MAX_DATA_DISKS:
+        raise HypervisorError(f"UML has {MAX_DATA_DISKS} data disks, not {len(machine.disks)}")
+    where = machine.workdir.resolve()
+    if len(os.fsencode(where)) > MAX_WORKDIR:
+        raise HypervisorError(
+            f"the path of {where} is longer than the {MAX_WORKDIR} bytes that UML's overlays allow",
+            hint="set state_dir to a shorter path",
+        )
+
+
+def allowed_parameters(words: Sequence[str]) -> list[str]:
+    """Those of an image's kernel parameters that cannot name anything of the node."""
+    allowed = [word for word in words if _HARMLESS.fullmatch(word)]
+    for word in set(words) - set(allowed):
+        log.info("UML is not given the image's kernel parameter %r", word)
+    return allowed
+
+
+def lay_out(machine: Machine) -> list[str]:
+    """Put links to the disks into the working directory; the devices' parameters.
+
+    The flag ``d`` says "data": without it UML looks for a copy-on-write header in what a user
+    may have written, and would open the file that is named there.
+    """
+    try:
+        (machine.workdir / "base").symlink_to(machine.image.root.absolute())
+        if machine.overlay is not None:
+            follow(machine.overlay, machine.image.root)
+            (machine.workdir / "overlay").symlink_to(machine.overlay.absolute())
+        # c: no locks. A lock on the base would keep QEMU from using the same image.
+        devices = ["ubd0c=overlay,base"]
+        for number, disk in enumerate(machine.disks, start=1):
+            (machine.workdir / f"disk{number}").symlink_to(disk.path.absolute())
+            devices.append(f"ubd{number}{'dr' if disk.read_only else 'd'}=disk{number}")
+    except OSError as error:
+        raise HypervisorError(f"cannot lay out {machine.workdir}: {error}") from error
+    return devices
+
+
+def _memory_directory(machine: Machine) -> Path:
+    """Where the file that is the guest's memory lies: in memory where that can be."""
+    shared = Path("/dev/shm")  # noqa: S108
+    with contextlib.suppress(OSError):
+        there = os.statvfs(shared)
+        room = there.f_bavail * there.f_frsize >= machine.memory * MIB
+        if room and not there.f_flag & os.ST_NOEXEC and os.access(shared, os.W_OK):
+            return shared
+    return machine.workdir
+
+
+@contextmanager
+def cable(network: Network | None) -> Iterator[tuple[socket.socket | None, socket.socket | None]]:
+    """Both ends of the cable, closed here once those who use them have got them."""
+    if network is None:
+        yield None, None
+        return
+    outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with outer, inner:
+        yield outer, inner
+
+
+def network_device() -> str:
+    """The card whose cable is the first of the kernel's."""
+    return f"vec0:transport=fd,fd={FIRST_CABLE},mac={MAC},mtu={MTU}"
+
+
+@contextmanager
+def private_cables(machine: Machine) -> Iterator[list[socket.socket]]:
+    """One cable to the switch of each link, closed here once the kernel has got it."""
+    with ExitStack() as cables:
+        found = []
+        for link in machine.links:
+            cable = cables.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            try:
+                with mconsole.short_path(link.switch) as address:
+                    cable.connect(address)
+            except OSError as error:
+                raise HypervisorError(
+                    f"no switch answers at {link.switch}: {error.strerror}"
+                ) from error
+            found.append(cable)
+        yield found
+
+
+def private_devices(machine: Machine, first: int) -> list[str]:
+    """The cards of its links, whose cables are the kernel's from number ``first`` on."""
+    return [
+        f"vec{number}:transport=fd,fd={FIRST_CABLE + number},mac={link.mac},mtu={MTU}"
+        for number, link in enumerate(machine.links, first)
+    ]
+
+
+# --------------------------------------------------------------------------- while it starts
+
+
+def boot(
+    launcher: Launcher, machine: Machine, argv: Sequence[str], cables: Sequence[socket.socket]
+) -> Detached:
+    """Start the kernel, with ``cables`` from handle :data:`FIRST_CABLE` on; returns once it is up.
+
+    Raises:
+        HypervisorError: it cannot be started, or does not come up; it may be there all the same.
+    """
+    env = {"PATH": "/usr/bin:/bin", "TMPDIR": str(_memory_directory(machine))}
+    with (
+        _notify_socket(machine.workdir) as ready,
+        machine.console.open("ab", buffering=0) as console,
+        open(os.devnull, "rb") as nothing,  # noqa: PTH123
+    ):
+        began = console.seek(0, os.SEEK_END)
+        handles = [nothing.fileno(), console.fileno(), console.fileno()]
+        handles += [cable.fileno() for cable in cables]
+        try:
+            process = launcher.start(argv, handles, env, machine.workdir)
+        except OSError as error:
+            raise HypervisorError(f"cannot run {argv[0]}: {error.strerror}") from error
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
+            _wait_up(process.pid, ready, machine.console, began)
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+
+@contextmanager
+def _notify_socket(workdir: Path) -> Iterator[socket.socket]:
+    """Where the kernel says that its management console is up."""
+    path = workdir / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        with mconsole.short_path(path) as address:
+            sock.bind(address)
+        try:
+            yield sock
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _wait_up(pid: int, ready: socket.socket, console: Path, began: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    handle = os.pidfd_open(pid)
+    try:
+        happened = procs.readable([ready.fileno(), handle], deadline - time.monotonic())
+    finally:
+        os.close(handle)
+    if ready.fileno() in happened:
+        return
+    why = "ended at once" if happened else f"is not up after {START_SECONDS:g} s"
+    raise HypervisorError(f"UML {why}: {_last_words(console, began)}")
+
+
+def _last_words(console: Path, began: int) -> str:
+    lines = tail(console, began).decode("utf-8", "replace").split("\n")
+    return "; ".join(line.strip() for line in lines if line.strip())[-500:] or "it said nothing"
