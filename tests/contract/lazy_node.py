@@ -21,7 +21,7 @@ from vmjobs.agent.run import Parts, Run, RunSettings
 from vmjobs.agent.verdict import Verdict
 from vmjobs.client import ImageClient, Retries
 from vmjobs.hypervisor.base import Hypervisor
-from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import MIB, HypervisorKind, JobSpec, JobState, Report
 
@@ -61,7 +61,7 @@ class Lease:
 
 def qemu() -> Libvirt:
     """The driver."""
-    return Libvirt(HypervisorKind.QEMU, Connection())
+    return Libvirt(HypervisorKind.QEMU, node_connection())
 
 
 @dataclass

@@ -31,7 +31,7 @@ from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import NoHypervisor
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import BootImage, Hypervisor
-from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import (
@@ -359,7 +359,7 @@ def test_a_disk_that_boots_goes_to_a_hypervisor_that_can(node: Node) -> None:
     refused = node.run(exit="poweroff")
     assert refused.verdict.reason.code is C.NO_HYPERVISOR
     assert [report.hypervisor for report in refused.reports] == [None, None]
-    node.drivers[HypervisorKind.QEMU] = Libvirt(HypervisorKind.QEMU, Connection())
+    node.drivers[HypervisorKind.QEMU] = Libvirt(HypervisorKind.QEMU, node_connection())
     ended = node.run(exit="poweroff")
     assert ended.verdict.state is S.COMPLETED, ended.verdict.reason.message
     assert ended.reports[-1].hypervisor is HypervisorKind.QEMU

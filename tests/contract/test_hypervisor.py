@@ -30,7 +30,7 @@ from vmjobs.hypervisor.base import (
     MachineState,
     Network,
 )
-from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind, NetworkMode
 
@@ -80,7 +80,7 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def connection() -> Connection:
-    return Connection()
+    return node_connection()
 
 
 @pytest.fixture(scope="session", params=KINDS)
@@ -396,11 +396,11 @@ def test_a_name_is_used_once(bench: Bench) -> None:
 
 _STARTER = """
 import pickle, sys
-from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind
 machine, kind = pickle.load(sys.stdin.buffer)
-driver = UserModeLinux() if kind is HypervisorKind.UML else Libvirt(kind, Connection())
+driver = UserModeLinux() if kind is HypervisorKind.UML else Libvirt(kind, node_connection())
 driver.start(machine)
 print("started", flush=True)
 driver.wait(machine.name, 600)

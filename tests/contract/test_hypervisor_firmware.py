@@ -16,7 +16,7 @@ from hypervisor_host import said, wait_until
 from vmjobs.errors import HypervisorError, NoHypervisor
 from vmjobs.hypervisor import firmware
 from vmjobs.hypervisor.base import BootImage, DataDisk, Ending, Hypervisor, Machine, MachineState
-from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind
 
@@ -47,7 +47,7 @@ class Bench:
 @pytest.fixture(scope="module", params=[HypervisorKind.QEMU, HypervisorKind.KVM])
 def driver(request: pytest.FixtureRequest) -> Hypervisor:
     kernels = lambda: (kernel_tree() / "boot").glob("vmlinuz-*")  # noqa: E731
-    found = Libvirt(request.param, Connection(), kernels=kernels)
+    found = Libvirt(request.param, node_connection(), kernels=kernels)
     result = found.probe(90)
     if not result.works:
         pytest.skip(f"{request.param}: {result.detail}")

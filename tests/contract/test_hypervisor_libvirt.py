@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import BootImage, Ending, Machine, MachineState, PrivateLink
-from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
 from vmjobs.model import HypervisorKind
 
 NAME = "vmjobs-test-driver"
@@ -125,20 +126,35 @@ def test_no_daemon(tmp_path: Path) -> None:
 
 
 def test_probe_without_a_kernel() -> None:
-    result = Libvirt(HypervisorKind.QEMU, Connection(), kernels=list).probe(60)
+    result = Libvirt(HypervisorKind.QEMU, node_connection(), kernels=list).probe(60)
     assert result.works, result.detail
     assert result.detail == "a boot sector ran and powered off"
 
 
 def test_connections_of_one_process_see_the_same_machines() -> None:
-    first, second = (Libvirt(HypervisorKind.QEMU, Connection(), kernels=list) for _ in range(2))
+    first, second = (Libvirt(HypervisorKind.QEMU, node_connection(), kernels=list) for _ in range(2))
     assert first.probe(60).works
     assert second.probe(60).works
     assert first.state(NAME) is second.state(NAME) is MachineState.GONE
 
 
+def test_a_process_may_make_any_number_of_drivers() -> None:
+    for _ in range(30):
+        assert Libvirt(HypervisorKind.QEMU, node_connection()).state(NAME) is MachineState.GONE
+
+
+def test_a_forked_process_has_a_connection_of_its_own() -> None:
+    """A worker forks for each build; its parent's connection would never answer it."""
+    mine = node_connection()
+    child = os.fork()
+    if child == 0:
+        os._exit(int(node_connection() is mine))
+    assert os.waitpid(child, 0)[1] == 0
+    assert node_connection() is mine
+
+
 def test_probe_of_kvm_without_a_kernel() -> None:
-    driver = Libvirt(HypervisorKind.KVM, Connection(), kernels=list)
+    driver = Libvirt(HypervisorKind.KVM, node_connection(), kernels=list)
     result = driver.probe(5)
     assert not result.works
     assert "/dev/kvm cannot" in result.detail or "there is no kernel to boot" in result.detail

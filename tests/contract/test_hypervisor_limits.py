@@ -28,7 +28,7 @@ from vmjobs.hypervisor.base import (
     MachineState,
     Network,
 )
-from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.regulator import processor_seconds
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind, NetworkMode
@@ -103,7 +103,7 @@ def uml(uml_guest: BootImage, tmp_path: Path) -> Iterator[Bench]:
 @pytest.fixture
 def qemu(tmp_path: Path) -> Iterator[Bench]:
     pytest.importorskip("libvirt")
-    driver, directory = Libvirt(HypervisorKind.QEMU, Connection()), tmp_path / "qemu"
+    driver, directory = Libvirt(HypervisorKind.QEMU, node_connection()), tmp_path / "qemu"
     directory.mkdir()
     yield from _bench(driver, direct_boot_guest(directory, kernel_tree()), directory)
 

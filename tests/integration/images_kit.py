@@ -22,7 +22,7 @@ from vmjobs.agent.inbox import Inbox, LeaseLost
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import Parts, Run, RunSettings
 from vmjobs.hypervisor.base import Hypervisor
-from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import (
@@ -206,7 +206,7 @@ def drivers() -> Drivers:
     need("linux.uml", "qemu-system-x86_64", "qemu-img")
     return {
         HypervisorKind.UML: UserModeLinux(),
-        HypervisorKind.QEMU: Libvirt(HypervisorKind.QEMU, Connection()),
+        HypervisorKind.QEMU: Libvirt(HypervisorKind.QEMU, node_connection()),
     }
 
 

@@ -80,21 +80,31 @@ def _event_loop() -> None:
     threading.Thread(target=loop, name="libvirt-events", daemon=True).start()
 
 
+def node_connection() -> Connection:
+    """The connection to this user's machines on this node, one for the whole process.
+
+    Each opening of an embedded driver registers it anew, and libvirt has room for 21 (``MAX_DRIVERS``
+    in its src/libvirt.c): a process that opened it more often could neither start nor end machines.
+    """
+    return _connection_of(os.getpid())
+
+
 @functools.cache
-def _embedded_root(parent: Path) -> EmbeddedRoot:
-    """A process can have one embedded driver, which all of its connections share."""
-    return EmbeddedRoot(parent)
+def _connection_of(_process: int) -> Connection:
+    """One that was open when this process was forked is its parent's, and answers to that alone."""
+    return Connection(default_uri())
 
 
 class Connection:
     """A connection that is made when it is needed, and again when the daemon went away.
 
-    uri: libvirt's; ``qemu:///embed`` stands for an embedded driver below ``embedded``.
+    uri: libvirt's; ``qemu:///embed`` stands for an embedded driver below ``embedded``, of which a
+        process has one (:func:`node_connection`).
     """
 
-    def __init__(self, uri: str = "", embedded: Path = Path("/run/vmjobs")) -> None:
-        self.uri = uri or default_uri()
-        self._embedded = _embedded_root(embedded)
+    def __init__(self, uri: str, embedded: Path = Path("/run/vmjobs")) -> None:
+        self.uri = uri
+        self._embedded = EmbeddedRoot(embedded)
         self._lock = threading.Lock()
         self._changed = threading.Condition()
         self._changes = 0

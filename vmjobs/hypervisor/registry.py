@@ -8,7 +8,7 @@ from pathlib import Path
 from vmjobs.config import Config
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.detached import Launcher
-from vmjobs.hypervisor.libvirt import Connection, Libvirt
+from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.probe import node_kernels
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind
@@ -23,7 +23,7 @@ def drivers(
         kernels: kernels of images that are on this node, for probes; the node's own are tried
             after them.
     """
-    connection, launcher = Connection(), Launcher()
+    connection, launcher = node_connection(), Launcher()
     launcher.prepare()
 
     def candidates() -> list[Path]:
