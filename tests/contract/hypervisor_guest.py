@@ -78,9 +78,9 @@ pace)
     echo "up=$began-$(uptime_now)"
     ;;
 write)
-    began=$(uptime_now)
-    dd if=/dev/zero of=/dev/${disk}b bs=1M count=4 conv=fsync 2>/dev/null
-    echo "wrote=$began-$(uptime_now)"
+    echo writing
+    dd if=/dev/zero of=/dev/${disk}b bs=1M count=8 conv=fsync 2>/dev/null
+    echo written
     ;;
 confined)
     network
