@@ -48,25 +48,27 @@ class Gate:
     """Between the API and a node: counts what is asked for, and can be shut or lie.
 
     ranges: how often each part of each segment was asked for, heads apart. bytes: that were sent.
-    away: whether the repository is out of reach. spoil: changes the bytes of a segment's part.
+    away: whether the repository is out of reach. withheld: segments of which only heads are sent.
+    spoil: changes the bytes of a segment's part.
     """
 
     app: Any
     ranges: Counter[tuple[str, str]] = field(default_factory=Counter)
     bytes: int = 0
     away: bool = False
+    withheld: frozenset[str] = frozenset()
     spoil: Callable[[bytes], bytes] = lambda data: data
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        if self.away:
-            start("503 Service Unavailable", [("Content-Length", "0")])
-            return []
         found = SEGMENT_PATH.fullmatch(environ["PATH_INFO"])
-        if not found:
-            return self.app(environ, start)  # type: ignore[no-any-return]
         wanted = environ.get("HTTP_RANGE", "")
         head = wanted.startswith("bytes=0-") and int(wanted.rpartition("-")[2]) < head_size(128)
+        if self.away or (found and found[1] in self.withheld and not head):
+            start("503 Service Unavailable", [("Content-Length", "0")])
+            return []
+        if not found:
+            return self.app(environ, start)  # type: ignore[no-any-return]
         with self.lock:
             if not head:
                 self.ranges[found[1], wanted] += 1

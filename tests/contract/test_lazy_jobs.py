@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lazy_node
@@ -20,7 +21,7 @@ from lazy_node import INIT, Node, qemu
 from repository_kit import ADMIN, send
 
 from images.cache import ImageCache
-from images.content import BLOCK, SEGMENT
+from images.content import BLOCK, SEGMENT, layout_of_bytes
 from images.manifest import ImageManifest, Part
 from vmjobs.agent.journal import Journal, sweep
 from vmjobs.agent.run import RunSettings
@@ -178,21 +179,26 @@ def test_waiting_for_the_image_is_not_the_guests_time(
     cache = place.cache()
     node = Node(place.folder, cache, driver, image)
     do = f"{READ.format(300, 2)} | md5sum; echo up; {LOOK}"
-    plain, _, _ = Node(place.folder, place.cache(), driver, image).start("echo up", ready="console:^up")
-    plain.execute()
-    boot = int(plain.seconds["booting"]) + 5
+    elsewhere = Place(place.site, place.gate, place.url, place.folder / "elsewhere", place.token)
+    elsewhere.folder.mkdir()
+    plain = Node(elsewhere.folder, elsewhere.cache(), driver, image)
+    ready, _, _ = plain.start("echo up", ready="console:^up")
+    ready.execute()
+    boot = int(ready.seconds["booting"]) + 5
     run, lease, outputs = node.start(do, ready="console:^up", boot_seconds=boot, outputs=("sum",))
+    place.gate.withheld = frozenset(digest.hex() for _, digest in layout_of_bytes(DISK).stored())
 
-    def cut() -> None:
-        wait_for(lambda: lease.reached(JobState.BOOTING))
-        place.gate.away = True
-        wait_for(lambda: run.live.waited() > boot + 1, 120)
-        place.gate.away = False
+    def release() -> None:
+        try:
+            wait_for(lambda: lease.reached(JobState.BOOTING))
+            wait_for(lambda: run.live.waited() > boot + 1, 120)
+        finally:
+            place.gate.withheld = frozenset()
 
-    meanwhile = threading.Thread(target=cut)
-    meanwhile.start()
-    assert_looked(run.execute(), outputs)
-    meanwhile.join(60)
+    with ThreadPoolExecutor(1) as meanwhile:
+        released = meanwhile.submit(release)
+        assert_looked(run.execute(), outputs)
+        released.result()
     cache.close()
 
 
