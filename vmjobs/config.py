@@ -154,6 +154,9 @@ class Config(BaseModel):
     )
     node_cpus: int = Field(0, ge=0, description="processors to offer; 0: all that there are")
     node_memory: int = Field(0, ge=0, description="MiB of memory to offer; 0: all that there is")
+    condor_user: str = Field(
+        "condor", description="whose processes HTCondor's starters are, beside root"
+    )
     cluster_cpus: int = Field(0, ge=0, description="processors for machines of virtual clusters")
     cluster_memory: int = Field(
         0, ge=0, description="MiB of memory for machines of virtual clusters; 0: none come here"

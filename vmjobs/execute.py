@@ -16,12 +16,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from vmjobs.agent import protocol
 from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError
 from vmjobs.model import JobState
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FORWARDED = (
     signal.SIGTERM,
@@ -57,32 +60,55 @@ def run_job(
         Unavailable: no agent for longer than that; the job is to be run elsewhere.
         Refused: the job was not taken, and would not be elsewhere.
     """
+    with Signals() as signals:
+        ended = insist(
+            path,
+            lambda connection, heard: _converse(connection, job, token, on_progress, heard, signals),
+            signals,
+            patience,
+        )
+        return 128 + signals.stopping if ended is None else ended
+
+
+def insist(
+    path: Path,
+    converse: Callable[[socket.socket, Callable[[], None]], T | None],
+    signals: Signals,
+    patience: float,
+) -> T | None:
+    """Talk with the agent at ``path`` until that comes to something; None: a signal said to stop.
+
+    converse: takes a connection, and what to call whenever something is heard; returns None if the
+        agent has to be asked again.
+    patience: seconds to go on while nothing is heard.
+
+    Raises:
+        Unavailable: no agent for longer than that; the job is to be run elsewhere.
+    """
     give_up = time.monotonic() + patience
     pause = FIRST_PAUSE
     why = f"no agent at {path}"
 
-    def heard(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
+    def heard() -> None:
         nonlocal give_up, pause
         give_up, pause = time.monotonic() + patience, FIRST_PAUSE
-        on_progress(message)
 
-    with _Signals() as signals:
-        while not signals.stopping:
-            try:
-                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                    connection.connect(str(path))
-                    ended = _converse(connection, job, token, heard, signals)
-                if ended is not None:
-                    return ended
-                why = f"the agent at {path} went away, or does not run the job now"
-            except OSError as error:
-                why = f"no agent at {path}: {error}"
-            if time.monotonic() > give_up:
-                raise Unavailable("agent", why)
-            log.warning("%s; asking again in %.1f s", why, pause)
-            signals.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-        return 128 + signals.stopping
+    while not signals.stopping:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.connect(str(path))
+                ended = converse(connection, heard)
+            if ended is not None:
+                return ended
+            why = f"the agent at {path} went away, or does not run the job now"
+        except OSError as error:
+            why = f"no agent at {path}: {error}"
+        if time.monotonic() > give_up:
+            raise Unavailable("agent", why)
+        log.warning("%s; asking again in %.1f s", why, pause)
+        signals.wait(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+    return None
 
 
 def _converse(
@@ -90,13 +116,16 @@ def _converse(
     job: str,
     token: str,
     on_progress: Callable[[protocol.ProgressMessage | protocol.EndMessage], None],
-    signals: _Signals,
+    heard: Callable[[], None],
+    signals: Signals,
 ) -> int | None:
     """The exit status, or None if the job has to be asked for again."""
     protocol.send(connection, protocol.RunMessage(job=job, token=token))
     with signals.forwarded_to(connection):
         try:
             for message in protocol.receive(connection):
+                if isinstance(message, protocol.ProgressMessage | protocol.EndMessage):
+                    heard()
                 if isinstance(message, protocol.ProgressMessage):
                     on_progress(message)
                 elif isinstance(message, protocol.EndMessage):
@@ -113,7 +142,7 @@ def _converse(
     return None
 
 
-class _Signals:
+class Signals:
     """Takes the signals that are passed on, for as long as its context lasts."""
 
     def __init__(self) -> None:
@@ -122,7 +151,7 @@ class _Signals:
         self._connection: socket.socket | None = None
         self._old: dict[signal.Signals, signal._HANDLER] = {}
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         self._old = {number: signal.signal(number, self._handle) for number in FORWARDED}
         return self
 

@@ -44,7 +44,7 @@ def describe(
         site=settings.site,
         version=__version__,
         cpus=settings.node_cpus or len(os.sched_getaffinity(0)),
-        memory=settings.node_memory or _memory_mib(),
+        memory=settings.node_memory or memory_mib(),
         disk=free,
         hypervisors=tuple(
             HypervisorInfo(
@@ -129,5 +129,6 @@ def _taken_by_members(settings: Config) -> int:
     return found // MIB
 
 
-def _memory_mib() -> int:
+def memory_mib() -> int:
+    """MiB of the host's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB

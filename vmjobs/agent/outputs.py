@@ -126,14 +126,17 @@ class DiskContents:
     begun: bool = False
 
 
-class _Guarded:
+class Guarded:
     """A file from which tarfile can read no more at once than any honest entry needs.
 
     Long names and extended headers are read whole, with the size that the tar itself claims.
+
+    max_headers: bytes that all headers together may have; None: entries are not kept in memory.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], max_headers: int | None = MAX_HEADERS) -> None:
         self._file = file
+        self._max = max_headers
         self._of_entry = self._reads = self._of_all = 0
         self._in_content = False
 
@@ -157,7 +160,7 @@ class _Guarded:
             if (
                 self._reads > MAX_HEADER_READS
                 or self._of_entry > MAX_HEADER
-                or self._of_all > MAX_HEADERS
+                or (self._max is not None and self._of_all > self._max)
             ):
                 raise tarfile.ReadError("an entry has absurdly long headers")
         return self._file.read(size)
@@ -181,7 +184,7 @@ def read_output_disk(
     begun = False
     try:
         with disk.open("rb") as file:
-            guarded = _Guarded(file)
+            guarded = Guarded(file)
             for entry, content in _entries(guarded):
                 begun = True
                 if entry.name == "exit.json" and content is not None:
@@ -196,7 +199,7 @@ def read_output_disk(
     return DiskContents(found, True, begun)
 
 
-def _entries(file: _Guarded) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+def _entries(file: Guarded) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
     with tarfile.open(fileobj=cast("IO[bytes]", file), mode="r:", errorlevel=2) as tar:
         for count, entry in enumerate(tar):
             if count > MAX_FILES + 3:

@@ -4,9 +4,13 @@ The connection is the lease: while it is open the job is wanted. The agent knows
 who is at the other end (``SO_PEERCRED``, unix(7)); nothing a client says about itself counts.
 
 =============  =====================================================================
-client sends   ``run``, ``signal``, ``status``
-agent sends    ``progress``, ``end``, ``error``, ``status``
+client sends   ``run``, ``hand``, ``data``, ``signal``, ``status``
+agent sends    ``progress``, ``data``, ``end``, ``error``, ``status``
 =============  =====================================================================
+
+A ``run`` names a job of the repository. A ``hand`` brings a job along: ``data`` of all its channels
+follows at once, and what the job writes comes back as ``data``. The bytes of a ``data`` message stand
+right behind its line.
 """
 
 from __future__ import annotations
@@ -15,15 +19,18 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import IO, Annotated, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from vmjobs.errors import InvalidRequest
-from vmjobs.model import Frozen, Node, Report
+from vmjobs.model import Frozen, HypervisorKind, ImageRef, NetworkMode, Node, Report
 
 VERSION = 1
 MAX_LINE = 1024 * 1024
+#: Bytes of one ``data`` message.
+MAX_DATA = 256 * 1024
 
 
 class RunMessage(Frozen):
@@ -33,6 +40,55 @@ class RunMessage(Frozen):
     version: int = VERSION
     job: str = Field(pattern=r"^[0-9A-Za-z_-]{1,64}$")
     token: str = Field(max_length=8192)
+
+
+class Channel(StrEnum):
+    """What the bytes of a ``data`` message belong to.
+
+    START: how to start the job, words of a POSIX shell. INPUT: its standard input, if it has one.
+    TREE: its directory, a tar stream. OUT, ERR: what it prints. LEFT: names of all that was in its
+    directory at the end, each with a NUL behind it. CHANGED: what is new there, a tar stream.
+    """
+
+    START = "start"
+    INPUT = "input"
+    TREE = "tree"
+    OUT = "out"
+    ERR = "err"
+    LEFT = "left"
+    CHANGED = "changed"
+
+
+class HandMessage(Frozen):
+    """Run this job of HTCondor's for me; START, INPUT and TREE follow.
+
+    job: what HTCondor calls it. directory: where it was to run, and will. user, group: their names.
+    memory, disk: MiB. boot_seconds: that its machine has to be ready.
+    """
+
+    type: Literal["hand"] = "hand"
+    version: int = VERSION
+    job: str = Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z@#._-]{0,127}$")
+    image: ImageRef
+    directory: str = Field(pattern=r"^(/[A-Za-z0-9._@+-]{1,255}){1,64}$", max_length=3072)
+    user: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9._-]{0,63}$")
+    group: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9._-]{0,63}$")
+    cpus: int = Field(ge=1, le=256)
+    memory: int = Field(ge=32, le=4 * 1024 * 1024)
+    disk: int = Field(ge=1, le=64 * 1024 * 1024)
+    hypervisor: HypervisorKind | None = None
+    network: NetworkMode = NetworkMode.REPOSITORY
+    boot_seconds: int = Field(default=180, ge=1, le=3600)
+
+
+class DataMessage(Frozen):
+    """Bytes, ``size`` of them behind the line. last: there are no more of this channel."""
+
+    type: Literal["data"] = "data"
+    channel: Channel
+    size: int = Field(ge=0, le=MAX_DATA)
+    last: bool = False
+    data: bytes = Field(default=b"", exclude=True)
 
 
 class SignalMessage(Frozen):
@@ -58,12 +114,17 @@ class ProgressMessage(Frozen):
 
 
 class EndMessage(Frozen):
-    """The job is over, its machine gone; exit with this status."""
+    """The job is over, its machine gone; exit with this status.
+
+    ended: of a job that was handed over: ``code=N``, ``signal=N``, or ``refused SENTENCE`` where its
+        image cannot run it; empty where it did not come to an end of its own.
+    """
 
     type: Literal["end"] = "end"
     node: str
     exit_code: int
     report: Report
+    ended: str = ""
 
 
 class ErrorMessage(Frozen):
@@ -75,13 +136,30 @@ class ErrorMessage(Frozen):
     retry: bool = False
 
 
-Message = RunMessage | SignalMessage | StatusMessage | ProgressMessage | EndMessage | ErrorMessage
+Message = (
+    RunMessage
+    | HandMessage
+    | DataMessage
+    | SignalMessage
+    | StatusMessage
+    | ProgressMessage
+    | EndMessage
+    | ErrorMessage
+)
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
 
 
 def send(connection: socket.socket, message: Message) -> None:
     """Send one message, whole."""
-    connection.sendall(message.model_dump_json().encode() + b"\n")
+    data = message.data if isinstance(message, DataMessage) else b""
+    connection.sendall(message.model_dump_json().encode() + b"\n" + data)
+
+
+def pieces(channel: Channel, source: IO[bytes]) -> Iterator[DataMessage]:
+    """All that ``source`` holds, as messages."""
+    while data := source.read(MAX_DATA):
+        yield DataMessage(channel=channel, size=len(data), data=data)
+    yield DataMessage(channel=channel, size=0, last=True)
 
 
 def receive(connection: socket.socket) -> Iterator[Message]:
@@ -93,14 +171,36 @@ def receive(connection: socket.socket) -> Iterator[Message]:
     with connection.makefile("rb") as lines:
         while line := lines.readline(MAX_LINE):
             try:
-                yield _ADAPTER.validate_python(json.loads(line))
+                message = _ADAPTER.validate_python(json.loads(line))
             except (ValidationError, ValueError, RecursionError) as error:
-                raise InvalidRequest("this is not a message of the agent's protocol") from error
+                raise InvalidRequest(_what_is_wrong(error)) from error
+            if isinstance(message, DataMessage) and message.size:
+                data = lines.read(message.size)
+                if len(data) < message.size:
+                    return
+                message = message.model_copy(update={"data": data})
+            yield message
 
 
-def peer(connection: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group id of the other end, from the kernel."""
+def _what_is_wrong(error: Exception) -> str:
+    """One sentence, with the first thing that is wrong with the fields of a message."""
+    what = "this is not a message of the agent's protocol"
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        what += f": {'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
+    return what
+
+
+class Peer(NamedTuple):
+    """Process, user and group id of who is at the other end."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer(connection: socket.socket) -> Peer:
+    """Who is at the other end, from the kernel."""
     layout = struct.Struct("3i")
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
-    pid, uid, gid = layout.unpack(data)
-    return pid, uid, gid
+    return Peer(*layout.unpack(data))

@@ -13,17 +13,26 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vmjobs.agent import protocol
+from vmjobs.agent.handed import handed
 from vmjobs.agent.inbox import Inbox, LeaseLost, SignalSent
 from vmjobs.agent.journal import Leftover
+from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, Untold
 from vmjobs.agent.verdict import Verdict
-from vmjobs.errors import ConfigError, Conflict, Unavailable, VMJobsError
-from vmjobs.model import JobState, Node, Report
+from vmjobs.errors import (
+    ConfigError,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    Unavailable,
+    VMJobsError,
+)
+from vmjobs.model import MIB, JobState, Node, Report
 from vmjobs.ports import JobSource
 
 log = logging.getLogger(__name__)
@@ -42,18 +51,42 @@ class SocketLease:
     connection: socket.socket
     node: str
     last: Report | None = None
+    _sending: threading.Lock = field(default_factory=threading.Lock)
 
     def progress(self, report: Report) -> None:
         """Pass a report on. What was refused is for the repository; it may be long."""
         self.last = report.model_copy(update={"rejected": ()})
         self.send(protocol.ProgressMessage(node=self.node, report=self.last))
 
+    def end(self, verdict: Verdict, ended: str = "") -> None:
+        """Tell that the job is over. ended: what it said of that itself."""
+        if self.last is not None:
+            code = verdict.exit_code
+            report = self.last
+            self.send(protocol.EndMessage(node=self.node, exit_code=code, report=report, ended=ended))
+
     def send(self, message: protocol.Message) -> None:
         """Send, unless nobody listens."""
         try:
-            protocol.send(self.connection, message)
+            with self._sending:  # what a job prints comes from another thread than its progress
+                protocol.send(self.connection, message)
         except OSError as error:
             log.info("the other end is gone: %s", error)
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What jobs that are handed over need.
+
+    spool: directory for what comes with them. memory: MiB that all of them may have together.
+    resolve: the digest of an image that everybody may use, from its name.
+    slot_of: the process that a slot's jobs descend from, from the id of one.
+    """
+
+    spool: Path
+    memory: int
+    resolve: Callable[[str], str]
+    slot_of: Callable[[int], int]
 
 
 @dataclass
@@ -62,14 +95,17 @@ class Agent:
 
     open_job: the repository's view of one job, from job id and job token.
     describe: this node, with the given jobs as those that run.
+    hands: for jobs that come over the socket; None: there are none on this node.
     """
 
     parts: Parts
     open_job: Callable[[str, str], JobSource]
     describe: Callable[[tuple[str, ...]], Node]
+    hands: Hands | None = None
     running: dict[str, int] = field(default_factory=dict)
     verdicts: dict[str, Leftover] = field(default_factory=dict)
     _inboxes: dict[str, Inbox] = field(default_factory=dict)
+    _memory: dict[str, int] = field(default_factory=dict)
     _leases: dict[str, SocketLease] = field(default_factory=dict)
     _stopping: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -96,7 +132,8 @@ class Agent:
 
     def serve(self, connection: socket.socket) -> None:
         """Talk with one client until it goes."""
-        _, uid, _ = protocol.peer(connection)
+        peer = protocol.peer(connection)
+        uid = peer.uid
         lease = SocketLease(connection, self.parts.settings.node)
         try:
             connection.settimeout(FIRST_WORD_SECONDS)
@@ -108,11 +145,17 @@ class Agent:
                     connection.settimeout(None)
                     self._run(message, lease, uid, messages)
                     return
+                elif isinstance(message, protocol.HandMessage):
+                    connection.settimeout(None)
+                    self._hand(message, lease, peer, messages)
+                    return
         except VMJobsError as error:
             lease.send(protocol.ErrorMessage(code=error.code, message=error.message))
         except OSError as error:
             log.info("connection of uid %d: %s", uid, error)
         finally:
+            with suppress(OSError):  # the other end may be gone
+                connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
     def stop(self, patience: float) -> None:
@@ -133,7 +176,7 @@ class Agent:
         uid: int,
         messages: Iterator[protocol.Message],
     ) -> None:
-        try:
+        with self._answering(message.job, lease):
             with self._registered(message.job, uid, lease) as inbox:
                 source = self.open_job(message.job, message.token)
                 verdict = self._told_before(message.job, source, lease)
@@ -141,21 +184,68 @@ class Agent:
                     _listen(messages, inbox)
                     run = Run(source, lease, self.parts, message.job, uuid.uuid4().hex, inbox)
                     verdict = run.execute()
+            lease.end(verdict)
+
+    def _hand(
+        self,
+        message: protocol.HandMessage,
+        lease: SocketLease,
+        peer: protocol.Peer,
+        messages: Iterator[protocol.Message],
+    ) -> None:
+        with self._answering(message.job, lease):
+            if self.hands is None:
+                raise Forbidden("this node takes no jobs but the repository's")
+            name = f"condor-{self.hands.slot_of(peer.pid)}"
+            with (
+                self._lent(name, message.memory, self.hands.memory),
+                handed(message, name, peer, self.hands.spool, messages) as job,
+            ):
+                with self._registered(name, peer.uid, lease) as inbox:
+                    log.info("%s is job %s of uid %d", name, message.job, peer.uid)
+                    _listen(messages, inbox)
+                    source = job.source(self.hands.resolve(message.image), lease.send)
+                    settings = replace(self.parts.settings, max_log=source.spec.disk * MIB)
+                    parts = replace(self.parts, settings=settings)
+                    run = Run(source, lease, parts, name, uuid.uuid4().hex, inbox)
+                    with pausing(run, peer.pid):
+                        verdict = run.execute()
+                job.send_back(lease.send)
+                lease.end(verdict, job.ended())
+
+    @contextmanager
+    def _lent(self, name: str, memory: int, limit: int) -> Iterator[None]:
+        """A slot's job has one machine at a time, and those of all slots have what the node has."""
+        with self._lock:
+            if name in self._memory:
+                raise Unavailable("agent", "an earlier machine of this slot is being cleared away")
+            if memory > limit:
+                raise InvalidRequest(f"the job asks for {memory} MiB of memory, this node has {limit}")
+            if memory + sum(self._memory.values()) > limit:
+                raise Unavailable("agent", f"the machines of this node have all of its {limit} MiB")
+            self._memory[name] = memory
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._memory[name]
+
+    @contextmanager
+    def _answering(self, job: str, lease: SocketLease) -> Iterator[None]:
+        """Whoever asked for the job hears of what goes wrong with it."""
+        try:
+            yield
         except Untold as untold:
-            log.error("job %s: %s; it is told when it is asked for again", message.job, untold)
-            self.verdicts[message.job] = untold.left
+            log.error("job %s: %s; it is told when it is asked for again", job, untold)
+            self.verdicts[job] = untold.left
             _refuse(lease, untold, retry=True)
         except VMJobsError as error:
-            log.warning("job %s: %s", message.job, error)
+            log.warning("job %s: %s", job, error)
             _refuse(lease, error, retry=isinstance(error, Unavailable))
         except Exception as error:
-            log.exception("job %s", message.job)
+            log.exception("job %s", job)
             fault = VMJobsError(f"the agent failed: {type(error).__name__}")
             _refuse(lease, fault, retry=False)
-        else:
-            if lease.last is not None:
-                code = verdict.exit_code
-                lease.send(protocol.EndMessage(node=lease.node, exit_code=code, report=lease.last))
 
     def _told_before(self, job: str, source: JobSource, lease: SocketLease) -> Verdict | None:
         """The verdict that was reached earlier, and may not have been told."""

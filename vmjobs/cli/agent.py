@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import pwd
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from vmjobs.agent import handed
 from vmjobs.agent import node as this_node
 from vmjobs.agent.background import begin
 from vmjobs.agent.fleet import Fleet
@@ -21,16 +25,18 @@ from vmjobs.agent.members.keeper import keeping
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.prefetch import Prefetcher
-from vmjobs.agent.server import Agent, listening
+from vmjobs.agent.server import Agent, Hands, listening
+from vmjobs.agent.starter import starter_of
 from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.node_parts import fleet, member_journal, member_parts, parts
 from vmjobs.cli.support import config, node_name, read_token
-from vmjobs.client import ImageClient, JobAgentClient, NodeClient, Retries, ShareClient
+from vmjobs.client import ImageClient, Images, JobAgentClient, NodeClient, Retries, ShareClient
 from vmjobs.config import Config
-from vmjobs.errors import ConfigError, NoHypervisor
+from vmjobs.errors import ConfigError, NoHypervisor, NotFound
 from vmjobs.hypervisor import blockserver
 from vmjobs.model import MIB, Node
 from vmjobs.ports import ImageSource, JobSource
+from vmjobs.wire import Visibility
 
 if TYPE_CHECKING:
     from images.cache import Trust
@@ -75,7 +81,9 @@ def agent() -> None:
     def open_job(job_id: str, token: str) -> JobSource:
         return JobAgentClient(settings.api_url, token, job_id, retries=RETRIES)
 
-    service = Agent(made, open_job, describe)
+    hands = _hands(settings, images)
+    handed.clear(hands.spool)
+    service = Agent(made, open_job, describe, hands)
     service.remember(leftovers)
     metrics.jobs = service.states
     stop = threading.Event()
@@ -95,6 +103,28 @@ def agent() -> None:
         service.stop(STOP_SECONDS)
     if live is not None:
         live.close()
+
+
+def _hands(settings: Config, images: ImageSource) -> Hands:
+    """What jobs need that HTCondor's starter hands over."""
+    from images.store import ImageStore  # noqa: PLC0415
+
+    def resolve(ref: str) -> str:
+        if isinstance(images, ImageStore):
+            return images.resolve(ref)
+        token = read_token(settings.agent_token_file) if settings.agent_token_file else ""
+        with Images(settings.api_url, token, retries=RETRIES) as client:
+            found = client.detail(ref)
+        if found.visibility is not Visibility.PUBLIC:
+            raise NotFound(f"image: there is no {ref} that everybody may use")
+        return found.digest
+
+    trusted = {0, os.getuid()}
+    with suppress(KeyError):
+        trusted.add(pwd.getpwnam(settings.condor_user).pw_uid)
+    memory = settings.node_memory or this_node.memory_mib()
+    slot_of = partial(starter_of, trusted=trusted)
+    return Hands(settings.state_dir / "handed", memory, resolve, slot_of)
 
 
 def _metrics(images: ImageSource, hypervisors: Fleet) -> AgentMetrics:

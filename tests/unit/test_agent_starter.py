@@ -1,0 +1,46 @@
+"""Who may ask for a machine: whose ancestor is a real starter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vmjobs.agent.starter import starter_of
+from vmjobs.errors import Forbidden
+
+ME = os.getuid()
+
+
+def process(proc: Path, pid: int, parent: int, comm: str) -> None:
+    (proc / str(pid)).mkdir(parents=True)
+    (proc / str(pid) / "stat").write_text(f"{pid} ({comm}) S {parent} 1 1 0\n")
+
+
+def test_the_nearest_starter_above(tmp_path: Path) -> None:
+    process(tmp_path, 10, 1, "condor_starter")
+    process(tmp_path, 11, 10, "condor_starter")
+    process(tmp_path, 12, 11, "odd) name (")
+    process(tmp_path, 13, 12, "python3")
+    assert starter_of(13, {ME}, tmp_path) == 11
+
+
+def test_nobody_names_himself_a_starter(tmp_path: Path) -> None:
+    process(tmp_path, 10, 1, "condor_starter")
+    process(tmp_path, 11, 10, "python3")
+    with pytest.raises(Forbidden):
+        starter_of(11, {ME + 1}, tmp_path)
+
+
+@pytest.mark.parametrize("parent", [1, 0, 11, 99])
+def test_no_starter_anywhere(tmp_path: Path, parent: int) -> None:
+    process(tmp_path, 11, parent, "sh")
+    process(tmp_path, 1, 0, "init")
+    with pytest.raises(Forbidden, match="only a job of HTCondor's"):
+        starter_of(11, {ME}, tmp_path)
+
+
+def test_this_process_has_none() -> None:
+    with pytest.raises(Forbidden):
+        starter_of(os.getpid(), {0, ME})

@@ -1,0 +1,147 @@
+"""A job's directory as tar streams: what a guest sends back leads nowhere else."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from vmjobs import tree
+from vmjobs.errors import InvalidRequest
+
+
+def stream(*entries: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
+    """A tar stream."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for info, data in entries:
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    sink.seek(0)
+    return sink
+
+
+def entry(
+    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644
+) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, mode
+    return info
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    (tmp_path / "outside").write_text("mine")
+    return folder
+
+
+def test_there_and_back(tmp_path: Path, place: Path) -> None:
+    (place / "a").mkdir()
+    (place / "a/b").write_bytes(b"b" * 100_000)
+    (place / "a/b").chmod(0o751)
+    (place / "link").symlink_to("a/nothing")
+    (place / "stays").touch()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place / "socket"))
+    sink = io.BytesIO()
+    assert tree.pack(place, sink, {"stays"}) == {"a", "a/b", "link"}
+    sink.seek(0)
+    other = tmp_path / "other"
+    other.mkdir()
+    tree.unpack(sink, other)
+    assert (other / "a/b").read_bytes() == b"b" * 100_000
+    assert (other / "a/b").stat().st_mode & 0o7777 == 0o751
+    assert (other / "link").readlink() == Path("a/nothing")
+    assert sorted(path.name for path in other.iterdir()) == ["a", "link"]
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/../../outside"])
+def test_names_that_lead_out(place: Path, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="leads out"):
+        tree.unpack(stream((entry(name), b"theirs")), place)
+    assert (place.parent / "outside").read_text() == "mine"
+
+
+def test_absolute_names_are_names_below(place: Path) -> None:
+    tree.unpack(stream((entry("/etc"), b"x")), place)
+    assert (place / "etc").read_text() == "x"
+
+
+def test_links_are_not_followed(place: Path) -> None:
+    entries = [(entry("way", tarfile.SYMTYPE, ".."), b""), (entry("way/outside"), b"theirs")]
+    with pytest.raises(OSError, match=r"way|directory"):
+        tree.unpack(stream(*entries), place)
+    assert (place.parent / "outside").read_text() == "mine"
+
+
+def test_a_link_that_is_there_is_replaced_and_not_written_through(place: Path) -> None:
+    (place / "file").symlink_to("../outside")
+    tree.unpack(stream((entry("file"), b"new")), place)
+    assert (place / "file").read_text() == "new"
+    assert (place.parent / "outside").read_text() == "mine"
+
+
+def test_hard_links_stay_inside(place: Path) -> None:
+    with pytest.raises(InvalidRequest):
+        tree.unpack(stream((entry("h", tarfile.LNKTYPE, "../outside"), b"")), place)
+    (place / "way").symlink_to("..")
+    with pytest.raises(OSError, match=r"way|directory"):
+        tree.unpack(stream((entry("h", tarfile.LNKTYPE, "way/outside"), b"")), place)
+
+
+def test_special_files_and_bits_do_not_come(place: Path) -> None:
+    device = entry("null", tarfile.CHRTYPE)
+    tree.unpack(stream((device, b""), (entry("suid", mode=0o6755), b"")), place)
+    assert not (place / "null").exists()
+    assert (place / "suid").stat().st_mode & 0o7777 == 0o755
+
+
+def test_kinds_may_change(place: Path) -> None:
+    (place / "d").mkdir()
+    (place / "d/x").touch()
+    (place / "f").touch()
+    tree.unpack(
+        stream((entry("d"), b"file now"), (entry("f", tarfile.DIRTYPE, mode=0o700), b"")), place
+    )
+    assert (place / "d").read_text() == "file now"
+    assert (place / "f").is_dir()
+
+
+@pytest.mark.parametrize("data", [b"no tar at all" * 100, b"\xff" * 4096])
+def test_garbage(place: Path, data: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        tree.unpack(io.BytesIO(data), place)
+
+
+def test_a_stream_that_breaks_off(place: Path) -> None:
+    whole = stream((entry("large"), b"x" * 100_000)).getvalue()
+    with pytest.raises(InvalidRequest):
+        tree.unpack(io.BytesIO(whole[:50_000]), place)
+
+
+def test_absurd_headers_are_not_read_into_memory(place: Path) -> None:
+    info = entry("long", tarfile.GNUTYPE_LONGNAME)
+    info.size = 1 << 40
+    with pytest.raises(InvalidRequest):
+        tree.unpack(io.BytesIO(info.tobuf(tarfile.GNU_FORMAT) + b"x" * 4096), place)
+
+
+def test_more_files_than_an_output_disk_may_have(place: Path) -> None:
+    entries = [(entry(f"{n:06d}"), b"") for n in range(70_000)]
+    tree.unpack(stream(*entries), place)
+    assert len(os.listdir(place)) == 70_000  # noqa: PTH208
+
+
+def test_what_is_gone_is_removed_and_links_are_not_followed(place: Path) -> None:
+    (place / "d").mkdir()
+    (place / "d/x").touch()
+    (place / "way").symlink_to("..")
+    tree.remove(place, {"d", "d/x", "way/outside", "never"})
+    assert sorted(path.name for path in place.iterdir()) == ["way"]
+    assert (place.parent / "outside").exists()

@@ -1,0 +1,181 @@
+"""Jobs of HTCondor that come with all they need over the agent's socket, not from the repository.
+
+Such a job becomes an ordinary script job: the script is ``unchanged.sh``, its inputs are what was
+handed over, its outputs go back the same way. So it takes the same steps as any other, and is undone
+like any.
+
+Everything of it lies in one directory, which goes with the connection; what a ``kill -9`` leaves of it
+is removed before the next agent takes jobs (:func:`clear`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, cast
+
+from vmjobs.agent import protocol
+from vmjobs.agent.protocol import Channel, DataMessage, HandMessage, Peer
+from vmjobs.errors import InvalidRequest, PayloadTooLarge
+from vmjobs.local import LocalJob, describe_inputs
+from vmjobs.model import MIB, JobSpec, Report, Strategy, StreamName
+
+#: What is handed over, and its name as an input of the script; in any order, each to its end.
+_INPUTS = {Channel.START: "start", Channel.INPUT: "input", Channel.TREE: "tree.tar"}
+_NEEDED = frozenset({Channel.START, Channel.TREE})
+#: What goes back at the end.
+_OUTPUTS = {Channel.LEFT: "left", Channel.CHANGED: "changed.tar"}
+_ENDED = "ended"
+_STREAMS = {StreamName.OUT: Channel.OUT, StreamName.ERR: Channel.ERR}
+#: Seconds a job may run: HTCondor says when it has to stop.
+_RUN_SECONDS = 30 * 86400
+
+
+@dataclass(frozen=True)
+class _Sink:
+    """A stream of the job's on its way to whoever handed it over."""
+
+    channel: Channel
+    send: Callable[[protocol.Message], None]
+
+    def write(self, data: bytes) -> None:
+        for at in range(0, len(data), protocol.MAX_DATA):
+            piece = data[at : at + protocol.MAX_DATA]
+            self.send(DataMessage(channel=self.channel, size=len(piece), data=piece))
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+@dataclass
+class HandedJob:
+    """A job that was handed over, below ``directory``.
+
+    name: of the job on this node. owner, group: ids of who handed it over.
+    """
+
+    message: HandMessage
+    name: str
+    owner: int
+    group: int
+    directory: Path
+    files: dict[str, Path] = field(default_factory=dict)
+
+    def take(self, messages: Iterator[protocol.Message]) -> None:
+        """Receive the job's files.
+
+        Raises:
+            InvalidRequest: something else came, or not all of them.
+            PayloadTooLarge: they do not fit on the job's disk.
+        """
+        left, missing = self.message.disk * MIB, set(_NEEDED)
+        sinks: dict[Channel, IO[bytes]] = {}
+        try:
+            while missing:
+                piece = next(messages, None)
+                if not isinstance(piece, DataMessage) or piece.channel not in _INPUTS:
+                    raise InvalidRequest("the job was not handed over to its end")
+                left -= piece.size
+                if left < 0:
+                    raise PayloadTooLarge(
+                        f"the job's files need more than its disk of {self.message.disk} MiB",
+                        hint="ask for more with request_disk",
+                    )
+                if piece.channel not in sinks:
+                    name = _INPUTS[piece.channel]
+                    self.files[name] = self.directory / name
+                    sinks[piece.channel] = self.files[name].open("xb")
+                sinks[piece.channel].write(piece.data)
+                if piece.last:
+                    missing.discard(piece.channel)
+        finally:
+            for sink in sinks.values():
+                sink.close()
+
+    def source(self, digest: str, send: Callable[[protocol.Message], None]) -> LocalJob:
+        """The job as the steps of a run want it; what it prints is sent on.
+
+        digest: of its image.
+        """
+        outputs = self.directory / "outputs"
+        outputs.mkdir()
+        return LocalJob(
+            job_id=self.name,
+            spec=self._spec(),
+            image_digest=digest,
+            files=self.files,
+            output_directory=outputs,
+            on_report=_nobody,
+            sinks={name: cast("IO[bytes]", _Sink(channel, send)) for name, channel in _STREAMS.items()},
+        )
+
+    def ended(self) -> str:
+        """What the script said of the job's end: ``code=N``, ``signal=N`` or ``refused SENTENCE``."""
+        try:
+            with (self.directory / "outputs" / _ENDED).open("rb") as file:
+                return file.read(512).decode("utf-8", "replace").strip()
+        except FileNotFoundError:
+            return ""
+
+    def send_back(self, send: Callable[[protocol.Message], None]) -> None:
+        """Send what the job left. Does nothing where it has not come that far."""
+        for channel, name in _OUTPUTS.items():
+            path = self.directory / "outputs" / name
+            if path.exists():
+                with path.open("rb") as file:
+                    for piece in protocol.pieces(channel, file):
+                        send(piece)
+
+    def _spec(self) -> JobSpec:
+        said = self.message
+        arguments = (said.user, self.owner, said.group, self.group, said.directory)
+        return JobSpec(
+            strategy=Strategy.SCRIPT,
+            image=said.image,
+            script=Path(__file__).with_name("unchanged.sh").read_text("utf-8"),
+            arguments=tuple(map(str, arguments)),
+            inputs=describe_inputs(self.files),
+            outputs=(_ENDED, *_OUTPUTS.values()),
+            cpus=said.cpus,
+            memory=said.memory,
+            # Once for the job's directory, and once for the stream of what has changed there.
+            disk=2 * said.disk,
+            hypervisor=said.hypervisor,
+            network=said.network,
+            boot_seconds=said.boot_seconds,
+            run_seconds=_RUN_SECONDS,
+        )
+
+
+@contextmanager
+def handed(
+    message: HandMessage, name: str, peer: Peer, spool: Path, messages: Iterator[protocol.Message]
+) -> Iterator[HandedJob]:
+    """A job as it comes in, while the context lasts. name: for it on this node. peer: who brings it.
+
+    Raises:
+        InvalidRequest, PayloadTooLarge: see :meth:`HandedJob.take`; root hands over no jobs.
+    """
+    if peer.uid == 0:
+        raise InvalidRequest("a job of HTCondor's never runs as root, so root has none to hand over")
+    directory = spool / uuid.uuid4().hex
+    directory.mkdir(parents=True, mode=0o700)
+    try:
+        job = HandedJob(message, name, peer.uid, peer.gid, directory)
+        job.take(messages)
+        yield job
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def clear(spool: Path) -> None:
+    """Remove what an agent that was killed has left."""
+    shutil.rmtree(spool, ignore_errors=True)
+
+
+def _nobody(_report: Report) -> None:
+    """There is no repository to tell."""

@@ -1,0 +1,68 @@
+"""A job that HTCondor suspends: its processes are stopped, so its machine has to stand still too."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vmjobs.agent.run import Run
+from vmjobs.errors import HypervisorError
+
+log = logging.getLogger(__name__)
+
+#: How often a job's process is looked at, in seconds: nothing tells when one that is not ours stops.
+TICK = 0.5
+
+
+def is_stopped(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process is stopped by a signal (proc(5), ``state``)."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2 :].startswith("T")
+
+
+@contextmanager
+def pausing(run: Run, pid: int) -> Iterator[None]:
+    """Pause the run's machine while the process is stopped, for as long as the context lasts.
+
+    Only while the job itself runs: booting and collecting have deadlines, and are short.
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=_watch, args=(run, pid, over), name="pausing", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(10 * TICK)
+
+
+def _watch(run: Run, pid: int, over: threading.Event) -> None:
+    paused = False
+    while not over.wait(TICK):
+        try:
+            paused = _step(run, pid, paused=paused)
+        except HypervisorError as error:  # it ends right now, for one
+            log.warning("job %s: %s", run.job_id, error)
+
+
+def _step(run: Run, pid: int, *, paused: bool) -> bool:
+    """Look once; whether the machine is paused then."""
+    stopped = is_stopped(pid)
+    if paused:
+        run.link.heard = time.monotonic()  # a guest that stands still cannot be heard of
+    if stopped and not paused and run.watch is not None and run.watch.listening:
+        run.driver.pause(run.machine)
+        log.info("job %s is suspended", run.job_id)
+        return True
+    if paused and not stopped:
+        run.driver.resume(run.machine)
+        log.info("job %s goes on", run.job_id)
+        return False
+    return paused

@@ -1,0 +1,37 @@
+"""Which of HTCondor's starters a process belongs to: who asks for a machine must be a slot's job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from vmjobs.errors import Forbidden
+
+#: A starter, as the kernel names it (proc(5), ``comm``).
+COMM = "condor_starter"
+#: Longer lines of ancestors are nobody's.
+MAX_ANCESTORS = 64
+
+
+def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -> int:
+    """The process id of the starter that ``pid`` descends from.
+
+    trusted: user ids that a real starter may have; anybody can name a process of theirs as they like.
+
+    Raises:
+        Forbidden: there is none.
+    """
+    at = pid
+    for _ in range(MAX_ANCESTORS):
+        directory = proc / str(at)
+        try:
+            stat = (directory / "stat").read_text("utf-8", "replace")
+            owner = directory.stat().st_uid
+        except OSError:
+            break
+        # pid (comm) state ppid ...; the name may hold anything.
+        comm = stat[stat.index("(") + 1 : stat.rindex(")")]
+        if comm == COMM and owner in trusted:
+            return at
+        at = int(stat[stat.rindex(")") + 2 :].split()[1])
+    raise Forbidden("only a job of HTCondor's on this node may ask for a machine to run in")

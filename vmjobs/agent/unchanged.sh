@@ -1,0 +1,82 @@
+#!/bin/sh
+# Runs a job of HTCondor's in a guest as it would run on the node: unchanged.sh USER UID GROUP GID DIRECTORY
+#
+# Beside this script's directory lie, as inputs: `start`, words of a shell that become the job; `tree.tar`,
+# its directory; perhaps `input`, what it reads. As outputs it leaves: `ended`, how the job ended; `left`, all
+# names in its directory; `changed.tar`, what the job made or changed there.
+#
+# shellcheck disable=SC1091,SC2034,SC2154 # parts of the guest program, and their variables
+here=$PWD
+user=$1 uid=$2 group=$3 gid=$4 directory=$5
+
+# give_up SENTENCE: this image cannot run such jobs.
+give_up() {
+    : >"$here/left"
+    : >"$here/changed.tar"
+    echo "refused $*" >"$here/ended"
+    exit 0
+}
+
+# account TABLE NAME ID REST: in a table of users or groups; who has the name or the number goes.
+account() {
+    grep -v -e "^$2:" -e "^[^:]*:[^:]*:$3:" "$1" >"$here/table" 2>/dev/null
+    echo "$2:x:$3:$4" >>"$here/table"
+    cat "$here/table" >"$1" && rm "$here/table"
+}
+
+for tool in setpriv tar find grep; do
+    command -v $tool >/dev/null || give_up "the image has no $tool, which a job of HTCondor needs in it"
+done
+[ -r /usr/lib/vmjobs/script.sh ] || give_up 'the image does not have the guest program of vmjobs'
+run=$here/.run
+mkdir "$run"
+. /usr/lib/vmjobs/base.sh
+. /usr/lib/vmjobs/script.sh
+find / -maxdepth 0 -cnewer / >/dev/null 2>&1 || give_up 'the find of this image does not know -cnewer'
+
+account /etc/group "$group" "$gid" ''
+account /etc/passwd "$user" "$uid" "$gid::$directory:/bin/sh"
+mkdir -p "$directory" "$here/tree" || give_up "the image cannot have the directory $directory"
+bb mount --bind "$here/tree" "$directory" || give_up "the image cannot have the directory $directory"
+cd "$directory" || give_up "the image cannot have the directory $directory"
+tar -xpf "$here/tree.tar" --numeric-owner -C . || give_up 'the directory of the job cannot be unpacked'
+rm "$here/tree.tar"
+
+# Whatever changes from now on is newer than the mark, whose time the clock has left behind.
+: >"$here/mark"
+until : >"$here/now" && [ -n "$(find "$here/now" -newer "$here/mark")" ]; do :; done
+
+# For `start`. A shell begins background commands with SIGINT and SIGQUIT ignored; env can undo it.
+setpriv=$(command -v setpriv)
+defaults=
+! env --default-signal=INT --version >/dev/null 2>&1 || defaults=--default-signal=INT,QUIT,PIPE
+
+input=/dev/null
+[ ! -e "$here/input" ] || input=$here/input
+
+# The guest program's own way to tell `exit 137` from SIGKILL.
+ended='' running=' ' status=255
+# Signals reach the whole session: they are the job's.
+trap : HUP INT QUIT TERM USR1 USR2
+trap 'changed=1' CHLD
+(
+    trap - HUP INT QUIT TERM USR1 USR2 CHLD
+    . "$here/start"
+) <"$input" &
+script=$!
+while :; do
+    changed=
+    look
+    is_running "$script" || break
+    wait "${changed:-$script}" 2>/dev/null
+    status=$?
+done
+trap - CHLD
+outcome
+
+setpriv --reuid "$uid" --regid "$gid" --clear-groups sh -c 'kill -9 -1' 2>/dev/null
+cd "$directory" || give_up "the directory $directory is gone"
+find . -mindepth 1 ! -type s -cnewer "$here/mark" -print0 |
+    tar -cf "$here/changed.tar" --numeric-owner --null --no-recursion -T - || exit
+find . -mindepth 1 -print0 >"$here/left" || exit
+echo "$result" >"$here/ended"

@@ -1,0 +1,270 @@
+"""What takes the place of an unchanged job of HTCondor's on its node, and has it run in a machine.
+
+It hands the job's directory over to the agent (:mod:`vmjobs.agent.protocol`), passes on what the job
+prints, and puts what it has changed in its directory back. It has no rights but the job's own.
+
+A job that an agent lost is begun again from the same directory, which nothing of it has touched by
+then: changes are put back only when all of them have come.
+"""
+
+from __future__ import annotations
+
+import grp
+import io
+import logging
+import os
+import pwd
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from vmjobs import tree
+from vmjobs.agent import protocol
+from vmjobs.agent.protocol import Channel, DataMessage, EndMessage, ErrorMessage, ProgressMessage
+from vmjobs.errors import InvalidRequest, Unavailable
+from vmjobs.execute import Signals, insist
+from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode
+
+log = logging.getLogger(__name__)
+
+#: How often a job is begun on one node, as long as nobody says why it did not end there.
+MAX_BEGINNINGS = 3
+#: Files of the starter's own in a job's directory: open, or for what runs in the job's place.
+KEPT = frozenset({"_condor_stdout", "_condor_stderr", ".vmjobs-environment"})
+
+#: The code of an end whose image cannot run such jobs.
+UNSUITABLE = "IMAGE_UNSUITABLE"
+
+OUT, ERR = 1, 2
+
+
+@dataclass(frozen=True)
+class End:
+    """How it ended: by the job's own status, or with ``code`` and ``why`` of who could not run it.
+
+    stopped: the signal on which it ended, 0 if none.
+    """
+
+    exit: ExitStatus | None = None
+    code: str = ""
+    why: str = ""
+    stopped: int = 0
+
+
+@dataclass(frozen=True)
+class Handing:
+    """A job as it is handed over. start: see :func:`start_words`. directory: its own."""
+
+    message: protocol.HandMessage
+    start: bytes
+    directory: Path
+
+
+def start_words(environment: Iterable[bytes], command: Sequence[bytes]) -> bytes:
+    """Words of a shell that become the job; ``vmjobs/agent/unchanged.sh`` sets their variables."""
+    variables = [word for word in environment if b"=" in word and not word.startswith(b"=")]
+    return b" ".join(
+        [
+            b"exec env -i $defaults --",
+            *map(_quote, variables),
+            b'"$setpriv" --reuid "$uid" --regid "$gid" --clear-groups --',
+            *map(_quote, command),
+            b"\n",
+        ]
+    )
+
+
+def account() -> tuple[str, str]:
+    """Names of this process's user and group, made from their numbers where they have none."""
+    uid, gid = os.getuid(), os.getgid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = f"u{uid}"
+    try:
+        group = grp.getgrgid(gid).gr_name
+    except KeyError:
+        group = f"g{gid}"
+    return user, group
+
+
+def run_handed(
+    path: Path,
+    handing: Handing,
+    on_progress: Callable[[ProgressMessage | EndMessage], None],
+    patience: float = 120.0,
+) -> End:
+    """Have the agent at ``path`` run a job; what the job left is in its directory when this returns.
+
+    patience: seconds to wait for an agent that is not there (any more), or will not run the job now.
+
+    Raises:
+        Unavailable: no agent for longer than that, or it lost the job time and again.
+        InvalidRequest: what the job left is not to be read.
+        OSError: what it left cannot be put into its directory.
+    """
+    beginnings = 0
+
+    def converse(connection: socket.socket, heard: Callable[[], None]) -> End | None:
+        nonlocal beginnings
+        conversation = _Conversation(connection, handing, on_progress, heard, signals)
+        ended = conversation.hold()
+        beginnings += conversation.begun
+        if ended is None and beginnings >= MAX_BEGINNINGS:
+            raise Unavailable("agent", f"the agent at {path} lost the job {beginnings} times")
+        return ended
+
+    with Signals() as signals:
+        return insist(path, converse, signals, patience) or End(stopped=signals.stopping)
+
+
+@dataclass
+class _Conversation:
+    """One connection's worth of a job. begun: it was taken, and what it prints may have come."""
+
+    connection: socket.socket
+    handing: Handing
+    on_progress: Callable[[ProgressMessage | EndMessage], None]
+    heard: Callable[[], None]
+    signals: Signals
+    begun: bool = False
+
+    def hold(self) -> End | None:
+        """Hand the job over and hear of it to its end; None: it has to be asked for again."""
+        left = bytearray()
+        with tempfile.TemporaryFile(dir=self.handing.directory) as changed:
+            try:
+                sent = self._hand_over()
+                with self.signals.forwarded_to(self.connection):
+                    last = self._listen(left, changed)
+            except (ConnectionError, InvalidRequest) as error:
+                log.warning("%s", error)
+                return None
+            if not isinstance(last, EndMessage):
+                return last
+            return self._end(last, sent, left, changed)
+
+    def _hand_over(self) -> frozenset[str]:
+        """Send the job; the names in its directory. An agent that hangs up has said why."""
+        try:
+            return self._send()
+        except BrokenPipeError:
+            return frozenset()
+
+    def _send(self) -> frozenset[str]:
+        protocol.send(self.connection, self.handing.message)
+        self._send_all(Channel.START, io.BytesIO(self.handing.start))
+        if stat.S_ISREG(os.fstat(0).st_mode):
+            with os.fdopen(os.dup(0), "rb") as source:
+                source.seek(0)
+                self._send_all(Channel.INPUT, source)
+        sink = cast("IO[bytes]", _Sender(self.connection))
+        sent = tree.pack(self.handing.directory, sink, KEPT)
+        protocol.send(self.connection, DataMessage(channel=Channel.TREE, size=0, last=True))
+        _empty(OUT)
+        _empty(ERR)
+        return sent
+
+    def _send_all(self, channel: Channel, source: IO[bytes]) -> None:
+        for piece in protocol.pieces(channel, source):
+            protocol.send(self.connection, piece)
+
+    def _listen(self, left: bytearray, changed: IO[bytes]) -> EndMessage | End | None:
+        for message in protocol.receive(self.connection):
+            if isinstance(message, DataMessage):
+                self._take(message, left, changed)
+            elif isinstance(message, ProgressMessage):
+                self.begun = True
+                self.heard()
+                self.on_progress(message)
+            elif isinstance(message, EndMessage):
+                self.on_progress(message)
+                return message
+            elif isinstance(message, ErrorMessage):
+                log.warning("%s", message.message)
+                return None if message.retry else End(code=message.code, why=message.message)
+        return None
+
+    def _take(self, message: DataMessage, left: bytearray, changed: IO[bytes]) -> None:
+        if message.channel is Channel.OUT:
+            _write(OUT, message.data)
+        elif message.channel is Channel.ERR:
+            _write(ERR, message.data)
+        elif message.channel is Channel.LEFT:
+            left += message.data
+        elif message.channel is Channel.CHANGED:
+            changed.write(message.data)
+
+    def _end(
+        self, message: EndMessage, sent: frozenset[str], left: bytearray, changed: IO[bytes]
+    ) -> End | None:
+        reason = message.report.reason
+        if self.signals.stopping:
+            return End(stopped=self.signals.stopping)
+        if message.report.state is JobState.PREEMPTED:
+            return None
+        if message.report.state is not JobState.COMPLETED:
+            return End(code=reason.code.value, why=reason.message)
+        kind, _, rest = message.ended.partition(" ")
+        if kind == "refused":
+            return End(code=UNSUITABLE, why=rest)
+        exit = _exit_of(kind)
+        if exit is None:
+            return End(
+                code=ReasonCode.NO_EXIT_REPORT.value, why="the guest did not say how the job ended"
+            )
+        try:
+            self._put_back(sent, left, changed)
+        except OSError as error:
+            raise Unavailable("node", f"what the job left cannot be put back: {error}") from error
+        return End(exit=exit)
+
+    def _put_back(self, sent: frozenset[str], left: bytearray, changed: IO[bytes]) -> None:
+        changed.seek(0)
+        tree.unpack(changed, self.handing.directory, KEPT)
+        there = {name.decode("utf-8", "surrogateescape")[2:] for name in bytes(left).split(b"\0")}
+        tree.remove(self.handing.directory, sent - there)
+
+
+def _exit_of(word: str) -> ExitStatus | None:
+    """``code=N`` or ``signal=N``."""
+    name, _, number = word.partition("=")
+    try:
+        return ExitStatus.model_validate({name: int(number), "channel": ExitChannel.ENDPOINT})
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class _Sender:
+    """The job's directory on its way to the agent."""
+
+    connection: socket.socket
+
+    def write(self, data: bytes) -> int:
+        for at in range(0, len(data), protocol.MAX_DATA):
+            piece = data[at : at + protocol.MAX_DATA]
+            protocol.send(
+                self.connection, DataMessage(channel=Channel.TREE, size=len(piece), data=piece)
+            )
+        return len(data)
+
+
+def _quote(word: bytes) -> bytes:
+    return b"'" + word.replace(b"'", b"'\\''") + b"'"
+
+
+def _empty(stream: int) -> None:
+    """Forget what an earlier beginning printed, where that went to a file."""
+    if stat.S_ISREG(os.fstat(stream).st_mode):
+        os.ftruncate(stream, 0)
+        os.lseek(stream, 0, os.SEEK_SET)
+
+
+def _write(stream: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(stream, data) :]
