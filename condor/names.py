@@ -24,6 +24,15 @@ VM_STAGE_SECONDS: Final = "ChirpVMStageSeconds"
 VM_BOOT_SECONDS: Final = "ChirpVMBootSeconds"
 VM_EXIT_CHANNEL: Final = "ChirpVMExitChannel"
 VM_REASON: Final = "ChirpVMReason"
+#: Of an unchanged job: what is to become of it, and the HoldReasonSubCode of one that is held.
+VM_OUTCOME: Final = "ChirpVMOutcome"
+VM_SUBCODE: Final = "ChirpVMSubCode"
+
+#: What users write into the submit files of unchanged jobs.
+WANTED_IMAGE: Final = "VMJobImage"
+WANTED_HYPERVISOR: Final = "VMJobHypervisor"
+WANTED_NETWORK: Final = "VMJobNetwork"
+WANTED_BOOT_TIMEOUT: Final = "VMJobBootTimeout"
 
 CLUSTER_ID: Final = "ClusterId"
 PROC_ID: Final = "ProcId"
@@ -95,6 +104,8 @@ EXEC_ERR: Final = "exec.err"
 
 #: In the scratch directory of a running job.
 CHIRP_CONFIG: Final = ".chirp.config"
+JOB_AD: Final = ".job.ad"
+MACHINE_AD: Final = ".machine.ad"
 
 #: In the guest's directory, beside `script`; the numbers make ours the last word of a configuration.
 STARTD_CONFIG: Final = "97-vmjobs-startd.conf"

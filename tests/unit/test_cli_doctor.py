@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from vmjobs.cli.doctor import doctor
+from vmjobs.cli.doctor_condor import faults_of_condor
 from vmjobs.cli.support import config
 
 TOKEN = {"agent_token_file": "/nowhere"}
@@ -61,3 +62,43 @@ def test_half_a_configuration_is_said_to_be(
     found = json.loads(done.stdout)
     assert [f["detail"] for f in found if f["what"] == "settings"] == said
     assert not any(f["ok"] for f in found if f["what"] == "settings")
+
+
+NODE = {
+    "DAEMON_LIST": "MASTER, STARTD",
+    "STARTD_CRON_JOBLIST": " VMJOBS",
+    "USER_JOB_WRAPPER": "{folder}/job-wrapper",
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (NODE, []),
+        ({"DAEMON_LIST": "MASTER, COLLECTOR"}, []),
+        ({"DAEMON_LIST": "MASTER SCHEDD", "JOB_TRANSFORM_NAMES": "Other VMJobs"}, []),
+        ({"DAEMON_LIST": "MASTER, SCHEDD"}, ["JOB_TRANSFORM_NAMES has no VMJobs"]),
+        ({**NODE, "STARTD_CRON_JOBLIST": "OTHER"}, ["STARTD_CRON_JOBLIST has no VMJOBS"]),
+        ({**NODE, "USER_JOB_WRAPPER": ""}, ["USER_JOB_WRAPPER is not set"]),
+        ({**NODE, "USER_JOB_WRAPPER": "/x/other"}, ["USER_JOB_WRAPPER is /x/other"]),
+        (
+            {**NODE, "USER_JOB_WRAPPER": "/none/job-wrapper"},
+            ["USER_JOB_WRAPPER: /none/job-wrapper cannot"],
+        ),
+    ],
+)
+def test_what_htcondor_lacks_for_unchanged_jobs(
+    values: dict[str, str], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "condor_config_val"
+    cases = "".join(
+        f"{name}) echo '{value.format(folder=tmp_path)}' ;;\n" for name, value in values.items()
+    )
+    program.write_text(f"#!/bin/sh\ncase $1 in\n{cases}*) exit 1 ;;\nesac\n")
+    for file in (program, tmp_path / "job-wrapper"):
+        file.touch()
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    told = [fault for fault, _ in faults_of_condor()]
+    assert len(told) == len(said)
+    assert all(fault.startswith(start) for fault, start in zip(told, said, strict=True))

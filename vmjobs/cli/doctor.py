@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import click
 
 from vmjobs import __version__
+from vmjobs.cli.doctor_condor import faults_of_condor
 from vmjobs.cli.support import config, json_option, print_json, print_table, read_token
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
@@ -38,6 +39,7 @@ def doctor(no_boot: bool, as_json: bool) -> None:
     """
     settings = config()
     findings = [*_programs(), _firmware(), *_libraries(), _sandbox(), *_clusters(settings)]
+    findings += [Finding("HTCondor", False, fault, use) for fault, use in faults_of_condor()]
     hypervisors = [] if no_boot else list(_hypervisors(settings))
     api = list(_api(settings))
     findings += hypervisors + api

@@ -27,6 +27,11 @@ COMMANDS = {
     "run": ("vmjobs.cli.run", "run", "Run a script in a VM on this machine."),
     "agent": ("vmjobs.cli.agent", "agent", "Run jobs for HTCondor on this node."),
     "exec": ("vmjobs.cli.exec", "exec_job", "Run one job through this node's agent."),
+    "exec-unchanged": (
+        "vmjobs.cli.exec_unchanged",
+        "exec_unchanged",
+        "Run an unchanged HTCondor job in a VM.",
+    ),
     "serve": ("vmjobs.cli.serve", "serve", "Serve the REST API."),
     "worker": ("vmjobs.cli.worker", "worker", "Submit and track jobs (Celery worker and beat)."),
     "doctor": ("vmjobs.cli.doctor", "doctor", "Check this machine and say what is wrong."),

@@ -1,0 +1,110 @@
+"""What HTCondor does with an unchanged job for each way in which its machine can fail.
+
+The job's own end is its own affair: exit status and signal pass through untouched. Otherwise
+``vmjobs exec-unchanged`` writes an outcome into the job's ad, and the policy that
+``condor/config/schedd.conf`` adds to such jobs acts on it when they exit:
+
+========  ==============================================================================
+hold      whoever submitted the job has to change something: it is held (HoldReasonCode 3,
+          our own HoldReasonSubCode, a sentence)
+again     the node or something that passes failed: back to idle, to be tried elsewhere,
+          and held once it was begun ``VMJobMaxStarts`` times
+========  ==============================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from condor import names
+from vmjobs.errors import (
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    Unavailable,
+    VMJobsError,
+)
+from vmjobs.model import ReasonCode
+from vmjobs.ports import ClassAdValue
+from vmjobs.unchanged import UNSUITABLE
+
+HOLD: Final = "hold"
+AGAIN: Final = "again"
+#: The job's own.
+OWN: Final = "own"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """deed: HOLD or AGAIN. subcode: HoldReasonSubCode of a job that is held for it. why: in words.
+
+    remedy: what users of HTCondor do about it, in place of a sentence for those of our own commands.
+    """
+
+    deed: str
+    subcode: int
+    why: str
+    remedy: str = ""
+
+
+#: By the code of what went wrong. Sub-codes are stable: users' policies may compare with them.
+OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
+    {
+        NotFound.code: Outcome(HOLD, 101, "no image of that name that everybody may use"),
+        ReasonCode.IMAGE_REJECTED.value: Outcome(HOLD, 102, "the image is not allowed on this node"),
+        UNSUITABLE: Outcome(HOLD, 103, "the image lacks what an unchanged job needs"),
+        InvalidRequest.code: Outcome(HOLD, 104, "the job asks for what cannot be"),
+        PayloadTooLarge.code: Outcome(
+            HOLD, 105, "the job's files are larger than its disk", "ask for more with request_disk"
+        ),
+        ReasonCode.OUTPUT_TOO_LARGE.value: Outcome(
+            HOLD, 106, "the job wrote more than its disk", "ask for more with request_disk"
+        ),
+        ReasonCode.CONSOLE_FLOODED.value: Outcome(HOLD, 107, "the console grew beyond its limit"),
+        ReasonCode.KERNEL_PANIC.value: Outcome(HOLD, 108, "the guest's kernel panicked"),
+        ReasonCode.BOOT_TIMED_OUT.value: Outcome(HOLD, 109, "the guest was not ready in time"),
+        ReasonCode.NO_EXIT_REPORT.value: Outcome(HOLD, 110, "the guest did not say how the job ended"),
+        ReasonCode.TIMED_OUT.value: Outcome(HOLD, 111, "the job ran for longer than any may"),
+        Forbidden.code: Outcome(AGAIN, 120, "the node does not take the job"),
+        Unavailable.code: Outcome(AGAIN, 121, "the agent, or what it needs, does not answer"),
+        ReasonCode.BOOT_FAILED.value: Outcome(AGAIN, 122, "the machine did not start"),
+        ReasonCode.GUEST_LOST.value: Outcome(AGAIN, 123, "the machine ended, or fell silent"),
+        ReasonCode.IMAGE_UNAVAILABLE.value: Outcome(AGAIN, 124, "the image could not be fetched"),
+        ReasonCode.INPUT_UNAVAILABLE.value: Outcome(AGAIN, 125, "the job's files got lost"),
+        ReasonCode.NO_HYPERVISOR.value: Outcome(AGAIN, 126, "no hypervisor here boots the image"),
+        ReasonCode.NODE_FAILED.value: Outcome(AGAIN, 127, "the node failed"),
+        ReasonCode.OUTPUT_MISSING.value: Outcome(AGAIN, 128, "what the job left did not come back"),
+        ReasonCode.SCRIPT_FAILED.value: Outcome(AGAIN, 129, "the guest could not run the job"),
+        ReasonCode.SCRIPT_KILLED.value: Outcome(AGAIN, 130, "the guest could not run the job"),
+        ReasonCode.INTERNAL.value: Outcome(AGAIN, 131, "the agent failed"),
+    }
+)
+_UNKNOWN: Final = Outcome(AGAIN, 199, "something else")
+
+
+def outcome_of(code: str) -> Outcome:
+    """What becomes of a job for the code of what went wrong."""
+    return OUTCOMES.get(code, _UNKNOWN)
+
+
+def attributes(code: str, why: str) -> dict[str, ClassAdValue]:
+    """What the job's ad has to say of it. code: ``""`` for the job's own end."""
+    if not code:
+        return {names.VM_OUTCOME: OWN}
+    outcome = outcome_of(code)
+    if outcome.remedy:
+        why = f"{outcome.why}; {outcome.remedy}"
+    return {
+        names.VM_SUBCODE: outcome.subcode,
+        names.VM_REASON: f"{code}: {why}",
+        names.VM_OUTCOME: outcome.deed,  # last: where the others are missing nobody acts
+    }
+
+
+def failure(error: VMJobsError) -> dict[str, ClassAdValue]:
+    """The same for an error."""
+    return attributes(error.code, error.message)

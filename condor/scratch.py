@@ -1,0 +1,128 @@
+"""The directory of a running job, as the starter lays it out: what is read of the ads that lie there.
+
+Ads are read line by line, ``Name = value``, for what is plain there: strings and numbers. So an
+execute node needs none of HTCondor's Python bindings.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from condor import names
+from vmjobs.agent.protocol import HandMessage
+from vmjobs.errors import InvalidRequest, NotFound
+from vmjobs.model import faults_of
+
+#: Far above any real ad, in bytes.
+MAX_BYTES: Final = 4 * 1024 * 1024
+#: MiB that a machine has at least: a kernel, and what a guest needs beside the job.
+MIN_MEMORY: Final = 96
+#: MiB of disk that a job has at least. HTCondor asks for hardly more than the job's inputs by default.
+MIN_DISK: Final = 1024
+
+_STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Ad:
+    """An ad's text."""
+
+    path: Path
+    lines: Mapping[str, str]
+
+    def string(self, name: str) -> str:
+        """A string; ``""`` if the ad has no such attribute.
+
+        Raises:
+            InvalidRequest: it is something else.
+        """
+        text = self.lines.get(name.lower())
+        if text is None or text.lower() == "undefined":
+            return ""
+        found = _STRING.fullmatch(text)
+        if not found:
+            raise InvalidRequest(f"{name} of the job is {text[:200]}, and has to be a string")
+        return re.sub(r"\\(.)", r"\1", found[1])
+
+    def number(self, name: str) -> int | None:
+        """A number, rounded down; None if the ad has no such attribute.
+
+        Raises:
+            InvalidRequest: it is something else.
+        """
+        text = self.lines.get(name.lower())
+        if text is None or text.lower() == "undefined":
+            return None
+        if not _NUMBER.fullmatch(text):
+            raise InvalidRequest(f"{name} of the job is {text[:200]}, and has to be a number")
+        return int(float(text))
+
+
+def read(path: Path) -> Ad:
+    """An ad. Raises NotFound if there is none."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise NotFound(f"cannot read {path}: {error.strerror}") from error
+    pairs = (line.partition("=") for line in text.splitlines())
+    return Ad(path, {name.strip().lower(): value.strip() for name, equals, value in pairs if equals})
+
+
+def scratch_directory(environment: Mapping[bytes, bytes]) -> Path:
+    """The job's own directory, which it is in.
+
+    Raises:
+        InvalidRequest: it runs somewhere else, on a file system that its machine does not have.
+    """
+    said = Path(os.fsdecode(environment.get(b"_CONDOR_SCRATCH_DIR", b"/nowhere")))
+    here = Path.cwd()
+    if not said.is_dir() or not here.samefile(said):
+        raise InvalidRequest(
+            f"the job runs in {here}, which its machine does not have; "
+            "set should_transfer_files = YES in its submit file"
+        )
+    return said
+
+
+def hand_message(job: Ad, machine: Ad, directory: Path, account: tuple[str, str]) -> HandMessage:
+    """What to ask the agent for. account: names of the job's user and group.
+
+    Raises:
+        InvalidRequest: something in the job's ad cannot be; the message says what.
+    """
+    wish: dict[str, Any] = {
+        "job": f"{job.number(names.CLUSTER_ID)}.{job.number(names.PROC_ID)}",
+        "image": job.string(names.WANTED_IMAGE),
+        "directory": str(directory),
+        "user": account[0],
+        "group": account[1],
+        "cpus": machine.number("Cpus") or 1,
+        "memory": max(machine.number("Memory") or 0, MIN_MEMORY),
+        "disk": max((machine.number("Disk") or 0) // 1024, MIN_DISK),
+        "hypervisor": job.string(names.WANTED_HYPERVISOR).lower() or None,
+        "boot_seconds": job.number(names.WANTED_BOOT_TIMEOUT),
+    }
+    if network := job.string(names.WANTED_NETWORK):
+        wish["network"] = network.lower()
+    try:
+        return HandMessage.model_validate({k: v for k, v in wish.items() if v is not None})
+    except ValidationError as error:
+        listing = "; ".join(f"{_SAID.get(f.field, f.field)}: {f.message}" for f in faults_of(error))
+        raise InvalidRequest(listing) from error
+
+
+_SAID: Final = {
+    "image": names.WANTED_IMAGE,
+    "hypervisor": names.WANTED_HYPERVISOR,
+    "network": names.WANTED_NETWORK,
+    "boot_seconds": names.WANTED_BOOT_TIMEOUT,
+}

@@ -1,0 +1,350 @@
+"""Unchanged jobs of HTCondor's in real machines: the agent, `vmjobs exec-unchanged`, a guest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypervisor_host import wait_until
+
+from images.store import ImageStore
+from vmjobs.agent.journal import Journal
+from vmjobs.agent.run import Parts, RunSettings
+from vmjobs.agent.server import Agent, Hands, listening
+from vmjobs.hypervisor.base import MachineState
+from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.model import MIB, Node, now
+
+ROOT = Path(__file__).parents[2]
+UID, GID = 4242, 4343
+BOOT = 60.0
+
+
+@dataclass
+class Site:
+    """A node with an agent."""
+
+    folder: Path
+    socket: Path
+    agent: Agent
+    driver: UserModeLinux
+    prefix: str
+    places: list[Path] = field(default_factory=list)
+
+    def start(
+        self,
+        *command: str,
+        files: Mapping[str, bytes] | None = None,
+        ad: str = 'VMJobImage = "generic"',
+        environment: Mapping[str, str] | None = None,
+        given: bytes | None = None,
+        prepare: Callable[[Path], object] = lambda _: None,
+    ) -> Job:
+        """Start a job as the starter does: in a directory of its own, as its user."""
+        place = Path(tempfile.mkdtemp(prefix="dir_", dir=self.folder))
+        self.places.append(place)
+        (place / ".job.ad").write_text(f"ClusterId = 7\nProcId = 0\n{ad}\n")
+        (place / ".machine.ad").write_text("Cpus = 1\nMemory = 128\nDisk = 100000\n")
+        for name, data in (files or {}).items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(data)
+        prepare(place)
+        own = {"_CONDOR_SCRATCH_DIR": str(place), "PATH": "/usr/bin:/bin", **(environment or {})}
+        with (place / ".vmjobs-environment").open("wb") as file:
+            file.write(b"".join(os.fsencode(f"{n}={v}") + b"\0" for n, v in own.items()))
+        for path in (place, *place.rglob("*")):
+            os.chown(path, UID, GID, follow_symlinks=False)
+        program = str(Path(sys.executable).with_name("vmjobs"))
+        argv = [program, "exec-unchanged", "--environment", ".vmjobs-environment", "--", *command]
+        with (
+            (place / "_condor_stdout").open("wb") as out,
+            (place / "_condor_stderr").open("wb") as err,
+            tempfile.TemporaryFile() as source,
+        ):
+            source.write(given or b"")
+            source.seek(0)
+            process = subprocess.Popen(
+                argv,
+                cwd=place,
+                stdin=subprocess.DEVNULL if given is None else source,
+                stdout=out,
+                stderr=err,
+                env={
+                    "PATH": "/usr/bin:/bin",
+                    "HOME": "/nonexistent",
+                    "VMJOBS_SOCKET": str(self.socket),
+                },
+                user=UID,
+                group=GID,
+                extra_groups=[],
+            )
+        return Job(place, process)
+
+    def machines(self) -> list[str]:
+        """Machines of this node."""
+        return [name for name in self.driver.list() if name.startswith(self.prefix)]
+
+    def run(self, *command: str, **wish: Any) -> Job:
+        """Run a job to its end."""
+        job = self.start(*command, **wish)
+        job.process.wait(120)
+        return job
+
+
+@dataclass
+class Job:
+    """A job, its directory, and the process that the starter looks at."""
+
+    place: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def status(self) -> int:
+        """The exit status, or less than 0: the signal."""
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+    @property
+    def out(self) -> str:
+        """What it printed."""
+        return (self.place / "_condor_stdout").read_text("utf-8", "replace")
+
+    @property
+    def err(self) -> str:
+        """What it printed on standard error."""
+        return (self.place / "_condor_stderr").read_text("utf-8", "replace")
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="unchanged-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        driver = UserModeLinux()
+        store = ImageStore(ROOT / "build" / "images")
+        journal = Journal(folder / "runs")
+        settings = RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
+        parts = Parts(store, lambda _kind, _able=(): driver, journal, settings)
+        hands = Hands(folder / "handed", 2048, store.resolve, lambda pid: pid)
+
+        def describe(running: tuple[str, ...]) -> Node:
+            return Node(name="here", cpus=1, memory=1, disk=1, running=running, updated=now())
+
+        def never(_job: str, _token: str) -> Any:
+            raise AssertionError("no job of the repository's")
+
+        agent = Agent(parts, never, describe, hands)
+        with listening(folder / "s", agent.serve):
+            site = Site(folder, folder / "s", agent, driver, journal.prefix)
+            yield site
+        agent.stop(20)
+        assert site.machines() == []
+        assert list((folder / "runs").iterdir()) == []
+        assert list((folder / "handed").glob("*")) == []
+
+
+def test_it_is_the_same_job_in_there(site: Site) -> None:
+    script = """
+        id -u; id -g; id -un; pwd; echo "$GREETING"; cat data/in; cat; ls -A | grep -c condor_std
+        grep -q "hostfs\\|ubd" /proc/cmdline && echo machine
+        echo "to you" >&2; exit 3
+    """
+    job = site.run(
+        "/bin/sh",
+        "-c",
+        script,
+        files={"data/in": b"from a file\n"},
+        environment={"GREETING": "two\nlines 'quoted' $HOME", "odd.name": "x"},
+        given=b"from standard input\n",
+    )
+    lines = [str(UID), str(GID), f"u{UID}", str(job.place), "two", "lines 'quoted' $HOME"]
+    lines += ["from a file", "from standard input", "0", "machine"]
+    assert job.out.splitlines() == lines, job.err
+    assert job.err == "to you\n"
+    assert job.status == 3
+
+
+def test_arguments_and_variables_pass_untouched(site: Site) -> None:
+    program = b"#!/bin/sh\nprintf '<%s>' \"$@\"\necho\ntr '\\0' '\\n' </proc/$$/environ\n"
+    words = ["", " a  b ", "it's", '"', "\\", "$(id)", "*", "new\nline", "-x", "é"]
+    job = site.run(
+        "./pro=gram",
+        *words,
+        files={"pro=gram": program},
+        environment={"odd.name": "1", "odd-name": "2"},
+        prepare=lambda place: (place / "pro=gram").chmod(0o755),
+    )
+    assert job.status == 0, job.err
+    assert job.out.startswith("".join(f"<{word}>" for word in words))
+    assert {"odd.name=1", "odd-name=2"} <= set(job.out.splitlines())
+
+
+def test_changes_come_back_and_nothing_else(site: Site) -> None:
+    script = """
+        echo more >>changed; rm gone; mkdir -p made/deep; echo new >made/deep/file; ln -s made link
+        chmod 750 made; mv moved elsewhere; echo x >'odd
+name'; touch -d 2001-01-01 old; ln changed second; rm -r was && echo now >was; mkfifo pipe
+    """
+    files = {"changed": b"one\n", "gone": b"", "moved": b"m", "same": b"same", "was/a": b"1"}
+
+    def age(place: Path) -> None:
+        os.utime(place / "same", (1, 1))
+
+    job = site.run("/bin/sh", "-c", script, files=files, prepare=age)
+    assert job.status == 0, job.err
+    place = job.place
+    assert (place / "changed").read_text() == "one\nmore\n"
+    assert not (place / "gone").exists()
+    assert not (place / "moved").exists()
+    assert (place / "elsewhere").read_bytes() == b"m"
+    assert (place / "made/deep/file").read_text() == "new\n"
+    assert (place / "made").stat().st_mode & 0o7777 == 0o750
+    assert (place / "link").readlink() == Path("made")
+    assert (place / "odd\nname").read_text() == "x\n"
+    assert (place / "old").stat().st_mtime < 1e9
+    assert (place / "second").samefile(place / "changed")
+    assert (place / "was").read_text() == "now\n"
+    assert (place / "same").stat().st_mtime == 1
+    assert not (place / "pipe").exists()
+    mine = [path for path in place.iterdir() if not path.name.startswith("_condor_")]
+    assert {path.stat(follow_symlinks=False).st_uid for path in mine} == {UID}
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [("exit 0", 0), ("exit 137", 137), ("exit 255", 255), ("kill -9 $$", -9), ("kill -15 $$", -15)],
+)
+def test_ends_as_the_job_ends(site: Site, words: str, status: int) -> None:
+    assert site.run("/bin/sh", "-c", words).status == status
+
+
+def test_a_program_that_is_not_there(site: Site) -> None:
+    job = site.run("./nothing")
+    assert job.status == 127
+    assert "nothing" in job.err
+
+
+def test_output_comes_while_the_job_runs(site: Site) -> None:
+    job = site.start("/bin/sh", "-c", "echo early; while :; do sleep 1; done")
+    wait_until(lambda: job.out == "early\n", BOOT, "the first line")
+    job.process.kill()
+    job.process.wait(10)
+    wait_until(lambda: not site.machines(), 30, "the machine to be gone")
+
+
+def test_a_signal_reaches_the_job(site: Site) -> None:
+    job = site.start(
+        "/bin/sh", "-c", "trap 'echo stopped; exit 5' TERM; echo up; while :; do sleep 0.1; done"
+    )
+    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.process.wait(60) == -signal.SIGTERM
+    wait_until(lambda: "stopped" in job.out, 10, "the job's last word")
+    wait_until(lambda: not site.machines(), 30, "the machine to be gone")
+
+
+def test_a_job_that_is_suspended_stands_still(site: Site) -> None:
+    job = site.start("/bin/sh", "-c", "while :; do echo; sleep 0.1; done")
+    wait_until(lambda: len(job.out) > 3, BOOT, "the job")
+    job.process.send_signal(signal.SIGSTOP)
+    (name,) = site.machines()
+    wait_until(lambda: site.driver.state(name) is MachineState.PAUSED, 10, "the machine to stand still")
+    job.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: site.driver.state(name) is MachineState.RUNNING, 10, "the machine to go on")
+    before = len(job.out)
+    wait_until(lambda: len(job.out) > before + 3, 10, "the job to go on")
+    job.process.kill()
+    job.process.wait(10)
+    wait_until(lambda: not site.machines(), 30, "the machine to be gone")
+
+
+def test_a_machine_that_is_killed_is_no_end_of_the_job(site: Site) -> None:
+    job = site.start("/bin/sh", "-c", "echo up; sleep 1000")
+    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    (name,) = site.machines()
+    site.driver.destroy(name)
+    assert job.process.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "ad",
+    [
+        'VMJobImage = "no-such-image"',
+        'VMJobImage = "../etc"',
+        "VMJobImage = strcat(1, 2)",
+        'VMJobImage = "generic"\nVMJobHypervisor = "abacus"',
+        'VMJobImage = "generic"\nVMJobBootTimeout = -5',
+    ],
+)
+def test_what_cannot_be_is_no_end_of_the_job(site: Site, ad: str) -> None:
+    began = time.monotonic()
+    job = site.run("/bin/true", ad=ad)
+    assert job.status == -signal.SIGKILL
+    assert time.monotonic() - began < 20
+    assert job.out == job.err == ""
+
+
+def test_more_than_the_disk_holds(site: Site) -> None:
+    job = site.run("/bin/sh", "-c", "dd if=/dev/zero of=big bs=1M count=4096 2>/dev/null")
+    assert job.status == -signal.SIGKILL
+    assert not (job.place / "big").exists()
+
+
+def test_large_and_many_files(site: Site) -> None:
+    def many(place: Path) -> None:
+        (place / "many").mkdir()
+        for number in range(2000):
+            (place / "many" / str(number)).write_bytes(b"%d" % number)
+        with (place / "large").open("wb") as file:
+            for _ in range(64):
+                file.write(os.urandom(MIB))
+
+    script = "cd many; for n in 1 2 3; do echo changed >$n; done; cd ..; md5sum <large; cp large copy"
+    job = site.run("/bin/sh", "-c", script, prepare=many)
+    assert job.status == 0, job.err
+    done = subprocess.run(["cmp", "large", "copy"], cwd=job.place, check=False)
+    assert done.returncode == 0
+    assert (job.place / "many/1").read_text() == "changed\n"
+    assert (job.place / "many/1999").read_text() == "1999"
+    shutil.rmtree(job.place)
+
+
+def test_more_memory_than_the_node_has(site: Site) -> None:
+    def large(place: Path) -> None:
+        (place / ".machine.ad").write_text("Cpus = 1\nMemory = 4096\nDisk = 1\n")
+
+    job = site.run("/bin/true", prepare=large)
+    assert job.status == -signal.SIGKILL
+
+
+def test_root_has_no_jobs(site: Site) -> None:
+    import socket
+
+    from vmjobs.agent import protocol
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(site.socket))
+        message = protocol.HandMessage(
+            job="1.0",
+            image="generic",
+            directory="/x",
+            user="root",
+            group="root",
+            cpus=1,
+            memory=64,
+            disk=64,
+        )
+        protocol.send(client, message)
+        (answer,) = protocol.receive(client)
+    assert isinstance(answer, protocol.ErrorMessage)
+    assert "root" in answer.message

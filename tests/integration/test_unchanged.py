@@ -1,0 +1,241 @@
+"""Jobs of people who know HTCondor alone: with one more line they run in a machine."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from grid_kit import NODES, PATIENCE, Grid, wait_for
+
+#: A job's way from the queue to its end, on a machine that has more to do.
+PATIENT = 120.0 * PATIENCE
+SUBMIT = """
+executable = job.sh
+arguments = {arguments}
+environment = "GREETING='two words' ODD.NAME=dot"
+transfer_input_files = data
+output = out
+error = err
+log = log
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+request_memory = 128
+request_disk = 64MB
+{more}
+"""
+#: What makes a job leave by Condor-C for the site.
+BY_CONDOR_C = """
+universe = grid
+grid_resource = condor site.grid site.grid
++remote_ShouldTransferFiles = "YES"
++remote_WhenToTransferOutput = "ON_EXIT"
+"""
+
+
+@dataclass
+class Desk:
+    """A physicist's shell on a host with a schedd."""
+
+    grid: Grid
+    host: str
+    extra: str = ""
+    folder: str = field(default_factory=lambda: f"/run/lock/unchanged-{uuid.uuid4().hex}")
+    clusters: list[str] = field(default_factory=list)
+
+    def __call__(self, *command: str, check: bool = True) -> str:
+        return self.grid.on(self.host, *command, user="vmjobs", check=check)
+
+    def write(self, name: str, text: str) -> None:
+        self("sh", "-c", 'printf %s "$1" >"$2"', "sh", text, f"{self.folder}/{name}")
+
+    def submit(self, script: str, image: str = "generic", arguments: str = "", **more: str) -> str:
+        """Submit a shell script as a job; the cluster's number. more: lines of the submit file."""
+        self("mkdir", "-p", self.folder)
+        self.write("job.sh", f"#!/bin/sh\n{script}\n")
+        self.write("data", "from a file\n")
+        lines = [f"{name.replace('__', '+')} = {value}" for name, value in more.items()]
+        if image:
+            lines.append(f'+VMJobImage = "{image}"')
+        text = SUBMIT.format(arguments=arguments, more="\n".join([*lines, self.extra, "queue"]))
+        self.write("job.sub", text)
+        # Names of files in a submit file are relative to where condor_submit runs.
+        run = 'cd "$1" && condor_submit -terse job.sub'
+        cluster = self("sh", "-c", run, "sh", self.folder).split(".")[0].strip()
+        self.clusters.append(cluster)
+        return cluster
+
+    def ad(self, cluster: str, *, ended: bool = False) -> dict[str, Any]:
+        """The job's ad; empty where there is none (any more)."""
+        tool = ["condor_history", "-limit", "1"] if ended else ["condor_q"]
+        listed: list[dict[str, Any]] = json.loads(self(*tool, cluster, "-json") or "[]")
+        return listed[0] if listed else {}
+
+    def ended(self, cluster: str) -> dict[str, Any]:
+        """The job's ad once it has left the queue, or is held."""
+
+        def look() -> dict[str, Any] | None:
+            ad = self.ad(cluster)
+            if ad:
+                return ad if ad["JobStatus"] in (4, 5) else None
+            return self.ad(cluster, ended=True) or None
+
+        return wait_for(look, f"job {cluster} to end at {self.host}", PATIENT)
+
+    def running(self, cluster: str) -> dict[str, Any]:
+        """The job's ad once its machine runs it."""
+
+        def look() -> dict[str, Any] | None:
+            ad = self.ad(cluster)
+            assert ad.get("JobStatus") != 5, ad["HoldReason"]
+            return ad if ad.get("ChirpVMState") == "RUNNING" else None
+
+        return wait_for(look, f"job {cluster} to run", PATIENT)
+
+    def read(self, name: str) -> str:
+        return self("cat", f"{self.folder}/{name}")
+
+
+def machines(grid: Grid) -> list[str]:
+    """Machines of unchanged jobs, on whatever node."""
+    listed = (
+        grid.on(
+            node,
+            "find",
+            "/var/lib/vmjobs/agent/handed",
+            "-mindepth",
+            "1",
+            "-maxdepth",
+            "1",
+            check=False,
+        )
+        for node in NODES
+    )
+    return [line for text in listed for line in text.splitlines()]
+
+
+@pytest.fixture
+def site(grid: Grid) -> Iterator[Desk]:
+    yield from _desk(Desk(grid, "site"))
+
+
+@pytest.fixture(params=["site", "submit"])
+def desk(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """At the site itself, and a hop of Condor-C away."""
+    yield from _desk(Desk(grid, request.param, BY_CONDOR_C if request.param == "submit" else ""))
+
+
+def _desk(desk: Desk) -> Iterator[Desk]:
+    yield desk
+    for cluster in desk.clusters:
+        desk("condor_rm", "-forcex", cluster, check=False)
+        desk("condor_rm", cluster, check=False)
+
+
+def test_a_job_runs_unchanged(desk: Desk) -> None:
+    script = """
+        printf '<%s>' "$@"; echo; echo "$GREETING"; cat data; id -un; uname -a
+        tr '\\0' '\\n' </proc/$$/environ >all
+        grep -c -e ^ODD.NAME=dot -e ^_CONDOR_SLOT= -e ^_CONDOR_JOB_AD= all
+        grep -ci '^ClusterId' .job.ad; grep -ci '^Memory' .machine.ad
+        echo result >made; echo again >>data; echo problem >&2; exit 3
+    """
+    words = "\"'it''s' 'a  b' $$ '' \"\"x\"\"\""
+    cluster = desk.submit(script, arguments=words, transfer_output_files="made,data", __Mine="42")
+    ad = desk.ended(cluster)
+    assert ad["JobStatus"] == 4, ad.get("HoldReason")
+    assert ad["ExitCode"] == 3
+    assert ad["ExitBySignal"] is False
+    out = desk.read("out").splitlines()
+    assert out[:4] == ['<it\'s><a  b><$$><><"x">', "two words", "from a file", "vmjobs"]
+    assert "Linux vmjob-0 " in out[4]
+    assert out[5:] == ["3", "1", "1"]
+    assert desk.read("err") == "problem\n"
+    assert desk.read("made") == "result\n"
+    assert desk.read("data") == "from a file\nagain\n"
+
+
+def test_a_job_that_kills_itself(site: Desk) -> None:
+    ad = site.ended(site.submit("kill -ABRT $$"))
+    assert (ad["ExitBySignal"], ad["ExitSignal"]) == (True, 6)
+
+
+def test_an_image_that_is_not_there_is_a_hold_with_a_reason(desk: Desk) -> None:
+    ad = desk.ended(desk.submit("true", image="no-such-image"))
+    assert ad["JobStatus"] == 5
+    assert ad["HoldReasonSubCode"] == 101, ad
+    assert "no-such-image" in ad["HoldReason"]
+
+
+def test_what_the_job_asks_for_cannot_be(site: Desk) -> None:
+    ad = site.ended(site.submit("true", __VMJobHypervisor='"abacus"', __VMJobBootTimeout="0"))
+    assert ad["HoldReasonSubCode"] == 104
+    assert "VMJobHypervisor" in ad["HoldReason"]
+    assert "VMJobBootTimeout" in ad["HoldReason"]
+
+
+def test_a_released_job_runs(site: Desk) -> None:
+    cluster = site.submit("echo ran", image="no-such-image")
+    assert site.ended(cluster)["JobStatus"] == 5
+    site("condor_qedit", cluster, "VMJobImage", '"generic"')
+    site("condor_release", cluster)
+    ad = wait_for(lambda: site.ad(cluster, ended=True) or None, "the job to end", PATIENT)
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0)
+
+
+def kill_machine(desk: Desk, cluster: str) -> None:
+    """Kill the machine of a job that runs, as a fault of its hypervisor's would."""
+    node = desk.running(cluster)["ChirpVMNode"].split(".")[0]
+    (run,) = desk.grid.on(node, "sh", "-c", "ls -t /var/lib/vmjobs/agent/runs").split()[:1]
+    desk.grid.on(node, "pkill", "-9", "-f", f"umid=[^ ]*{run}")
+
+
+def test_a_machine_that_dies_is_no_end_of_the_job(site: Desk) -> None:
+    cluster = site.submit("[ -e data ] && echo begun && sleep 20 && echo ended")
+    kill_machine(site, cluster)
+    ad = site.ended(cluster)
+    assert ad["JobStatus"] == 4, ad.get("HoldReason")
+    assert ad["NumJobStarts"] == 2
+    assert site.read("out") == "begun\nended\n"
+
+
+def test_a_job_whose_machines_die_is_not_tried_for_ever(site: Desk) -> None:
+    cluster = site.submit("sleep 1000", __VMJobMaxStarts="1")
+    kill_machine(site, cluster)
+    ad = site.ended(cluster)
+    assert (ad["JobStatus"], ad["HoldReasonSubCode"]) == (5, 123)
+    assert ad["HoldReason"].startswith("GUEST_LOST: ")
+
+
+def test_what_a_job_prints_is_there_while_it_runs(site: Desk) -> None:
+    cluster = site.submit("echo early; sleep 1000")
+    site.running(cluster)
+    wait_for(lambda: "early" in site("condor_tail", cluster, check=False) or None, "condor_tail", 60)
+
+
+def test_a_removed_job_takes_its_machine_along(site: Desk) -> None:
+    cluster = site.submit("sleep 1000")
+    site.running(cluster)
+    site("condor_rm", cluster)
+    wait_for(lambda: not machines(site.grid) or None, "the machine to go", 60)
+
+
+def test_max_retries_and_on_exit_hold_are_the_jobs_own(site: Desk) -> None:
+    held = site.submit("exit 4", on_exit_hold="ExitCode == 4", on_exit_hold_subcode="77")
+    ad = site.ended(held)
+    assert (ad["JobStatus"], ad["HoldReasonSubCode"]) == (5, 77)
+    ad = site.ended(site.submit("exit 4", max_retries="1"))
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobCompletions"]) == (4, 4, 2)
+
+
+def test_other_jobs_start_as_ever(site: Desk) -> None:
+    ad = site.ended(
+        site.submit("tr '\\0' '\\n' </proc/$$/environ | grep ^ODD; uname -n; exit 2", image="")
+    )
+    assert ad["ExitCode"] == 2
+    out = site.read("out").splitlines()
+    assert out[0] == "ODD.NAME=dot"
+    assert out[1].split(".")[0] in NODES

@@ -1,0 +1,74 @@
+"""What becomes of an unchanged job: the table, the policy that acts on it, and the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from condor import names, outcomes
+from vmjobs.errors import NotFound
+from vmjobs.model import ReasonCode
+
+ROOT = Path(__file__).parents[2]
+#: Ends that are none of a machine's, and states of jobs of the repository's.
+ELSEWHERE = {
+    ReasonCode.SUBMITTED,
+    ReasonCode.SCHEDULED,
+    ReasonCode.PROGRESS,
+    ReasonCode.SUCCEEDED,
+    ReasonCode.AGENT_RESTARTED,
+    ReasonCode.SCHEDULER_UNAVAILABLE,
+    ReasonCode.SCHEDULER_HELD,
+    ReasonCode.SCHEDULER_REMOVED,
+    ReasonCode.SCHEDULER_LOST,
+    ReasonCode.RELEASED,
+    ReasonCode.EVICTED,
+    ReasonCode.USER_CANCELED,
+}
+
+
+@pytest.mark.parametrize("code", sorted(set(ReasonCode) - ELSEWHERE))
+def test_every_failure_of_a_run_has_an_outcome(code: ReasonCode) -> None:
+    assert code.value in outcomes.OUTCOMES
+
+
+def test_sub_codes_differ() -> None:
+    found = [outcome.subcode for outcome in outcomes.OUTCOMES.values()]
+    assert len(set(found)) == len(found)
+
+
+def test_nobody_acts_before_all_is_told() -> None:
+    told = outcomes.failure(NotFound("there is no image x"))
+    assert list(told) == [names.VM_SUBCODE, names.VM_REASON, names.VM_OUTCOME]
+    assert told[names.VM_OUTCOME] == outcomes.HOLD
+    assert told[names.VM_REASON] == "NOT_FOUND: there is no image x"
+
+
+def test_users_are_told_what_they_can_do_with_htcondor() -> None:
+    told = outcomes.attributes("OUTPUT_TOO_LARGE", "more than 128 MiB; ask for more with --disk")
+    assert told[names.VM_REASON] == (
+        "OUTPUT_TOO_LARGE: the job wrote more than its disk; ask for more with request_disk"
+    )
+
+
+def test_the_jobs_own_end_is_left_alone() -> None:
+    assert outcomes.attributes("", "") == {names.VM_OUTCOME: outcomes.OWN}
+
+
+def test_what_nobody_thought_of_is_tried_again() -> None:
+    assert outcomes.outcome_of("SOMETHING_NEW").deed == outcomes.AGAIN
+
+
+def test_the_schedds_policy_uses_the_same_words() -> None:
+    policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
+    for word in (names.VM_OUTCOME, names.VM_SUBCODE, names.VM_REASON, names.WANTED_IMAGE):
+        assert word in policy
+    assert f'=?= "{outcomes.HOLD}"' in policy
+    assert f'=?= "{outcomes.AGAIN}"' in policy
+
+
+def test_the_page_has_the_table() -> None:
+    page = (ROOT / "docs/htcondor-jobs.md").read_text("utf-8")
+    for code, outcome in outcomes.OUTCOMES.items():
+        assert f"| `{code}` | {outcome.subcode} | {outcome.deed} | {outcome.why} |" in page

@@ -1,0 +1,82 @@
+"""What is read of the ads in a job's directory, and made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from condor import scratch
+from vmjobs.errors import InvalidRequest, NotFound
+from vmjobs.model import HypervisorKind, NetworkMode
+
+MACHINE = "Cpus = 2\nMemory = 2048\nDisk = 4194304.5\n"
+ACCOUNT = ("alice", "users")
+
+
+def ad(folder: Path, text: str) -> scratch.Ad:
+    (folder / "ad").write_text(text)
+    return scratch.read(folder / "ad")
+
+
+def test_a_whole_wish(tmp_path: Path) -> None:
+    text = """ClusterId = 12
+ProcId = 3
+VMJobImage = "alice/hep:1"
+vmjobhypervisor = "UML"
+VMJobNetwork = "outbound"
+VMJobBootTimeout = 300
+"""
+    found = scratch.hand_message(ad(tmp_path, text), ad(tmp_path, MACHINE), Path("/x/dir_1"), ACCOUNT)
+    assert (found.job, found.image, found.directory) == ("12.3", "alice/hep:1", "/x/dir_1")
+    assert (found.user, found.group) == ACCOUNT
+    assert (found.cpus, found.memory, found.disk) == (2, 2048, 4096)
+    assert (found.hypervisor, found.network) == (HypervisorKind.UML, NetworkMode.OUTBOUND)
+    assert found.boot_seconds == 300
+
+
+def test_what_is_not_said(tmp_path: Path) -> None:
+    job = ad(tmp_path, 'ClusterId = 1\nProcId = 0\nVMJobImage = "x"\nVMJobNetwork = undefined\n')
+    found = scratch.hand_message(job, ad(tmp_path, "Cpus = 1\n"), Path("/x"), ACCOUNT)
+    assert found.memory == scratch.MIN_MEMORY
+    assert found.disk == scratch.MIN_DISK
+    assert found.hypervisor is None
+
+
+def test_all_that_cannot_be_is_told_at_once(tmp_path: Path) -> None:
+    wrong = 'VMJobImage = "UP/../x"\nVMJobHypervisor = "abacus"\nVMJobBootTimeout = 0'
+    with pytest.raises(InvalidRequest) as told:
+        scratch.hand_message(
+            ad(tmp_path, f"ClusterId = 1\nProcId = 0\n{wrong}"),
+            ad(tmp_path, MACHINE),
+            Path("/x"),
+            ACCOUNT,
+        )
+    for name in ("VMJobImage", "VMJobHypervisor", "VMJobBootTimeout"):
+        assert f"{name}: " in told.value.message
+
+
+@pytest.mark.parametrize(
+    "text", ["VMJobImage = 5", "VMJobImage = strcat(A, B)", 'VMJobImage = "a" + "b"']
+)
+def test_expressions_are_no_strings(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidRequest, match="VMJobImage"):
+        ad(tmp_path, text).string("VMJobImage")
+
+
+def test_quotes_in_strings(tmp_path: Path) -> None:
+    assert ad(tmp_path, r'A = "a \"b\" \\ c"').string("a") == r'a "b" \ c'
+
+
+def test_no_ad(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"cannot read .*none"):
+        scratch.read(tmp_path / "none")
+
+
+def test_a_directory_that_is_not_the_jobs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = str(tmp_path).encode()
+    assert scratch.scratch_directory({b"_CONDOR_SCRATCH_DIR": own}) == tmp_path
+    for said in ({b"_CONDOR_SCRATCH_DIR": b"/"}, {}):
+        with pytest.raises(InvalidRequest, match="should_transfer_files"):
+            scratch.scratch_directory(said)
