@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -54,6 +55,19 @@ class Desk:
 
     def submit(self, script: str, image: str = "generic", arguments: str = "", **more: str) -> str:
         """Submit a shell script as a job; the cluster's number. more: lines of the submit file."""
+        self.describe(script, image, arguments, **more)
+        return self.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
+
+    def tool(self, *command: str) -> str:
+        """Run a tool of HTCondor's in the folder: names in submit files are relative to that."""
+        answer = self("sh", "-c", 'cd "$1" && shift && "$@"', "sh", self.folder, *command)
+        found = re.search(r"^(\d+)\.|to cluster (\d+)\.", answer, re.MULTILINE)
+        if found:
+            self.clusters.append(found[1] or found[2])
+        return answer
+
+    def describe(self, script: str, image: str = "generic", arguments: str = "", **more: str) -> None:
+        """Write the submit file."""
         self("mkdir", "-p", self.folder)
         self.write("job.sh", f"#!/bin/sh\n{script}\n")
         self.write("data", "from a file\n")
@@ -62,11 +76,6 @@ class Desk:
             lines.append(f'+VMJobImage = "{image}"')
         text = SUBMIT.format(arguments=arguments, more="\n".join([*lines, self.extra, "queue"]))
         self.write("job.sub", text)
-        # Names of files in a submit file are relative to where condor_submit runs.
-        run = 'cd "$1" && condor_submit -terse job.sub'
-        cluster = self("sh", "-c", run, "sh", self.folder).split(".")[0].strip()
-        self.clusters.append(cluster)
-        return cluster
 
     def ad(self, cluster: str, *, ended: bool = False) -> dict[str, Any]:
         """The job's ad; empty where there is none (any more)."""
@@ -221,6 +230,49 @@ def test_a_removed_job_takes_its_machine_along(site: Desk) -> None:
     site.running(cluster)
     site("condor_rm", cluster)
     wait_for(lambda: not machines(site.grid) or None, "the machine to go", 60)
+
+
+def test_a_suspended_job_stands_still(site: Desk) -> None:
+    cluster = site.submit("echo early; sleep 15; echo late")
+    ad = site.running(cluster)
+    node, name = ad["ChirpVMNode"].split(".")[0], f"is job {cluster}.0 of"
+    log = "/var/log/condor/VMJobsAgentLog"
+    told = site.grid.on(node, "sh", "-c", f"grep -o 'condor-[0-9]* {name}' {log}").split()[0]
+    site("condor_suspend", cluster)
+    wait_for(
+        lambda: f"{told} is suspended" in site.grid.on(node, "tail", "-n", "50", log) or None,
+        "the machine to stand still",
+        30,
+    )
+    site("condor_continue", cluster)
+    ad = site.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 1)
+    assert site.read("out") == "early\nlate\n"
+
+
+def test_a_dag_with_scripts_around_its_jobs(site: Desk) -> None:
+    script = 'if [ "$1" = A ]; then echo of A >made; else cat made; fi; uname -n'
+    site.describe(
+        script, arguments="$(node)", transfer_input_files="data $(made)", output="out.$(node)"
+    )
+    site.write(
+        "graph",
+        """
+JOB A job.sub
+JOB B job.sub
+VARS A node="A" made=""
+VARS B node="B" made=",made"
+PARENT A CHILD B
+SCRIPT PRE A /bin/touch before
+SCRIPT POST B /bin/touch after
+RETRY A 1
+""",
+    )
+    ad = site.ended(re.findall(r"to cluster (\d+)", site.tool("condor_submit_dag", "graph"))[0])
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), site.read("graph.dagman.out")[-3000:]
+    assert site.read("out.B").splitlines() == ["of A", "vmjob-0"]
+    site.read("before")
+    site.read("after")
 
 
 def test_max_retries_and_on_exit_hold_are_the_jobs_own(site: Desk) -> None:
