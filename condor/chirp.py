@@ -40,15 +40,23 @@ class ChirpReporter:
     def __init__(self, config: Path | None = None, timeout: float = 5.0) -> None:
         self._config = config or Path(os.environ.get("_CONDOR_CHIRP_CONFIG") or names.CHIRP_CONFIG)
         self._timeout = timeout
+        self._told: dict[str, ClassAdValue] = {}
 
     def publish(self, attributes: Mapping[str, ClassAdValue]) -> None:
-        """Write attributes into the job ad; failing to is logged, never raised."""
-        if not attributes or not self._config.is_file():
+        """Write attributes into the job ad; failing to is logged, never raised.
+
+        Only what has changed since: each attribute is an event of the job's log.
+        """
+        unset = object()
+        fresh = {n: value for n, value in attributes.items() if self._told.get(n, unset) != value}
+        if not fresh or not self._config.is_file():
             return
         try:
-            self._publish(attributes)
+            self._publish(fresh)
         except (OSError, ValueError) as error:
             log.warning("progress did not get into the job ad: %s", error)
+        else:
+            self._told.update(fresh)
 
     def _publish(self, attributes: Mapping[str, ClassAdValue]) -> None:
         host, port, cookie = self._config.read_text("ascii").split()

@@ -2,7 +2,8 @@
 
 The job's own end is its own affair: exit status and signal pass through untouched. Otherwise
 ``vmjobs exec-unchanged`` writes an outcome into the job's ad, and the policy that
-``condor/config/schedd.conf`` adds to such jobs acts on it when they exit:
+``condor/config/schedd.conf`` adds to such jobs acts on it when they exit. It begins with "again", so
+that its own death is no end of the job's:
 
 ========  ==============================================================================
 hold      whoever submitted the job has to change something: it is held (HoldReasonCode 3,
@@ -36,6 +37,8 @@ HOLD: Final = "hold"
 AGAIN: Final = "again"
 #: The job's own.
 OWN: Final = "own"
+#: The code of an end of which nobody told.
+LOST: Final = "EXEC_LOST"
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
         ReasonCode.SCRIPT_FAILED.value: Outcome(AGAIN, 129, "the guest could not run the job"),
         ReasonCode.SCRIPT_KILLED.value: Outcome(AGAIN, 130, "the guest could not run the job"),
         ReasonCode.INTERNAL.value: Outcome(AGAIN, 131, "the agent failed"),
+        LOST: Outcome(AGAIN, 132, "what runs the job on its node was killed"),
     }
 )
 _UNKNOWN: Final = Outcome(AGAIN, 199, "something else")

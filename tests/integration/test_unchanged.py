@@ -14,6 +14,8 @@ from grid_kit import NODES, PATIENCE, Grid, wait_for
 
 #: A job's way from the queue to its end, on a machine that has more to do.
 PATIENT = 120.0 * PATIENCE
+#: What the agent says on its node.
+LOG = "/var/log/condor/VMJobsAgentLog"
 SUBMIT = """
 executable = job.sh
 arguments = {arguments}
@@ -195,10 +197,20 @@ def test_a_released_job_runs(site: Desk) -> None:
     assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0)
 
 
+def where(desk: Desk, cluster: str) -> tuple[str, str]:
+    """The node on which a job runs, and the agent's name for it."""
+    node = desk.running(cluster)["ChirpVMNode"].split(".")[0]
+    said = f"grep -o 'condor-[0-9]* is job {cluster}.0 of' {LOG}"
+    return node, desk.grid.on(node, "sh", "-c", said).splitlines()[-1].split()[0]
+
+
 def kill_machine(desk: Desk, cluster: str) -> None:
     """Kill the machine of a job that runs, as a fault of its hypervisor's would."""
-    node = desk.running(cluster)["ChirpVMNode"].split(".")[0]
-    (run,) = desk.grid.on(node, "sh", "-c", "ls -t /var/lib/vmjobs/agent/runs").split()[:1]
+    node, name = where(desk, cluster)
+    listed = desk.grid.on(
+        node, "sh", "-c", f"grep -l '\"{name}\"' /var/lib/vmjobs/agent/runs/*/run.json"
+    )
+    run = listed.splitlines()[0].split("/")[-2]
     desk.grid.on(node, "pkill", "-9", "-f", f"umid=[^ ]*{run}")
 
 
@@ -219,6 +231,26 @@ def test_a_job_whose_machines_die_is_not_tried_for_ever(site: Desk) -> None:
     assert ad["HoldReason"].startswith("GUEST_LOST: ")
 
 
+def test_what_runs_the_job_on_its_node_is_killed(site: Desk) -> None:
+    cluster = site.submit("echo begun; sleep 15; echo ended")
+    node = site.running(cluster)["ChirpVMNode"].split(".")[0]
+    site.grid.on(node, "pkill", "-9", "-f", "exec-unchanged")
+    ad = site.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 2)
+    assert site.read("out") == "begun\nended\n"
+
+
+@pytest.mark.disruptive
+def test_the_agent_is_killed(site: Desk) -> None:
+    """The job is begun again on the same node, and HTCondor notices nothing."""
+    cluster = site.submit("echo begun; sleep 15; echo ended")
+    node = site.running(cluster)["ChirpVMNode"].split(".")[0]
+    site.grid.on(node, "pkill", "-9", "-f", "vmjobs agent")
+    ad = site.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 1)
+    assert site.read("out") == "begun\nended\n"
+
+
 def test_what_a_job_prints_is_there_while_it_runs(site: Desk) -> None:
     cluster = site.submit("echo early; sleep 1000")
     site.running(cluster)
@@ -234,13 +266,10 @@ def test_a_removed_job_takes_its_machine_along(site: Desk) -> None:
 
 def test_a_suspended_job_stands_still(site: Desk) -> None:
     cluster = site.submit("echo early; sleep 15; echo late")
-    ad = site.running(cluster)
-    node, name = ad["ChirpVMNode"].split(".")[0], f"is job {cluster}.0 of"
-    log = "/var/log/condor/VMJobsAgentLog"
-    told = site.grid.on(node, "sh", "-c", f"grep -o 'condor-[0-9]* {name}' {log}").split()[0]
+    node, name = where(site, cluster)
     site("condor_suspend", cluster)
     wait_for(
-        lambda: f"{told} is suspended" in site.grid.on(node, "tail", "-n", "50", log) or None,
+        lambda: f"{name} is suspended" in site.grid.on(node, "tail", "-n", "50", LOG) or None,
         "the machine to stand still",
         30,
     )

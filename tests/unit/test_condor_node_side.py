@@ -83,6 +83,29 @@ def test_attributes_are_sent_one_a_line(folder: Path) -> None:
     ]
 
 
+def test_only_what_changed_is_sent_again(folder: Path) -> None:
+    starter = Starter(folder, [b"0\n"] * 3)
+    reporter = ChirpReporter(starter.config)
+    reporter.publish({names.VM_STATE: "a", names.VM_NODE: "n"})
+    starter.close()
+    starter = Starter(folder, [b"0\n"] * 2)
+    reporter.publish({names.VM_STATE: "a", names.VM_NODE: "n"})
+    reporter.publish({names.VM_STATE: "b", names.VM_NODE: "n"})
+    starter.close()
+    assert starter.lines[1:] == [b'set_job_attr ChirpVMState "b"\n']
+
+
+def test_what_did_not_arrive_is_sent_again(folder: Path) -> None:
+    starter = Starter(folder, [b"0\n", b"-1\n"])
+    reporter = ChirpReporter(starter.config)
+    reporter.publish({names.VM_STATE: "a"})
+    starter.close()
+    starter = Starter(folder, [b"0\n"] * 2)
+    reporter.publish({names.VM_STATE: "a"})
+    starter.close()
+    assert starter.lines[1:] == [b'set_job_attr ChirpVMState "a"\n']
+
+
 @pytest.mark.parametrize("answers", [[b"-1\n"], [b"0\n", b"-8\n"], [b"0\n"], [b"what\n"], [b""], []])
 def test_failures_are_logged_and_not_raised(
     folder: Path, answers: list[bytes], caplog: pytest.LogCaptureFixture

@@ -24,8 +24,8 @@ def faults_of_condor() -> Iterator[tuple[str, str]]:
         yield from ((fault, "jobs of HTCondor in VMs here") for fault in _faults_of_node(tool))
     if "SCHEDD" in daemons and "VMJOBS" not in _words(tool, "JOB_TRANSFORM_NAMES"):
         yield (
-            "JOB_TRANSFORM_NAMES has no VMJobs: jobs with +VMJobImage from this schedd match no node; "
-            "copy condor/config/schedd.conf into config.d",
+            "JOB_TRANSFORM_NAMES has no VMJobs: jobs with +VMJobImage match no node unless they leave "
+            "by Condor-C; copy condor/config/schedd.conf into config.d",
             "jobs of HTCondor in VMs from here",
         )
 

@@ -52,7 +52,7 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         start = start_words(variables, [os.fsencode(word) for word in command])
         return run_handed(config().socket, Handing(message, start, directory), on_progress)
 
-    reporter.publish(outcomes.attributes("", ""))
+    reporter.publish(outcomes.attributes(outcomes.LOST, "the job began"))
     try:
         end = run()
     except VMJobsError as error:
@@ -62,6 +62,7 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         reporter.publish(outcomes.attributes("NODE_FAILED", f"the node failed: {error!r}"))
         _die(signal.SIGKILL)
     if end.exit is not None:
+        reporter.publish(outcomes.attributes("", ""))
         _end_like(end.exit)
     if end.stopped:
         _die(end.stopped)
