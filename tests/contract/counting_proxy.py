@@ -56,10 +56,10 @@ class Proxy:
                     self._changed.wait_for(
                         lambda: self._limit is None or self.up + self.down < self._limit
                     )
-                sink.sendall(data)
-                with self._changed:
+                    # Before they pass: who has got them may look at once how many there were.
                     setattr(self, way, getattr(self, way) + len(data))
                     self._changed.notify_all()
+                sink.sendall(data)
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
