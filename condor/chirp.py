@@ -42,21 +42,22 @@ class ChirpReporter:
         self._timeout = timeout
         self._told: dict[str, ClassAdValue] = {}
 
-    def publish(self, attributes: Mapping[str, ClassAdValue]) -> None:
-        """Write attributes into the job ad; failing to is logged, never raised.
+    def publish(self, attributes: Mapping[str, ClassAdValue]) -> bool:
+        """Write attributes into the job ad; failing to is logged, never raised. False: it failed.
 
         Only what has changed since: each attribute is an event of the job's log.
         """
         unset = object()
         fresh = {n: value for n, value in attributes.items() if self._told.get(n, unset) != value}
         if not fresh or not self._config.is_file():
-            return
+            return True
         try:
             self._publish(fresh)
         except (OSError, ValueError) as error:
             log.warning("progress did not get into the job ad: %s", error)
-        else:
-            self._told.update(fresh)
+            return False
+        self._told.update(fresh)
+        return True
 
     def _publish(self, attributes: Mapping[str, ClassAdValue]) -> None:
         host, port, cookie = self._config.read_text("ascii").split()

@@ -26,6 +26,7 @@ from vmjobs.errors import (
     InvalidRequest,
     NotFound,
     PayloadTooLarge,
+    StorageFull,
     Unavailable,
     VMJobsError,
 )
@@ -84,6 +85,7 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
         ReasonCode.SCRIPT_FAILED.value: Outcome(AGAIN, 129, "the guest could not run the job"),
         ReasonCode.SCRIPT_KILLED.value: Outcome(AGAIN, 130, "the guest could not run the job"),
         ReasonCode.INTERNAL.value: Outcome(AGAIN, 131, "the agent failed"),
+        StorageFull.code: Outcome(AGAIN, 133, "the node has no room for the job's disk"),
         LOST: Outcome(AGAIN, 132, "what runs the job on its node was killed"),
     }
 )

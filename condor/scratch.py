@@ -19,6 +19,7 @@ from condor import names
 from vmjobs.agent.protocol import HandMessage
 from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.model import faults_of
+from vmjobs.paths import below, refusal
 
 #: Far above any real ad, in bytes.
 MAX_BYTES: Final = 4 * 1024 * 1024
@@ -118,6 +119,17 @@ def hand_message(job: Ad, machine: Ad, directory: Path, account: tuple[str, str]
     except ValidationError as error:
         listing = "; ".join(f"{_SAID.get(f.field, f.field)}: {f.message}" for f in faults_of(error))
         raise InvalidRequest(listing) from error
+
+
+def lay_out_missing(directory: Path) -> None:
+    """Make empty files of the outputs that a job's ad names and its directory does not have."""
+    listed = read(directory / names.JOB_AD).string("TransferOutput")
+    for name in filter(None, (word.strip().rstrip("/") for word in listed.split(","))):
+        if refusal(name) or os.path.lexists(directory / name):
+            continue
+        target = below(directory, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
 
 
 _SAID: Final = {

@@ -26,13 +26,15 @@ _PLAIN = 0o777
 def pack(directory: Path, sink: IO[bytes], without: Collection[str] = ()) -> frozenset[str]:
     """Write a directory as a tar stream; the names in it, like ``a/b``.
 
-    without: names at its top that stay here. Sockets do too, and what goes meanwhile.
+    without: names at its top that stay here. Sockets, FIFOs and devices do too, and what goes
+        meanwhile.
     """
     sent: set[str] = set()
 
     def taken(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         name = entry.name.removeprefix("./")
-        if name in without:
+        kind = entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()
+        if name in without or not kind:
             return None
         if name != ".":
             sent.add(name)
@@ -52,9 +54,10 @@ def unpack(stream: IO[bytes], directory: Path, without: Collection[str] = ()) ->
     without: names at its top that stay as they are.
 
     Raises:
-        InvalidRequest: the stream breaks off, or is none.
+        InvalidRequest: the stream breaks off, is none, or has what no job leaves.
     """
     top = os.open(directory, _DIRECTORY)
+    directories: list[tuple[list[str], int]] = []
     try:
         guarded = cast("IO[bytes]", Guarded(stream, max_headers=None))
         with tarfile.open(fileobj=guarded, mode="r:", errorlevel=2) as tar:
@@ -62,7 +65,13 @@ def unpack(stream: IO[bytes], directory: Path, without: Collection[str] = ()) ->
                 parts = _parts(entry.name)
                 if parts and parts[0] not in without:
                     _put(top, parts, entry, tar, cast(Any, guarded))
+                    if entry.isdir():
+                        directories.append((parts, entry.mode & _PLAIN))
                 cast(Any, tar).members.clear()
+        # Only now: what is in a directory of which nobody may write has to get there first.
+        for parts, mode in reversed(directories):
+            with suppress(FileNotFoundError), _parent(top, parts) as parent:
+                os.chmod(parts[-1], mode, dir_fd=parent)
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"what the job left is not to be read: {error}") from error
     finally:
@@ -107,15 +116,19 @@ def _put(
     name = parts[-1]
     with _parent(top, parts) as parent:
         if entry.isdir():
-            _make_directory(parent, name, entry)
+            _make_directory(parent, name)
         elif entry.issym():
             _unlink(parent, name)
             os.symlink(entry.linkname, name, dir_fd=parent)
         elif entry.islnk():
             source = _parts(entry.linkname)
+            if not source:
+                raise InvalidRequest("what the job left has a link to its directory itself")
             with _parent(top, source) as other:
                 _unlink(parent, name)
                 os.link(source[-1], name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
+        elif entry.issparse():  # a few bytes may stand for a file of any size
+            raise InvalidRequest(f"what the job left has a sparse entry: {entry.name[:200]!r}")
         elif entry.isreg() and (content := tar.extractfile(entry)) is not None:
             _unlink(parent, name)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -126,11 +139,11 @@ def _put(
                 os.utime(sink.fileno(), (entry.mtime, entry.mtime))
 
 
-def _make_directory(parent: int, name: str, entry: tarfile.TarInfo) -> None:
+def _make_directory(parent: int, name: str) -> None:
     if not _is_directory(parent, name):
         _unlink(parent, name)
-        os.mkdir(name, 0o700, dir_fd=parent)
-    os.chmod(name, entry.mode & _PLAIN, dir_fd=parent)
+        os.mkdir(name, dir_fd=parent)
+    os.chmod(name, 0o700, dir_fd=parent)
 
 
 def _is_directory(parent: int, name: str) -> bool:

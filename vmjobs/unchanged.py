@@ -14,10 +14,12 @@ import io
 import logging
 import os
 import pwd
+import re
 import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -35,6 +37,12 @@ log = logging.getLogger(__name__)
 MAX_BEGINNINGS = 3
 #: Files of the starter's own in a job's directory: open, or for what runs in the job's place.
 KEPT = frozenset({"_condor_stdout", "_condor_stderr", ".vmjobs-environment"})
+#: The same on the way back: those that the node itself goes on to read are not the guest's to change.
+SAFE = KEPT | {".chirp.config", ".job.ad", ".machine.ad"}
+#: Bytes of the names that a job may leave.
+MAX_LEFT = 64 * 1024 * 1024
+#: Signals that end a process which does nothing about them (signal(7)).
+ENDING = frozenset({*range(1, 17), *range(24, 28), 29, 30, 31, *range(34, 65)})
 
 #: The code of an end whose image cannot run such jobs.
 UNSUITABLE = "IMAGE_UNSUITABLE"
@@ -79,17 +87,20 @@ def start_words(environment: Iterable[bytes], command: Sequence[bytes]) -> bytes
 
 
 def account() -> tuple[str, str]:
-    """Names of this process's user and group, made from their numbers where they have none."""
+    """Names of this process's user and group; made from their numbers where they have none, or one
+    that a guest's tables cannot hold.
+    """
     uid, gid = os.getuid(), os.getgid()
-    try:
+    user = group = ""
+    with suppress(KeyError):
         user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = f"u{uid}"
-    try:
+    with suppress(KeyError):
         group = grp.getgrgid(gid).gr_name
-    except KeyError:
-        group = f"g{gid}"
-    return user, group
+    plain = re.compile(protocol.NAME)
+    return (
+        user if plain.fullmatch(user) else f"u{uid}",
+        group if plain.fullmatch(group) else f"g{gid}",
+    )
 
 
 def run_handed(
@@ -154,6 +165,10 @@ class _Conversation:
             return self._send()
         except BrokenPipeError:
             return frozenset()
+        except ConnectionError:
+            raise
+        except OSError as error:
+            raise Unavailable("node", f"the job's directory cannot be read: {error}") from error
 
     def _send(self) -> frozenset[str]:
         protocol.send(self.connection, self.handing.message)
@@ -190,14 +205,17 @@ class _Conversation:
         return None
 
     def _take(self, message: DataMessage, left: bytearray, changed: IO[bytes]) -> None:
-        if message.channel is Channel.OUT:
-            _write(OUT, message.data)
-        elif message.channel is Channel.ERR:
-            _write(ERR, message.data)
-        elif message.channel is Channel.LEFT:
-            left += message.data
-        elif message.channel is Channel.CHANGED:
-            changed.write(message.data)
+        try:
+            if message.channel is Channel.OUT:
+                _write(OUT, message.data)
+            elif message.channel is Channel.ERR:
+                _write(ERR, message.data)
+            elif message.channel is Channel.LEFT and len(left) < MAX_LEFT:
+                left += message.data
+            elif message.channel is Channel.CHANGED:
+                changed.write(message.data)
+        except OSError as error:  # a full disk, for one: no word about the agent
+            raise Unavailable("node", f"what the job writes cannot be kept: {error}") from error
 
     def _end(
         self, message: EndMessage, sent: frozenset[str], left: bytearray, changed: IO[bytes]
@@ -213,10 +231,9 @@ class _Conversation:
         if kind == "refused":
             return End(code=UNSUITABLE, why=rest)
         exit = _exit_of(kind)
-        if exit is None:
-            return End(
-                code=ReasonCode.NO_EXIT_REPORT.value, why="the guest did not say how the job ended"
-            )
+        if exit is None or len(left) >= MAX_LEFT:
+            why = "the guest did not say how the job ended, or names more files than any job leaves"
+            return End(code=ReasonCode.NO_EXIT_REPORT.value, why=why)
         try:
             self._put_back(sent, left, changed)
         except OSError as error:
@@ -225,15 +242,22 @@ class _Conversation:
 
     def _put_back(self, sent: frozenset[str], left: bytearray, changed: IO[bytes]) -> None:
         changed.seek(0)
-        tree.unpack(changed, self.handing.directory, KEPT)
-        there = {name.decode("utf-8", "surrogateescape")[2:] for name in bytes(left).split(b"\0")}
-        tree.remove(self.handing.directory, sent - there)
+        directory = self.handing.directory
+        tree.unpack(changed, directory, SAFE)
+        names = bytes(left).split(b"\0")[:-1]
+        there = {name.decode("utf-8", "surrogateescape").removeprefix("./") for name in names}
+        tree.remove(directory, sent - there - SAFE)
+        missing = [name for name in sorted(there - SAFE) if not os.path.lexists(directory / name)]
+        if missing:
+            raise FileNotFoundError(f"{missing[0]} and {len(missing) - 1} others did not come")
 
 
 def _exit_of(word: str) -> ExitStatus | None:
     """``code=N`` or ``signal=N``."""
     name, _, number = word.partition("=")
     try:
+        if name == "signal" and int(number) not in ENDING:
+            return None
         return ExitStatus.model_validate({name: int(number), "channel": ExitChannel.ENDPOINT})
     except ValueError:
         return None

@@ -220,6 +220,27 @@ name'; touch -d 2001-01-01 old; ln changed second; rm -r was && echo now >was; m
     assert {path.stat(follow_symlinks=False).st_uid for path in mine} == {UID}
 
 
+def test_a_directory_that_was_moved_comes_with_all_it_holds(site: Site) -> None:
+    files = {"data/a": b"a", "data/deep/b": b"b", "one/x": b"1", "two/x": b"2"}
+    script = "mv data results; mv one t; mv two one; mv t two; mkdir ro; echo x >ro/f; chmod 555 ro"
+    job = site.run("/bin/sh", "-c", script, files=files)
+    assert job.status == 0, job.err
+    place = job.place
+    assert not (place / "data").exists()
+    assert (place / "results/a").read_text() == "a"
+    assert (place / "results/deep/b").read_text() == "b"
+    assert ((place / "one/x").read_text(), (place / "two/x").read_text()) == ("2", "1")
+    assert (place / "ro/f").read_text() == "x\n"
+    (place / "ro").chmod(0o755)
+
+
+def test_a_job_that_removes_all_removes_nothing_of_the_starters(site: Site) -> None:
+    job = site.run("/bin/sh", "-c", "find . -mindepth 1 -delete; echo 'a b c' >.chirp.config")
+    assert job.status == 0, job.err
+    assert {".job.ad", ".machine.ad"} <= {path.name for path in job.place.iterdir()}
+    assert not (job.place / ".chirp.config").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
     [("exit 0", 0), ("exit 137", 137), ("exit 255", 255), ("kill -9 $$", -9), ("kill -15 $$", -15)],

@@ -151,7 +151,7 @@ def test_a_job_runs_unchanged(desk: Desk) -> None:
         printf '<%s>' "$@"; echo; echo "$GREETING"; cat data; id -un; uname -a
         tr '\\0' '\\n' </proc/$$/environ >all
         grep -c -e ^ODD.NAME=dot -e ^_CONDOR_SLOT= -e ^_CONDOR_JOB_AD= all
-        grep -ci '^ClusterId' .job.ad; grep -ci '^Memory' .machine.ad
+        grep -ci '^ClusterId' .job.ad; grep -ci '^Memory =' .machine.ad
         echo result >made; echo again >>data; echo problem >&2; exit 3
     """
     words = "\"'it''s' 'a  b' $$ '' \"\"x\"\"\""
@@ -200,7 +200,7 @@ def test_a_released_job_runs(site: Desk) -> None:
 def where(desk: Desk, cluster: str) -> tuple[str, str]:
     """The node on which a job runs, and the agent's name for it."""
     node = desk.running(cluster)["ChirpVMNode"].split(".")[0]
-    said = f"grep -o 'condor-[0-9]* is job {cluster}.0 of' {LOG}"
+    said = f"grep -o 'condor.[0-9]* is job {cluster}.0 of' {LOG}"
     return node, desk.grid.on(node, "sh", "-c", said).splitlines()[-1].split()[0]
 
 
@@ -223,6 +223,20 @@ def test_a_machine_that_dies_is_no_end_of_the_job(site: Desk) -> None:
     assert site.read("out") == "begun\nended\n"
 
 
+def test_outputs_that_are_missing_hide_no_reason(desk: Desk) -> None:
+    """HTCondor looks for what it is to bring back before it looks at anything else."""
+    ad = desk.ended(desk.submit("true", image="no-such-image", transfer_output_files="never-made"))
+    assert (ad["JobStatus"], ad["HoldReasonSubCode"]) == (5, 101), ad["HoldReason"]
+
+
+def test_a_machine_that_dies_before_its_output_is_there(site: Desk) -> None:
+    cluster = site.submit("sleep 15; echo made >made", transfer_output_files="made")
+    kill_machine(site, cluster)
+    ad = site.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 2), ad.get("HoldReason")
+    assert site.read("made") == "made\n"
+
+
 def test_a_job_whose_machines_die_is_not_tried_for_ever(site: Desk) -> None:
     cluster = site.submit("sleep 1000", __VMJobMaxStarts="1")
     kill_machine(site, cluster)
@@ -233,8 +247,9 @@ def test_a_job_whose_machines_die_is_not_tried_for_ever(site: Desk) -> None:
 
 def test_what_runs_the_job_on_its_node_is_killed(site: Desk) -> None:
     cluster = site.submit("echo begun; sleep 15; echo ended")
-    node = site.running(cluster)["ChirpVMNode"].split(".")[0]
-    site.grid.on(node, "pkill", "-9", "-f", "exec-unchanged")
+    node, name = where(site, cluster)
+    starter = name.partition(".")[2]
+    site.grid.on(node, "pkill", "-9", "-P", starter, "-f", "exec-unchanged")
     ad = site.ended(cluster)
     assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 2)
     assert site.read("out") == "begun\nended\n"

@@ -13,9 +13,11 @@ from vmjobs.errors import Forbidden
 ME = os.getuid()
 
 
-def process(proc: Path, pid: int, parent: int, comm: str) -> None:
+def process(proc: Path, pid: int, parent: int, comm: str, uid: int = ME) -> None:
     (proc / str(pid)).mkdir(parents=True)
     (proc / str(pid) / "stat").write_text(f"{pid} ({comm}) S {parent} 1 1 0\n")
+    text = f"Name:\t{comm}\nUmask:\t0022\nUid:\t{uid}\t0\t0\t0\n"
+    (proc / str(pid) / "status").write_text(text)
 
 
 def test_the_nearest_starter_above(tmp_path: Path) -> None:
@@ -27,10 +29,11 @@ def test_the_nearest_starter_above(tmp_path: Path) -> None:
 
 
 def test_nobody_names_himself_a_starter(tmp_path: Path) -> None:
-    process(tmp_path, 10, 1, "condor_starter")
+    """Not by a set-user-id program either: its effective user is root, its real one is not."""
+    process(tmp_path, 10, 1, "condor_starter", uid=4242)
     process(tmp_path, 11, 10, "python3")
     with pytest.raises(Forbidden):
-        starter_of(11, {ME + 1}, tmp_path)
+        starter_of(11, {ME}, tmp_path)
 
 
 @pytest.mark.parametrize("parent", [1, 0, 11, 99])

@@ -73,6 +73,18 @@ def test_no_ad(tmp_path: Path) -> None:
         scratch.read(tmp_path / "none")
 
 
+def test_outputs_that_are_missing_are_laid_out_inside_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    (folder / "there").write_text("as it was")
+    (folder / ".job.ad").write_text('TransferOutput = "there, a/b,dir/,../out,/abs, c"\n')
+    scratch.lay_out_missing(folder)
+    assert (folder / "there").read_text() == "as it was"
+    assert sorted(path.name for path in folder.iterdir()) == [".job.ad", "a", "c", "dir", "there"]
+    assert (folder / "a/b").read_bytes() == b""
+    assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
+
+
 def test_a_directory_that_is_not_the_jobs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     own = str(tmp_path).encode()

@@ -102,6 +102,22 @@ def test_special_files_and_bits_do_not_come(place: Path) -> None:
     assert (place / "suid").stat().st_mode & 0o7777 == 0o755
 
 
+def test_directories_of_which_nobody_may_write(place: Path) -> None:
+    entries = [(entry("ro", tarfile.DIRTYPE, mode=0o555), b""), (entry("ro/file", mode=0o444), b"x")]
+    tree.unpack(stream(*entries), place)
+    assert (place / "ro/file").read_text() == "x"
+    assert (place / "ro").stat().st_mode & 0o777 == 0o555
+    assert (place / "ro/file").stat().st_mode & 0o777 == 0o444
+
+
+def test_what_no_job_leaves(place: Path) -> None:
+    sparse = entry("huge", tarfile.GNUTYPE_SPARSE)
+    with pytest.raises(InvalidRequest):
+        tree.unpack(stream((sparse, b"")), place)
+    with pytest.raises(InvalidRequest):
+        tree.unpack(stream((entry("h", tarfile.LNKTYPE, "."), b"")), place)
+
+
 def test_kinds_may_change(place: Path) -> None:
     (place / "d").mkdir()
     (place / "d/x").touch()

@@ -20,7 +20,7 @@ from typing import IO, cast
 
 from vmjobs.agent import protocol
 from vmjobs.agent.protocol import Channel, DataMessage, HandMessage, Peer
-from vmjobs.errors import InvalidRequest, PayloadTooLarge
+from vmjobs.errors import InvalidRequest, PayloadTooLarge, StorageFull
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import MIB, JobSpec, Report, Strategy, StreamName
 
@@ -159,11 +159,17 @@ def handed(
 
     Raises:
         InvalidRequest, PayloadTooLarge: see :meth:`HandedJob.take`; root hands over no jobs.
+        StorageFull: this node has no room for the job's disk.
     """
     if peer.uid == 0:
         raise InvalidRequest("a job of HTCondor's never runs as root, so root has none to hand over")
     directory = spool / uuid.uuid4().hex
     directory.mkdir(parents=True, mode=0o700)
+    if (free := shutil.disk_usage(spool).free) < message.disk * MIB:
+        directory.rmdir()
+        raise StorageFull(
+            f"the job's disk of {message.disk} MiB is more than the {free // MIB} left here"
+        )
     try:
         job = HandedJob(message, name, peer.uid, peer.gid, directory)
         job.take(messages)

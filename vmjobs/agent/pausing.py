@@ -18,13 +18,22 @@ log = logging.getLogger(__name__)
 TICK = 0.5
 
 
-def is_stopped(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a process is stopped by a signal (proc(5), ``state``)."""
+def is_stopped(pid: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> bool:
+    """Whether a process is stopped by a signal (proc(5), ``state``) or its cgroup (v2) is frozen.
+
+    HTCondor does the one or the other, by how it keeps track of a job's processes.
+    """
     try:
         stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
-    except OSError:
+        if stat[stat.rindex(")") + 2 :].startswith("T"):
+            return True
+        for line in (proc / str(pid) / "cgroup").read_text("utf-8", "replace").splitlines():
+            if line.startswith("0::/"):
+                events = cgroups / line[4:] / "cgroup.events"
+                return "frozen 1" in events.read_text("ascii").splitlines()
+    except OSError:  # it is gone, or there are no such cgroups
         return False
-    return stat[stat.rindex(")") + 2 :].startswith("T")
+    return False
 
 
 @contextmanager

@@ -31,6 +31,8 @@ VERSION = 1
 MAX_LINE = 1024 * 1024
 #: Bytes of one ``data`` message.
 MAX_DATA = 256 * 1024
+#: Names of users and groups.
+NAME = r"^[A-Za-z_][A-Za-z0-9._-]{0,63}$"
 
 
 class RunMessage(Frozen):
@@ -71,8 +73,8 @@ class HandMessage(Frozen):
     job: str = Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z@#._-]{0,127}$")
     image: ImageRef
     directory: str = Field(pattern=r"^(/[A-Za-z0-9._@+-]{1,255}){1,64}$", max_length=3072)
-    user: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9._-]{0,63}$")
-    group: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9._-]{0,63}$")
+    user: str = Field(pattern=NAME)
+    group: str = Field(pattern=NAME)
     cpus: int = Field(ge=1, le=256)
     memory: int = Field(ge=32, le=4 * 1024 * 1024)
     disk: int = Field(ge=1, le=64 * 1024 * 1024)
@@ -171,7 +173,7 @@ def receive(connection: socket.socket) -> Iterator[Message]:
     with connection.makefile("rb") as lines:
         while line := lines.readline(MAX_LINE):
             try:
-                message = _ADAPTER.validate_python(json.loads(line))
+                message = _ADAPTER.validate_python(_without_data(json.loads(line)))
             except (ValidationError, ValueError, RecursionError) as error:
                 raise InvalidRequest(_what_is_wrong(error)) from error
             if isinstance(message, DataMessage) and message.size:
@@ -180,6 +182,13 @@ def receive(connection: socket.socket) -> Iterator[Message]:
                     return
                 message = message.model_copy(update={"data": data})
             yield message
+
+
+def _without_data(value: object) -> object:
+    """Bytes stand behind a line, never in it: there nobody would count them."""
+    if isinstance(value, dict) and "data" in value:
+        raise ValueError("data in a line")
+    return value
 
 
 def _what_is_wrong(error: Exception) -> str:

@@ -146,7 +146,6 @@ class Agent:
                     self._run(message, lease, uid, messages)
                     return
                 elif isinstance(message, protocol.HandMessage):
-                    connection.settimeout(None)
                     self._hand(message, lease, peer, messages)
                     return
         except VMJobsError as error:
@@ -196,11 +195,13 @@ class Agent:
         with self._answering(message.job, lease):
             if self.hands is None:
                 raise Forbidden("this node takes no jobs but the repository's")
-            name = f"condor-{self.hands.slot_of(peer.pid)}"
+            # No name that a `run` may have.
+            name = f"condor.{self.hands.slot_of(peer.pid)}"
             with (
                 self._lent(name, message.memory, self.hands.memory),
                 handed(message, name, peer, self.hands.spool, messages) as job,
             ):
+                lease.connection.settimeout(None)  # until now it had to go on, and not hold a place
                 with self._registered(name, peer.uid, lease) as inbox:
                     log.info("%s is job %s of uid %d", name, message.job, peer.uid)
                     _listen(messages, inbox)

@@ -16,7 +16,9 @@ MAX_ANCESTORS = 64
 def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -> int:
     """The process id of the starter that ``pid`` descends from.
 
-    trusted: user ids that a real starter may have; anybody can name a process of theirs as they like.
+    trusted: real user ids that a starter may have. Anybody can name a process of theirs as they like,
+        one that runs a set-user-id program too; its real user id stays theirs. A starter's effective
+        one changes.
 
     Raises:
         Forbidden: there is none.
@@ -26,12 +28,20 @@ def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -
         directory = proc / str(at)
         try:
             stat = (directory / "stat").read_text("utf-8", "replace")
-            owner = directory.stat().st_uid
+            status = (directory / "status").read_text("utf-8", "replace")
         except OSError:
             break
         # pid (comm) state ppid ...; the name may hold anything.
         comm = stat[stat.index("(") + 1 : stat.rindex(")")]
-        if comm == COMM and owner in trusted:
+        if comm == COMM and _real_uid(status) in trusted:
             return at
         at = int(stat[stat.rindex(")") + 2 :].split()[1])
     raise Forbidden("only a job of HTCondor's on this node may ask for a machine to run in")
+
+
+def _real_uid(status: str) -> int:
+    """The first number of the line ``Uid:``; the name in the first line cannot hold a line break."""
+    for line in status.splitlines():
+        if line.startswith("Uid:"):
+            return int(line.split()[1])
+    return -1

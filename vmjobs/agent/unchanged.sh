@@ -32,15 +32,26 @@ run=$here/.run
 mkdir "$run"
 . /usr/lib/vmjobs/base.sh
 . /usr/lib/vmjobs/script.sh
-find / -maxdepth 0 -cnewer / >/dev/null 2>&1 || give_up 'the find of this image does not know -cnewer'
+# What busybox has by these names knows too little.
+find / -maxdepth 0 -cnewer / -printf '' >/dev/null 2>&1 || give_up 'the find of this image is not GNU'
+tar -cf /dev/null --numeric-owner --null --no-recursion -T /dev/null 2>/dev/null ||
+    give_up 'the tar of this image is not GNU'
+setpriv --reuid 0 --regid 0 --clear-groups true 2>/dev/null ||
+    give_up 'the setpriv of this image is not that of util-linux'
 
 account /etc/group "$group" "$gid" ''
 account /etc/passwd "$user" "$uid" "$gid::$directory:/bin/sh"
 mkdir -p "$directory" "$here/tree" || give_up "the image cannot have the directory $directory"
 bb mount --bind "$here/tree" "$directory" || give_up "the image cannot have the directory $directory"
 cd "$directory" || give_up "the image cannot have the directory $directory"
-tar -xpf "$here/tree.tar" --numeric-owner -C . || give_up 'the directory of the job cannot be unpacked'
+tar -xpf "$here/tree.tar" --numeric-owner -C . || exit
 rm "$here/tree.tar"
+
+# directories: inode and name of each, with a NUL behind it. One that is moved keeps what it holds as it was.
+directories() {
+    find . -mindepth 1 -type d -printf '%i %p\0' | LC_ALL=C sort -z
+}
+directories >"$here/directories"
 
 # Whatever changes from now on is newer than the mark, whose time the clock has left behind.
 : >"$here/mark"
@@ -76,7 +87,11 @@ outcome
 
 setpriv --reuid "$uid" --regid "$gid" --clear-groups sh -c 'kill -9 -1' 2>/dev/null
 cd "$directory" || give_up "the directory $directory is gone"
-find . -mindepth 1 ! -type s -cnewer "$here/mark" -print0 |
-    tar -cf "$here/changed.tar" --numeric-owner --null --no-recursion -T - || exit
-find . -mindepth 1 -print0 >"$here/left" || exit
+{
+    find . -mindepth 1 ! -type s -cnewer "$here/mark" -print0
+    directories | LC_ALL=C comm -z -13 "$here/directories" - | sed -z 's/^[0-9]* //' |
+        xargs -0 -r -I'{}' find '{}' ! -type s -print0
+} | LC_ALL=C sort -zu >"$here/changed"
+tar -cf "$here/changed.tar" --numeric-owner --null --no-recursion -T "$here/changed" || exit
+find . -mindepth 1 ! -type s ! -type p ! -type b ! -type c -print0 >"$here/left" || exit
 echo "$result" >"$here/ended"

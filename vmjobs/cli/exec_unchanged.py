@@ -6,6 +6,9 @@ import logging
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +18,9 @@ from vmjobs.agent import protocol
 from vmjobs.cli.support import config
 from vmjobs.errors import VMJobsError
 from vmjobs.model import ExitStatus
+
+#: Longer than a schedd takes to restart, shorter than a job's lease (40 minutes, by default).
+INSIST_SECONDS = 900.0
 
 
 @click.command("exec-unchanged", context_settings={"ignore_unknown_options": True})
@@ -38,16 +44,18 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
 
     # The job's standard error is the job's alone. What the agent has to say stands in its own log.
     logging.disable()
-    reporter = ChirpReporter(Path(names.CHIRP_CONFIG))
+    own = environment.parent  # the job may be somewhere else
+    reporter = ChirpReporter(own / names.CHIRP_CONFIG)
 
     def on_progress(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
         reporter.publish(progress.attributes(message.node, message.report))
 
     def run() -> End:
         variables = environment.read_bytes().split(b"\0")
+        environment.unlink()  # or it would come back to the user as a file that the job made
         pairs = dict(word.partition(b"=")[::2] for word in variables)
         directory = scratch.scratch_directory(pairs)
-        ad, slot = scratch.read(Path(names.JOB_AD)), scratch.read(Path(names.MACHINE_AD))
+        ad, slot = scratch.read(own / names.JOB_AD), scratch.read(own / names.MACHINE_AD)
         message = scratch.hand_message(ad, slot, directory, account())
         start = start_words(variables, [os.fsencode(word) for word in command])
         return run_handed(config().socket, Handing(message, start, directory), on_progress)
@@ -57,16 +65,34 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         end = run()
     except VMJobsError as error:
         reporter.publish(outcomes.failure(error))
-        _die(signal.SIGKILL)
+        _give_up(own)
     except Exception as error:
         reporter.publish(outcomes.attributes("NODE_FAILED", f"the node failed: {error!r}"))
-        _die(signal.SIGKILL)
+        _give_up(own)
     if end.exit is not None:
-        reporter.publish(outcomes.attributes("", ""))
+        _insist(lambda: reporter.publish(outcomes.attributes("", "")))
         _end_like(end.exit)
     if end.stopped:
         _die(end.stopped)
     reporter.publish(outcomes.attributes(end.code, end.why))
+    _give_up(own)
+
+
+def _insist(tell: Callable[[], bool]) -> None:
+    """Have the schedd know of the job's own end: while it is away the job must not count as lost."""
+    give_up = time.monotonic() + INSIST_SECONDS
+    while not tell() and time.monotonic() < give_up:
+        time.sleep(2)  # nothing tells when a starter has its shadow back
+
+
+def _give_up(own: Path) -> NoReturn:
+    """End without a result. Files that HTCondor is to bring back are there, empty: it looks for them
+    first, and would hold the job for what is missing, whatever the outcome is.
+    """
+    from condor import scratch  # noqa: PLC0415
+
+    with suppress(VMJobsError, OSError):
+        scratch.lay_out_missing(own)
     _die(signal.SIGKILL)
 
 

@@ -1,0 +1,60 @@
+"""The wrapper that HTCondor starts every job of a node by, and what it becomes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+WRAPPER = Path(__file__).parents[2] / "deploy/libexec/job-wrapper"
+#: Nothing that a shell, or Python itself, would leave as it is.
+ODD = {"odd.name": "1", "BASH_FUNC_x%%": "() { :; }", "EMPTY": "", "LINES": "a\nb", "PYTHONHOME": "/x"}
+
+
+def start(*command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the wrapper as the starter does."""
+    return subprocess.run(
+        [str(WRAPPER), *command], env={**ODD, **variables}, capture_output=True, check=False, timeout=30
+    )
+
+
+@pytest.mark.parametrize("ad", ["", "Cmd = 1\nVMJobImage = undefined\n", "VMJobImages = 1\n"])
+def test_a_job_that_asks_for_no_machine_starts_as_it_is(tmp_path: Path, ad: str) -> None:
+    (tmp_path / "ad").write_text(ad)
+    path = str(tmp_path / "ad")
+    done = start("/bin/cat", "/proc/self/environ", _CONDOR_JOB_AD=path)
+    assert done.returncode == 0
+    found = dict(word.split("=", 1) for word in done.stdout.decode().split("\0")[:-1])
+    assert found == {**ODD, "_CONDOR_JOB_AD": path}
+
+
+def test_exit_status_and_arguments_pass(tmp_path: Path) -> None:
+    done = start("/bin/sh", "-c", 'printf "<%s>" "$@"; exit 7', "sh", "", "a b", "*")
+    assert (done.returncode, done.stdout) == (7, b"<><a b><*>")
+
+
+def test_a_program_that_is_not_there_is_told_to_the_starter(tmp_path: Path) -> None:
+    told = tmp_path / "error"
+    done = start("/none/such", _CONDOR_WRAPPER_ERROR_FILE=str(told))
+    assert done.returncode == 1
+    assert "/none/such" in told.read_text()
+
+
+def test_an_ad_that_cannot_be_read_is_no_reason_to_run_bare(tmp_path: Path) -> None:
+    told = tmp_path / "error"
+    done = start("/bin/echo", "bare", _CONDOR_JOB_AD="/none", _CONDOR_WRAPPER_ERROR_FILE=str(told))
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert "cannot run" in told.read_text()
+
+
+def test_what_runs_the_job_gets_none_of_its_variables(tmp_path: Path) -> None:
+    """They lie in the job's own directory, for nobody else to read."""
+    (tmp_path / "ad").write_text('vmjobimage = "x"\n')
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    start("/bin/true", _CONDOR_JOB_AD=str(tmp_path / "ad"), _CONDOR_SCRATCH_DIR=str(scratch))
+    file = scratch / ".vmjobs-environment"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert b"odd.name=1\0" in file.read_bytes()

@@ -1,0 +1,56 @@
+"""Messages between the agent and who asks it for a machine, with bytes behind them."""
+
+from __future__ import annotations
+
+import io
+import socket
+
+import pytest
+
+from vmjobs.agent import protocol
+from vmjobs.agent.protocol import Channel, DataMessage
+from vmjobs.errors import InvalidRequest
+
+
+def heard(words: bytes) -> list[protocol.Message]:
+    """What comes of some bytes."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(words)
+        ours.shutdown(socket.SHUT_WR)
+        return list(protocol.receive(theirs))
+
+
+def test_bytes_arrive_as_they_were() -> None:
+    data = bytes(range(256)) * 100 + b'\n{"type": "end"}\n'
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        found = protocol.receive(theirs)
+        got = b""
+        for piece in protocol.pieces(Channel.TREE, io.BytesIO(data)):
+            protocol.send(ours, piece)
+            arrived = next(found)
+            assert isinstance(arrived, DataMessage)
+            got += arrived.data
+        assert arrived.last
+    assert got == data
+
+
+def test_bytes_that_break_off_are_none() -> None:
+    assert heard(b'{"type": "data", "channel": "tree", "size": 5}\nabc') == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type": "data", "channel": "tree", "size": 0, "data": "uncounted"}',
+        b'{"type": "data", "channel": "tree", "size": -1}',
+        b'{"type": "data", "channel": "tree", "size": 99999999}',
+        b'{"type": "data", "channel": "none", "size": 1}',
+        b'{"type": "hand", "job": "1.0", "image": "x", "directory": "/a:b"}',
+        b'{"type": "run", "job": "condor.1", "token": ""}',
+    ],
+)
+def test_what_is_refused(line: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="not a message"):
+        heard(line + b"\n")
