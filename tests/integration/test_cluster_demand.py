@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from grid_kit import Grid, wait_for
 from test_cluster_grid import UP_SECONDS, Submitter, name, operator  # noqa: F401  fixtures
 
@@ -79,6 +80,7 @@ def full(user: Submitter, node: str) -> Iterator[None]:
         user("condor_rm", filler)
 
 
+@pytest.mark.disruptive  # it takes a whole node, for which jobs of other tests would wait
 def test_htcondor_wakes_a_cluster_for_a_job_that_another_machine_has_no_room_for(
     grid: Grid,
     operator: Client,  # noqa: F811

@@ -13,7 +13,7 @@ import pytest
 from grid_kit import NODES, PATIENCE, Grid, wait_for
 
 #: A job's way from the queue to its end, on a machine that has more to do.
-PATIENT = 120.0 * PATIENCE
+PATIENT = 240.0 * PATIENCE
 #: What the agent says on its node.
 LOG = "/var/log/condor/VMJobsAgentLog"
 SUBMIT = """
