@@ -114,9 +114,9 @@ def run_handed(
     patience: seconds to wait for an agent that is not there (any more), or will not run the job now.
 
     Raises:
-        Unavailable: no agent for longer than that, or it lost the job time and again.
+        Unavailable: no agent for longer than that, it lost the job time and again, or this node cannot
+            read the job's directory or keep what the job writes.
         InvalidRequest: what the job left is not to be read.
-        OSError: what it left cannot be put into its directory.
     """
     beginnings = 0
 
@@ -270,11 +270,8 @@ class _Sender:
     connection: socket.socket
 
     def write(self, data: bytes) -> int:
-        for at in range(0, len(data), protocol.MAX_DATA):
-            piece = data[at : at + protocol.MAX_DATA]
-            protocol.send(
-                self.connection, DataMessage(channel=Channel.TREE, size=len(piece), data=piece)
-            )
+        for part in protocol.parts(Channel.TREE, data):
+            protocol.send(self.connection, part)
         return len(data)
 
 

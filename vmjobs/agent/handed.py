@@ -43,9 +43,8 @@ class _Sink:
     send: Callable[[protocol.Message], None]
 
     def write(self, data: bytes) -> None:
-        for at in range(0, len(data), protocol.MAX_DATA):
-            piece = data[at : at + protocol.MAX_DATA]
-            self.send(DataMessage(channel=self.channel, size=len(piece), data=piece))
+        for part in protocol.parts(self.channel, data):
+            self.send(part)
 
     def flush(self) -> None:
         """Nothing is kept back."""

@@ -157,6 +157,13 @@ def send(connection: socket.socket, message: Message) -> None:
     connection.sendall(message.model_dump_json().encode() + b"\n" + data)
 
 
+def parts(channel: Channel, data: bytes) -> Iterator[DataMessage]:
+    """Bytes as messages; more of the channel may follow."""
+    for at in range(0, len(data), MAX_DATA):
+        part = data[at : at + MAX_DATA]
+        yield DataMessage(channel=channel, size=len(part), data=part)
+
+
 def pieces(channel: Channel, source: IO[bytes]) -> Iterator[DataMessage]:
     """All that ``source`` holds, as messages."""
     while data := source.read(MAX_DATA):

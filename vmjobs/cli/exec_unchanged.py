@@ -107,7 +107,7 @@ def _die(number: int) -> NoReturn:
     import resource  # noqa: PLC0415
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if number not in (signal.SIGKILL, signal.SIGSTOP):
+    if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     sys.exit(128 + number)  # a signal that ends nobody
