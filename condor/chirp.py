@@ -1,4 +1,4 @@
-"""Progress into the job ad, from inside of a running job.
+"""HTCondor's Chirp service: progress into the job ad, and what a job in a machine has to say itself.
 
 The starter of a job with ``WantIOProxy`` listens on a local port and writes address and cookie
 to ``.chirp.config`` in the scratch directory. The protocol is one line a command; the answer is
@@ -12,7 +12,10 @@ import math
 import os
 import re
 import socket
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +28,12 @@ log = logging.getLogger(__name__)
 LINE_MAX: Final = 5000
 #: A value is cut to this many characters: job ads are mirrored in full, again and again.
 VALUE_MAX: Final = 1000
+
+#: Commands for which a job needs no leave, and those that more than a line answers.
+GRANTED: Final = frozenset({b"cookie", b"get_job_attr_delayed", b"set_job_attr_delayed"})
+_WITH_DATA: Final = frozenset({b"get_job_attr_delayed"})
+#: The answer to others (chirp_protocol.h: CHIRP_ERROR_NOT_AUTHORIZED).
+NOT_AUTHORIZED: Final = b"-2\n"
 
 _ATTRIBUTE: Final = re.compile(r"Chirp[A-Za-z0-9_]{1,60}")
 
@@ -73,6 +82,67 @@ class ChirpReporter:
                         command = line.split(b" ", 2)[:2] if line is not lines[0] else [b"cookie"]
                         what = b" ".join(command).decode("ascii", "replace").strip()
                         raise ValueError(f"the starter answered {answer!r} to {what}")
+
+
+@dataclass(frozen=True)
+class ChirpRelay:
+    """Answers connections of a job in a machine with the starter's own service.
+
+    config: as of :class:`ChirpReporter`.
+    everything: the job asked for all of it (``WantIOProxy``): its files on the submit host, any
+        attribute of its ad. Otherwise it has what HTCondor grants any job (``WantDelayedUpdates``):
+        attributes that begin with ``Chirp``, later on. The starter does not see to that: it has been
+        told to take attributes at once, for vmjobs.
+    """
+
+    config: Path
+    everything: bool
+    timeout: float = 5.0
+
+    def __call__(self, job: socket.socket) -> None:
+        """Carry a connection to its end.
+
+        Raises:
+            OSError: the service is gone.
+        """
+        host, port, _ = self.config.read_text("ascii").split()
+        with socket.create_connection((host, int(port)), self.timeout) as starter:
+            starter.settimeout(None)
+            if self.everything:
+                _join(job, starter)
+            else:
+                _carry_granted(job, starter)
+
+
+def _join(one: socket.socket, other: socket.socket) -> None:
+    """Carry bytes both ways until both ends have said all."""
+
+    def carry(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(64 * 1024):
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    back = threading.Thread(target=carry, args=(other, one), daemon=True)
+    back.start()
+    carry(one, other)
+    back.join()
+
+
+def _carry_granted(job: socket.socket, starter: socket.socket) -> None:
+    """Carry commands that any job may give, each with its answer."""
+    with job.makefile("rb") as commands, starter.makefile("rb") as answers:
+        while (line := commands.readline(LINE_MAX)).endswith(b"\n"):
+            verb = line.split(b" ", 1)[0].strip()
+            if verb not in GRANTED:
+                job.sendall(NOT_AUTHORIZED)
+                continue
+            starter.sendall(line)
+            answer = answers.readline(LINE_MAX)
+            if verb in _WITH_DATA and answer.strip().isdigit():
+                answer += answers.read(min(int(answer), LINE_MAX))
+            job.sendall(answer)
 
 
 def set_command(name: str, value: ClassAdValue) -> bytes:

@@ -44,6 +44,7 @@ GRID_JOB_ID: Final = "GridJobId"
 EXIT_CODE: Final = "ExitCode"
 EXIT_SIGNAL: Final = "ExitSignal"
 EXIT_BY_SIGNAL: Final = "ExitBySignal"
+WANT_IO_PROXY: Final = "WantIOProxy"
 
 # --------------------------------------------------------------------------- machine ads
 

@@ -66,6 +66,10 @@ class Ad:
             raise InvalidRequest(f"{name} of the job is {text[:200]}, and has to be a number")
         return int(float(text))
 
+    def flag(self, name: str) -> bool:
+        """Whether an attribute is plainly true."""
+        return self.lines.get(name.lower(), "").lower() == "true"
+
 
 def read(path: Path) -> Ad:
     """An ad. Raises NotFound if there is none."""
@@ -111,6 +115,7 @@ def hand_message(job: Ad, machine: Ad, directory: Path, account: tuple[str, str]
         "disk": max((machine.number("Disk") or 0) // 1024, MIN_DISK),
         "hypervisor": job.string(names.WANTED_HYPERVISOR).lower() or None,
         "boot_seconds": job.number(names.WANTED_BOOT_TIMEOUT),
+        "chirp": (directory / names.CHIRP_CONFIG).is_file(),
     }
     if network := job.string(names.WANTED_NETWORK):
         wish["network"] = network.lower()

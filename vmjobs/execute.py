@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -121,7 +122,7 @@ def _converse(
 ) -> int | None:
     """The exit status, or None if the job has to be asked for again."""
     protocol.send(connection, protocol.RunMessage(job=job, token=token))
-    with signals.forwarded_to(connection):
+    with signals.forwarded_to(partial(protocol.send, connection)):
         try:
             for message in protocol.receive(connection):
                 if isinstance(message, protocol.ProgressMessage | protocol.EndMessage):
@@ -148,7 +149,7 @@ class Signals:
     def __init__(self) -> None:
         self.stopping = 0
         self._came = threading.Event()
-        self._connection: socket.socket | None = None
+        self._send: Callable[[protocol.SignalMessage], object] | None = None
         self._old: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Signals:
@@ -160,15 +161,18 @@ class Signals:
             signal.signal(number, handler)
 
     @contextmanager
-    def forwarded_to(self, connection: socket.socket) -> Iterator[None]:
-        """Pass signals on to this connection, one that came just before too."""
-        self._connection = connection
+    def forwarded_to(self, send: Callable[[protocol.SignalMessage], object]) -> Iterator[None]:
+        """Pass signals on, one that came just before too.
+
+        send: called at any point of what the main thread does.
+        """
+        self._send = send
         try:
             if self.stopping:
-                protocol.send(connection, protocol.SignalMessage(number=self.stopping))
+                send(protocol.SignalMessage(number=self.stopping))
             yield
         finally:
-            self._connection = None
+            self._send = None
 
     def wait(self, seconds: float) -> None:
         """Wait, but not past a stopping signal."""
@@ -178,8 +182,8 @@ class Signals:
         if number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             self.stopping = number
             self._came.set()
-        if self._connection is not None:
+        if self._send is not None:
             try:
-                protocol.send(self._connection, protocol.SignalMessage(number=number))
+                self._send(protocol.SignalMessage(number=number))
             except OSError:
                 log.info("signal %d could not be passed on", number)

@@ -18,15 +18,17 @@ import re
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
 from vmjobs import tree
 from vmjobs.agent import protocol
 from vmjobs.agent.protocol import Channel, DataMessage, EndMessage, ErrorMessage, ProgressMessage
+from vmjobs.agent.streams import Streams
 from vmjobs.errors import InvalidRequest, Unavailable
 from vmjobs.execute import Signals, insist
 from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode
@@ -65,25 +67,29 @@ class End:
 
 @dataclass(frozen=True)
 class Handing:
-    """A job as it is handed over. start: see :func:`start_words`. directory: its own."""
+    """A job as it is handed over. start: see :func:`start_words`. directory: its own.
+
+    chirp: answers a connection of the job's to HTCondor's Chirp service.
+    """
 
     message: protocol.HandMessage
     start: bytes
     directory: Path
+    chirp: Callable[[socket.socket], object] | None = None
 
 
 def start_words(environment: Iterable[bytes], command: Sequence[bytes]) -> bytes:
-    """Words of a shell that become the job; ``vmjobs/agent/unchanged.sh`` sets their variables."""
+    """Words of a shell that become the job, or the command that is in ``$@``, in its environment.
+
+    ``vmjobs/agent/inside/unchanged.sh`` sets their variables.
+    """
     variables = [word for word in environment if b"=" in word and not word.startswith(b"=")]
-    return b" ".join(
-        [
-            b"exec env -i $defaults --",
-            *map(_quote, variables),
-            b'"$setpriv" --reuid "$uid" --regid "$gid" --clear-groups --',
-            *map(_quote, command),
-            b"\n",
-        ]
-    )
+    words = [
+        *(b"[ $# -gt 0 ] || set --", *map(_quote, command), b"\n"),
+        *(b"exec env -i $defaults --", *map(_quote, variables)),
+        b'"$setpriv" --reuid "$uid" --regid "$gid" --clear-groups -- "$@"\n',
+    ]
+    return b" ".join(words)
 
 
 def account() -> tuple[str, str]:
@@ -143,6 +149,8 @@ class _Conversation:
     heard: Callable[[], None]
     signals: Signals
     begun: bool = False
+    #: One that a second signal does not wait for while the first is passed on.
+    _sending: threading.RLock = field(default_factory=threading.RLock)
 
     def hold(self) -> End | None:
         """Hand the job over and hear of it to its end; None: it has to be asked for again."""
@@ -150,8 +158,8 @@ class _Conversation:
         with tempfile.TemporaryFile(dir=self.handing.directory) as changed:
             try:
                 sent = self._hand_over()
-                with self.signals.forwarded_to(self.connection):
-                    last = self._listen(left, changed)
+                with self._chirping() as chirps, self.signals.forwarded_to(self._say):
+                    last = self._listen(left, changed, chirps)
             except (ConnectionError, InvalidRequest) as error:
                 log.warning("%s", error)
                 return None
@@ -188,9 +196,24 @@ class _Conversation:
         for piece in protocol.pieces(channel, source):
             protocol.send(self.connection, piece)
 
-    def _listen(self, left: bytearray, changed: IO[bytes]) -> EndMessage | End | None:
+    @contextmanager
+    def _chirping(self) -> Iterator[Streams]:
+        streams = Streams(Channel.CHIRP, self._say, self.handing.chirp)
+        try:
+            yield streams
+        finally:
+            streams.close()
+
+    def _say(self, message: protocol.Message) -> None:
+        """Send from any thread. The main one says nothing but what signals it gets."""
+        with self._sending:
+            protocol.send(self.connection, message)
+
+    def _listen(self, left: bytearray, changed: IO[bytes], chirps: Streams) -> EndMessage | End | None:
         for message in protocol.receive(self.connection):
-            if isinstance(message, DataMessage):
+            if isinstance(message, DataMessage) and message.channel is Channel.CHIRP:
+                chirps.take(message)
+            elif isinstance(message, DataMessage):
                 self._take(message, left, changed)
             elif isinstance(message, ProgressMessage):
                 self.begun = True

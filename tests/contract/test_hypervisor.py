@@ -22,6 +22,7 @@ from hypervisor_host import Endpoint, endpoint, said, wait_until
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import (
+    DOOR_PORT,
     BootImage,
     DataDisk,
     Ending,
@@ -296,7 +297,9 @@ def test_endpoint_and_workdir_may_lie_deep(bench: Bench) -> None:
 def test_guest_waits_at_its_door(bench: Bench, mode: NetworkMode) -> None:
     """Whoever listens may come later than the machine, and go, and come again."""
     path = bench.directory / "door"
-    machine = bench.machine("door", network=Network(mode, bench.directory / "endpoint", path))
+    machine = bench.machine(
+        "door", network=Network(mode, bench.directory / "endpoint", {DOOR_PORT: path})
+    )
     bench.driver.start(machine)
     wait_until(lambda: "guest: up" in said(machine.console), BOOT, "the guest is up")
     for word in (b"", b"come in"):

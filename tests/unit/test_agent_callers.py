@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from vmjobs.agent.door import Visit
 from vmjobs.agent.members import callers as calling
 from vmjobs.agent.members.callers import Callers
-from vmjobs.agent.members.door import Visit
 from vmjobs.cluster.session import SessionAnswer, SessionCall
 from vmjobs.errors import NoLogin
 from vmjobs.relay import ByteStream

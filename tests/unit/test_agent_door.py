@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.members import door
-from vmjobs.agent.members.door import Door, listening
+from vmjobs.agent import door
+from vmjobs.agent.door import Door, listening
 from vmjobs.errors import NoLogin
 
 TOKEN = "t" * 43

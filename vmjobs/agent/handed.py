@@ -27,6 +27,10 @@ from vmjobs.model import MIB, JobSpec, Report, Strategy, StreamName
 #: What is handed over, and its name as an input of the script; in any order, each to its end.
 _INPUTS = {Channel.START: "start", Channel.INPUT: "input", Channel.TREE: "tree.tar"}
 _NEEDED = frozenset({Channel.START, Channel.TREE})
+#: What there is to run in its machine.
+_INSIDE = Path(__file__).with_name("inside")
+_SCRIPT = _INSIDE / "unchanged.sh"
+_PROGRAMS = {name: _INSIDE / name for name in ("visit.sh", "condor_chirp.sh")}
 #: What goes back at the end.
 _OUTPUTS = {Channel.LEFT: "left", Channel.CHANGED: "changed.tar"}
 _ENDED = "ended"
@@ -95,18 +99,20 @@ class HandedJob:
             for sink in sinks.values():
                 sink.close()
 
-    def source(self, digest: str, send: Callable[[protocol.Message], None]) -> LocalJob:
+    def source(
+        self, digest: str, send: Callable[[protocol.Message], None], words: tuple[str, str]
+    ) -> LocalJob:
         """The job as the steps of a run want it; what it prints is sent on.
 
-        digest: of its image.
+        digest: of its image. words: for the script, about the doors that there are.
         """
         outputs = self.directory / "outputs"
         outputs.mkdir()
         return LocalJob(
             job_id=self.name,
-            spec=self._spec(),
+            spec=self._spec(words),
             image_digest=digest,
-            files=self.files,
+            files=self.files | _PROGRAMS,
             output_directory=outputs,
             on_report=_nobody,
             sinks={name: cast("IO[bytes]", _Sink(channel, send)) for name, channel in _STREAMS.items()},
@@ -129,15 +135,15 @@ class HandedJob:
                     for piece in protocol.pieces(channel, file):
                         send(piece)
 
-    def _spec(self) -> JobSpec:
+    def _spec(self, words: tuple[str, str]) -> JobSpec:
         said = self.message
-        arguments = (said.user, self.owner, said.group, self.group, said.directory)
+        arguments = (said.user, self.owner, said.group, self.group, said.directory, *words)
         return JobSpec(
             strategy=Strategy.SCRIPT,
             image=said.image,
-            script=Path(__file__).with_name("unchanged.sh").read_text("utf-8"),
+            script=_SCRIPT.read_text("utf-8"),
             arguments=tuple(map(str, arguments)),
-            inputs=describe_inputs(self.files),
+            inputs=describe_inputs(self.files | _PROGRAMS),
             outputs=(_ENDED, *_OUTPUTS.values()),
             cpus=said.cpus,
             memory=said.memory,

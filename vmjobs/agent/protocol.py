@@ -4,7 +4,7 @@ The connection is the lease: while it is open the job is wanted. The agent knows
 who is at the other end (``SO_PEERCRED``, unix(7)); nothing a client says about itself counts.
 
 =============  =====================================================================
-client sends   ``run``, ``hand``, ``data``, ``signal``, ``status``
+client sends   ``run``, ``hand``, ``enter``, ``data``, ``signal``, ``status``
 agent sends    ``progress``, ``data``, ``end``, ``error``, ``status``
 =============  =====================================================================
 
@@ -49,7 +49,8 @@ class Channel(StrEnum):
 
     START: how to start the job, words of a POSIX shell. INPUT: its standard input, if it has one.
     TREE: its directory, a tar stream. OUT, ERR: what it prints. LEFT: names of all that was in its
-    directory at the end, each with a NUL behind it. CHANGED: what is new there, a tar stream.
+    directory at the end, each with a NUL behind it. CHANGED: what is new there, a tar stream. CHIRP:
+    what it says to HTCondor's Chirp service, and the answers. SHELL: of somebody who is in its machine.
     """
 
     START = "start"
@@ -59,13 +60,16 @@ class Channel(StrEnum):
     ERR = "err"
     LEFT = "left"
     CHANGED = "changed"
+    CHIRP = "chirp"
+    SHELL = "shell"
 
 
 class HandMessage(Frozen):
     """Run this job of HTCondor's for me; START, INPUT and TREE follow.
 
     job: what HTCondor calls it. directory: where it was to run, and will. user, group: their names.
-    memory, disk: MiB. boot_seconds: that its machine has to be ready.
+    memory, disk: MiB. boot_seconds: that its machine has to be ready. chirp: connections to HTCondor's
+    Chirp service will be answered, on the channel of that name.
     """
 
     type: Literal["hand"] = "hand"
@@ -81,13 +85,35 @@ class HandMessage(Frozen):
     hypervisor: HypervisorKind | None = None
     network: NetworkMode = NetworkMode.REPOSITORY
     boot_seconds: int = Field(default=180, ge=1, le=3600)
+    chirp: bool = False
+
+
+class EnterMessage(Frozen):
+    """Let me into the machine of the job that I belong to; SHELL follows, both ways.
+
+    command: what to run there, in the job's directory and as its user; empty for a shell. term: the
+    terminal's name (``TERM``), of rows and columns; empty where there is none. mark: stands at the
+    end of what comes back, with the exit status (:class:`vmjobs.enter.Tail`).
+    """
+
+    type: Literal["enter"] = "enter"
+    version: int = VERSION
+    command: str = Field(default="", max_length=64 * 1024, pattern=r"^[^\x00]*$")
+    term: str = Field(default="", pattern=r"^[A-Za-z0-9._+-]{0,64}$")
+    rows: int = Field(default=24, ge=1, le=9999)
+    columns: int = Field(default=80, ge=1, le=9999)
+    mark: str = Field(pattern=r"^[0-9a-f]{32}$")
 
 
 class DataMessage(Frozen):
-    """Bytes, ``size`` of them behind the line. last: there are no more of this channel."""
+    """Bytes, ``size`` of them behind the line. last: there are no more of this channel.
+
+    stream: which of several connections of the channel they belong to.
+    """
 
     type: Literal["data"] = "data"
     channel: Channel
+    stream: int = Field(default=0, ge=0)
     size: int = Field(ge=0, le=MAX_DATA)
     last: bool = False
     data: bytes = Field(default=b"", exclude=True)
@@ -141,6 +167,7 @@ class ErrorMessage(Frozen):
 Message = (
     RunMessage
     | HandMessage
+    | EnterMessage
     | DataMessage
     | SignalMessage
     | StatusMessage

@@ -10,8 +10,8 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -143,6 +143,8 @@ class Run:
     job_id: str
     attempt: str
     inbox: Inbox
+    #: What listens, on a Unix socket, where the guest connects to a port of the endpoint's address.
+    doors: Mapping[int, Callable[[Path], AbstractContextManager[None]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     sentinel: str = field(default_factory=lambda: secrets.token_hex(16))
     #: Machine, endpoint: whatever must be gone before anything is delivered.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vmjobs.agent import protocol
+from vmjobs.agent.entrance import Entrance
 from vmjobs.agent.handed import handed
 from vmjobs.agent.inbox import Inbox, LeaseLost, SignalSent
 from vmjobs.agent.journal import Leftover
@@ -107,6 +108,7 @@ class Agent:
     _inboxes: dict[str, Inbox] = field(default_factory=dict)
     _memory: dict[str, int] = field(default_factory=dict)
     _leases: dict[str, SocketLease] = field(default_factory=dict)
+    _entrances: dict[str, Entrance] = field(default_factory=dict)
     _stopping: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Condition = field(init=False)
@@ -147,6 +149,9 @@ class Agent:
                     return
                 elif isinstance(message, protocol.HandMessage):
                     self._hand(message, lease, peer, messages)
+                    return
+                elif isinstance(message, protocol.EnterMessage):
+                    self._enter(message, lease, peer, messages)
                     return
         except VMJobsError as error:
             lease.send(protocol.ErrorMessage(code=error.code, message=error.message))
@@ -193,26 +198,46 @@ class Agent:
         messages: Iterator[protocol.Message],
     ) -> None:
         with self._answering(message.job, lease):
-            if self.hands is None:
-                raise Forbidden("this node takes no jobs but the repository's")
-            # No name that a `run` may have.
-            name = f"condor.{self.hands.slot_of(peer.pid)}"
+            hands, name = self._slot(peer)
             with (
-                self._lent(name, message.memory, self.hands.memory),
-                handed(message, name, peer, self.hands.spool, messages) as job,
+                self._lent(name, message.memory, hands.memory),
+                handed(message, name, peer, hands.spool, messages) as job,
             ):
                 lease.connection.settimeout(None)  # until now it had to go on, and not hold a place
-                with self._registered(name, peer.uid, lease) as inbox:
+                entrance = Entrance(message, lease.send)
+                with self._registered(name, peer.uid, lease, entrance) as inbox:
                     log.info("%s is job %s of uid %d", name, message.job, peer.uid)
-                    _listen(messages, inbox)
-                    source = job.source(self.hands.resolve(message.image), lease.send)
+                    _listen(messages, inbox, entrance.take)
+                    source = job.source(hands.resolve(message.image), lease.send, entrance.words)
                     settings = replace(self.parts.settings, max_log=source.spec.disk * MIB)
                     parts = replace(self.parts, settings=settings)
-                    run = Run(source, lease, parts, name, uuid.uuid4().hex, inbox)
+                    run = Run(source, lease, parts, name, uuid.uuid4().hex, inbox, entrance.doors)
                     with pausing(run, peer.pid):
                         verdict = run.execute()
                 job.send_back(lease.send)
                 lease.end(verdict, job.ended())
+
+    def _enter(
+        self,
+        message: protocol.EnterMessage,
+        lease: SocketLease,
+        peer: protocol.Peer,
+        messages: Iterator[protocol.Message],
+    ) -> None:
+        _, name = self._slot(peer)
+        with self._lock:
+            entrance = self._entrances.get(name)
+            if entrance is None or self.running.get(name) != peer.uid:
+                raise Forbidden("no machine of this job's runs here now")
+        log.info("%s: uid %d enters", name, peer.uid)
+        lease.connection.settimeout(None)
+        entrance.enter(message, lease.send, messages)
+
+    def _slot(self, peer: protocol.Peer) -> tuple[Hands, str]:
+        """The name of the job that somebody belongs to; none that a `run` may have."""
+        if self.hands is None:
+            raise Forbidden("this node takes no jobs but the repository's")
+        return self.hands, f"condor.{self.hands.slot_of(peer.pid)}"
 
     @contextmanager
     def _lent(self, name: str, memory: int, limit: int) -> Iterator[None]:
@@ -267,7 +292,9 @@ class Agent:
         return Verdict(report.state, report.reason, report.exit)
 
     @contextmanager
-    def _registered(self, job: str, uid: int, lease: SocketLease) -> Iterator[Inbox]:
+    def _registered(
+        self, job: str, uid: int, lease: SocketLease, entrance: Entrance | None = None
+    ) -> Iterator[Inbox]:
         inbox = Inbox()
         with self._lock:
             if self._stopping:
@@ -275,11 +302,14 @@ class Agent:
             if job in self.running:
                 raise Unavailable("agent", f"an earlier run of job {job} is being cleared away")
             self.running[job], self._inboxes[job], self._leases[job] = uid, inbox, lease
+            if entrance is not None:
+                self._entrances[job] = entrance
         try:
             yield inbox
         finally:
             with self._ended:
                 del self.running[job], self._inboxes[job], self._leases[job]
+                self._entrances.pop(job, None)
                 self._ended.notify_all()
 
 
@@ -287,14 +317,20 @@ def _refuse(lease: SocketLease, error: VMJobsError, *, retry: bool) -> None:
     lease.send(protocol.ErrorMessage(code=error.code, message=error.message, retry=retry))
 
 
-def _listen(messages: Iterator[protocol.Message], inbox: Inbox) -> None:
-    """Turn what the client sends, and its going, into observations."""
+def _listen(
+    messages: Iterator[protocol.Message],
+    inbox: Inbox,
+    take: Callable[[protocol.DataMessage], object] | None = None,
+) -> None:
+    """Turn what the client sends, and its going, into observations. take: what is none."""
 
     def work() -> None:
         try:
             for message in messages:
                 if isinstance(message, protocol.SignalMessage):
                     inbox.put(SignalSent(message.number))
+                elif isinstance(message, protocol.DataMessage) and take is not None:
+                    take(message)
         except (OSError, ValueError, VMJobsError) as error:
             log.info("lease: %s", error)
         finally:

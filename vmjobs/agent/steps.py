@@ -173,7 +173,6 @@ def boot(run: Run) -> None:
     spec, directory = run.ticket.spec, run.directory
     (directory / "machine").mkdir()
     run.boot_begun = time.monotonic()
-    online = spec.network is not NetworkMode.NONE
     machine = Machine(
         name=run.machine,
         cpus=spec.cpus,
@@ -182,9 +181,16 @@ def boot(run: Run) -> None:
         disks=tuple(_disks(directory)),
         console=run.stream(StreamName.CONSOLE),
         workdir=directory / "machine",
-        network=Network(spec.network, directory / "endpoint.sock") if online else None,
+        network=_network(run) if spec.network is not NetworkMode.NONE else None,
     )
     run.resources.enter_context(_running(run, machine))
+
+
+def _network(run: Run) -> Network:
+    doors = {port: run.directory / f"door-{port}.sock" for port in run.doors}
+    for port, path in doors.items():
+        run.resources.enter_context(run.doors[port](path))
+    return Network(run.ticket.spec.network, run.directory / "endpoint.sock", doors)
 
 
 def _disks(directory: Path) -> Iterator[DataDisk]:

@@ -39,7 +39,7 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
     job ad as ChirpVM* attributes, and the schedd's policy decides what becomes of the job.
     """
     from condor import names, outcomes, progress, scratch  # noqa: PLC0415
-    from condor.chirp import ChirpReporter  # noqa: PLC0415
+    from condor.chirp import ChirpRelay, ChirpReporter  # noqa: PLC0415
     from vmjobs.unchanged import End, Handing, account, run_handed, start_words  # noqa: PLC0415
 
     # The job's standard error is the job's alone. What the agent has to say stands in its own log.
@@ -58,7 +58,9 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         ad, slot = scratch.read(own / names.JOB_AD), scratch.read(own / names.MACHINE_AD)
         message = scratch.hand_message(ad, slot, directory, account())
         start = start_words(variables, [os.fsencode(word) for word in command])
-        return run_handed(config().socket, Handing(message, start, directory), on_progress)
+        chirp = ChirpRelay(own / names.CHIRP_CONFIG, everything=ad.flag(names.WANT_IO_PROXY))
+        handing = Handing(message, start, directory, chirp)
+        return run_handed(config().socket, handing, on_progress)
 
     reporter.publish(outcomes.attributes(outcomes.LOST, "the job began"))
     try:

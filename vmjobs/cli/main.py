@@ -32,6 +32,7 @@ COMMANDS = {
         "exec_unchanged",
         "Run an unchanged HTCondor job in a VM.",
     ),
+    "enter": ("vmjobs.cli.enter", "enter", "Go into the VM of an HTCondor job, on its node."),
     "serve": ("vmjobs.cli.serve", "serve", "Serve the REST API."),
     "worker": ("vmjobs.cli.worker", "worker", "Submit and track jobs (Celery worker and beat)."),
     "doctor": ("vmjobs.cli.doctor", "doctor", "Check this machine and say what is wrong."),

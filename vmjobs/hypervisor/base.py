@@ -7,7 +7,8 @@ tests over every driver.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -24,8 +25,10 @@ GATEWAY_ADDRESS = "10.0.2.2"
 NAMESERVER_ADDRESS = "10.0.2.3"
 ENDPOINT_ADDRESS = "10.0.2.100"
 ENDPOINT_PORT = 80
-#: Of the endpoint's address: where a guest waits for those who log in.
+#: Ports of the endpoint's address: where a guest waits for those who log in, and where it finds
+#: HTCondor's Chirp service of its job.
 DOOR_PORT = 22
+CHIRP_PORT = 9094
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,12 @@ class DataDisk:
 class Network:
     """A guest's only way out: user-mode NAT, or just the endpoint's Unix socket.
 
-    door: Unix socket to which a guest connects at :data:`DOOR_PORT` to wait for those who log in.
+    doors: Unix sockets to which a guest connects beside it, by their ports of the endpoint's address.
     """
 
     mode: NetworkMode
     endpoint: Path
-    door: Path | None = None
+    doors: Mapping[int, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

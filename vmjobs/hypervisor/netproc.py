@@ -13,7 +13,6 @@ import vmjobs
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import (
-    DOOR_PORT,
     ENDPOINT_ADDRESS,
     ENDPOINT_PORT,
     GATEWAY_ADDRESS,
@@ -156,7 +155,7 @@ def _arguments(machine: Machine, network: Network, mtu: int) -> list[str]:
         *("--endpoint", str(network.endpoint)),
         *("--endpoint-address", ENDPOINT_ADDRESS),
         *("--endpoint-port", str(ENDPOINT_PORT)),
-        *(("--door", str(network.door), "--door-port", str(DOOR_PORT)) if network.door else ()),
+        *(word for port, path in network.doors.items() for word in ("--door", f"{port}:{path}")),
         *("--network", subnet),
         *("--gateway", GATEWAY_ADDRESS),
         *("--nameserver", NAMESERVER_ADDRESS),

@@ -291,8 +291,14 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--endpoint", type=Path, required=True, help="Unix socket")
     parser.add_argument("--endpoint-address", required=True)
     parser.add_argument("--endpoint-port", type=int, required=True)
-    parser.add_argument("--door", type=Path, help="Unix socket of those who log in")
-    parser.add_argument("--door-port", type=int, help="of the endpoint's address")
+    parser.add_argument(
+        "--door",
+        type=_door,
+        action="append",
+        default=[],
+        metavar="PORT:SOCKET",
+        help="of the endpoint's address, and the Unix socket behind it",
+    )
     parser.add_argument("--network", required=True)
     parser.add_argument("--gateway", required=True)
     parser.add_argument("--nameserver", required=True)
@@ -301,6 +307,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--bits", type=int, help="a second, each way")
     parser.add_argument("--processors", type=float, help="that the machine may use on average")
     return parser.parse_args(argv)
+
+
+def _door(word: str) -> tuple[int, Path]:
+    port, _, path = word.partition(":")
+    return int(port), Path(path)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -326,8 +337,8 @@ def main(argv: list[str] | None = None) -> int:
     stack = Stack(settings, link.send)
     try:
         stack.forward(options.endpoint_address, options.endpoint_port, _reachable(options.endpoint))
-        if options.door is not None:
-            stack.forward(options.endpoint_address, options.door_port, _reachable(options.door))
+        for port, door in options.door:
+            stack.forward(options.endpoint_address, port, _reachable(door))
         if options.fd is not None:
             _say_ready()
         serve(link, stack)

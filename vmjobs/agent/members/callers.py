@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from vmjobs.agent.background import begin
-from vmjobs.agent.members.door import Visit
+from vmjobs.agent.door import Visit
 from vmjobs.cluster.session import SessionAnswer, SessionCall
 from vmjobs.errors import VMJobsError
 from vmjobs.ports import SessionSource

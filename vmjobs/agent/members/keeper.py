@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from vmjobs.agent.background import begin
+from vmjobs.agent.door import Visit
 from vmjobs.agent.inbox import ExitReported, Ready
 from vmjobs.agent.members.callers import Callers
-from vmjobs.agent.members.door import Visit
 from vmjobs.agent.members.listener import Listener
 from vmjobs.agent.members.machine import MemberMachine, News, Over, Renewed, TokenRefused, why_not
 from vmjobs.agent.members.parts import MemberParts

@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vmjobs.agent import door
 from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.endpoint import MAX_WAIT, GuestLink, serving
 from vmjobs.agent.inbox import ExitReported, GuestSilent, MachineGone, Observation, Panicked, Ready
 from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk, write_job_tar
-from vmjobs.agent.members import door
 from vmjobs.agent.members.journal import MemberPlace
 from vmjobs.agent.members.parts import MemberParts, limits_of, ticket_of
 from vmjobs.agent.members.plan import ended
@@ -31,6 +31,7 @@ from vmjobs.cluster.spec import Lifecycle
 from vmjobs.cluster.wire import MemberOrder, PoolToken
 from vmjobs.errors import HypervisorError, NoHypervisor, NoLogin, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import (
+    DOOR_PORT,
     ENDPOINT_ADDRESS,
     BootImage,
     DataDisk,
@@ -141,7 +142,7 @@ class MemberMachine:
                 disks=tuple(self._disks(place, ticket)),
                 console=place.console(self.incarnation),
                 workdir=place.machine / "vm",
-                network=Network(self.order.network, place.endpoint, place.door),
+                network=Network(self.order.network, place.endpoint, {DOOR_PORT: place.door}),
                 overlay=place.kept / "root.overlay" if self._persistent else None,
                 limits=limits_of(self.order),
                 links=self.parts.links(self.order),

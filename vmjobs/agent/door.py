@@ -1,11 +1,12 @@
 """A machine's door: where its guest waits for those who log in (guest contract, "The door").
 
 No port is open anywhere, neither on the node nor in the guest. The guest connects to the door, says
-who it is, and waits. Whoever logs in gets that connection: the guest is told which key may come in, and
-an SSH server answers on it. The guest then connects anew, for the next one.
+who it is, and waits. Whoever logs in gets that connection: the guest is told which key may come in,
+and an SSH server answers on it; or, where it has come for that (:data:`SHELL`), it is told what to run
+on it. The guest then connects anew, for the next one.
 
 The door knows nothing of clusters and of the service: it is a Unix socket that the machine's network
-forwards (:class:`vmjobs.hypervisor.base.Network`), and :meth:`Door.knock`.
+forwards (:class:`vmjobs.hypervisor.base.Network`), :meth:`Door.knock` and :meth:`Door.order`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from typing import Final
 from vmjobs.errors import NoLogin
 from vmjobs.hypervisor.mconsole import short_path
 
-#: What a guest says first: version, the endpoint's token, its SSH server's key or ``-``.
-GREETING: Final = re.compile(rb"vmjobs-door 1 ([!-~]{1,128}) (-|ssh-ed25519 [A-Za-z0-9+/]{68})")
+#: What a guest says first: version, the door's token, its SSH server's key, ``-`` or ``shell``.
+GREETING: Final = re.compile(rb"vmjobs-door 1 ([!-~]{1,128}) (-|shell|ssh-ed25519 [A-Za-z0-9+/]{68})")
 MAX_GREETING: Final = 512
 GREETING_SECONDS: Final = 10.0
 #: Connections that have not said who they are. Any program in the guest may connect; the oldest goes.
@@ -35,6 +36,8 @@ BACKLOG: Final = 128
 #: Connections of the guest itself that wait. It holds one; what is older was left by one that died.
 MAX_STANDBY: Final = 2
 NO_SERVER: Final = "-"
+#: Of a guest that runs what it is told, where it decides itself as whom.
+SHELL: Final = "shell"
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class _Stranger:
 
 
 class Door:
-    """The connections of one guest. token: of its endpoint, which its root alone knows."""
+    """The connections of one guest. token: which its root alone knows, if it is to keep others off."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
@@ -70,17 +73,30 @@ class Door:
         Raises:
             NoLogin: its image has no SSH server, or it does not wait at the door for ``seconds``.
         """
+        return Visit(*self._say(f"session {key}\n", seconds))
+
+    def order(self, words: str, seconds: float) -> socket.socket:
+        """Have a guest that came for it (:data:`SHELL`) do something; the connection to it.
+
+        words: what, a line.
+
+        Raises:
+            NoLogin: it does not wait at the door for ``seconds``.
+        """
+        return self._say(f"{words}\n", seconds)[0]
+
+    def _say(self, line: str, seconds: float) -> tuple[socket.socket, str]:
         deadline = time.monotonic() + seconds
         while True:
             connection, host_key = self._next(deadline, seconds)
             try:
                 connection.settimeout(GREETING_SECONDS)
-                connection.sendall(f"session {key}\n".encode())
+                connection.sendall(line.encode())
                 connection.settimeout(None)
             except OSError:  # it went away this moment, and comes again
                 connection.close()
                 continue
-            return Visit(connection, host_key)
+            return connection, host_key
 
     def _next(self, deadline: float, seconds: float) -> tuple[socket.socket, str]:
         with self._changed:

@@ -1,13 +1,15 @@
 #!/bin/sh
-# Runs a job of HTCondor's in a guest as it would run on the node: unchanged.sh USER UID GROUP GID DIRECTORY
+# Runs a job of HTCondor's in a guest as it would run on the node:
+# unchanged.sh USER UID GROUP GID DIRECTORY DOOR CHIRP
 #
 # Beside this script's directory lie, as inputs: `start`, words of a shell that become the job; `tree.tar`,
-# its directory; perhaps `input`, what it reads. As outputs it leaves: `ended`, how the job ended; `left`, all
+# its directory; perhaps `input`, what it reads; programs for it. DOOR is address, port and token of the host's
+# door, CHIRP address and port of the job's Chirp service; empty where there is none. As outputs it leaves: `ended`, how the job ended; `left`, all
 # names in its directory; `changed.tar`, what the job made or changed there.
 #
 # shellcheck disable=SC1091,SC2034,SC2154 # parts of the guest program, and their variables
 here=$PWD
-user=$1 uid=$2 group=$3 gid=$4 directory=$5
+user=$1 uid=$2 group=$3 gid=$4 directory=$5 door=$6 chirp=$7
 
 # give_up SENTENCE: this image cannot run such jobs.
 give_up() {
@@ -47,6 +49,16 @@ cd "$directory" || give_up "the image cannot have the directory $directory"
 tar -xpf "$here/tree.tar" --numeric-owner -C . || exit
 rm "$here/tree.tar"
 
+# HTCondor's Chirp service, as it is reached from here.
+if [ -n "$chirp" ] && [ -f .chirp.config ] && [ ! -L .chirp.config ]; then
+    read -r _ _ cookie <.chirp.config
+    echo "$chirp $cookie" >.chirp.config
+    if ! command -v condor_chirp >/dev/null; then
+        bb install -D -m 0755 "$here/condor_chirp.sh" /usr/libexec/condor/condor_chirp
+        bb ln -s /usr/libexec/condor/condor_chirp /usr/bin/condor_chirp
+    fi
+fi
+
 # directories: inode and name of each, with a NUL behind it. One that is moved keeps what it holds as it was.
 directories() {
     find . -mindepth 1 -type d -printf '%i %p\0' | LC_ALL=C sort -z
@@ -72,9 +84,16 @@ trap : HUP INT QUIT TERM USR1 USR2
 trap 'changed=1' CHLD
 (
     trap - HUP INT QUIT TERM USR1 USR2 CHLD
+    set --
     . "$here/start"
 ) <"$input" &
 script=$!
+keeper=
+if [ -n "$door" ]; then
+    export here uid gid directory door setpriv defaults
+    setsid /bin/sh "$here/visit.sh" keep </dev/null >/dev/null 2>&1 &
+    keeper=$!
+fi
 while :; do
     changed=
     look
@@ -85,6 +104,7 @@ done
 trap - CHLD
 outcome
 
+[ -z "$keeper" ] || kill -s KILL -- "-$keeper" 2>/dev/null # nobody enters any more
 setpriv --reuid "$uid" --regid "$gid" --clear-groups sh -c 'kill -9 -1' 2>/dev/null
 cd "$directory" || give_up "the directory $directory is gone"
 {

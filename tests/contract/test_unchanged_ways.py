@@ -1,0 +1,236 @@
+"""Ways between an unchanged job's machine and the world: Chirp, and people who enter it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chirp_service import COOKIE, ChirpService, chirp_service
+from hypervisor_host import wait_until
+from unchanged_kit import BOOT, GID, UID, Job, Site, serving_site
+
+from vmjobs.agent.entrance import MOST
+
+AD = 'VMJobImage = "generic"\n'
+PROGRAM = str(Path(sys.executable).with_name("vmjobs"))
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with serving_site() as site:
+        yield site
+
+
+@pytest.fixture
+def chirp(tmp_path: Path) -> Iterator[ChirpService]:
+    with chirp_service(tmp_path) as service:
+        yield service
+
+
+def chirping(site: Site, chirp: ChirpService, script: str, ad: str = AD) -> Job:
+    """Run a script to its end in which there is a Chirp service."""
+    config = f"127.0.0.1 {chirp.port} {COOKIE}".encode()
+    return site.run("/bin/sh", "-c", script, ad=ad, files={".chirp.config": config})
+
+
+def test_a_job_that_asked_for_it_does_all_that_chirp_does(site: Site, chirp: ChirpService) -> None:
+    data = os.urandom(200_000)
+    (chirp.folder / "there").write_bytes(data)
+    script = """
+        set -e
+        condor_chirp set_job_attr Words '"two  words\\"\\\\ '"'"'and more"'
+        condor_chirp get_job_attr Words
+        condor_chirp ulog 'a note'
+        condor_chirp fetch there here
+        condor_chirp put -perm 644 here 'and back'
+        condor_chirp fetch there - | cmp - here
+        condor_chirp remove there
+        ! condor_chirp fetch there again
+        ! condor_chirp get_job_attr Nothing
+        /usr/libexec/condor/condor_chirp set_job_attr_delayed ChirpDone 1
+    """
+    job = chirping(site, chirp, script, AD + "WantIOProxy = true\n")
+    assert (job.status, job.out) == (0, '"two  words\\"\\\\ \'and more"\n'), job.err
+    assert job.err.splitlines() == [
+        "condor_chirp: open there: there is no such file or attribute",
+        "condor_chirp: get_job_attr Nothing: there is no such file or attribute",
+    ]
+    assert (chirp.folder / "and back").read_bytes() == data
+    assert not (chirp.folder / "there").exists()
+    assert chirp.attributes["ChirpDone"] == "1"
+    assert chirp.notes == ["a note"]
+    assert (job.place / "here").read_bytes() == data
+    assert (job.place / ".chirp.config").read_text().startswith("127.0.0.1 ")
+
+
+def test_a_job_that_did_not_ask_has_its_own_attributes_alone(site: Site, chirp: ChirpService) -> None:
+    """Whoever made its image must not reach the user's files, or have the job run elsewhere."""
+    (chirp.folder / "secret").write_text("of the user")
+    script = """
+        condor_chirp set_job_attr_delayed ChirpMine 7
+        condor_chirp get_job_attr_delayed ChirpMine
+        condor_chirp set_job_attr VMJobImage undefined
+        condor_chirp fetch secret stolen
+        condor_chirp ulog noise
+        read -r address port cookie <.chirp.config
+        { echo "cookie $cookie"; echo open secret r 0; echo read 7 99
+            echo get_job_attr_delayed ChirpMine
+            sleep 3; } | busybox nc "$address" "$port" | tr '\\n' ,
+    """
+    job = chirping(site, chirp, script)
+    assert job.out == "7\n0,-2,-2,1,7", job.err
+    assert job.err.count("not allowed; does the job have +WantIOProxy = true?") == 3
+    assert "VMJobImage" not in chirp.attributes
+    assert not (job.place / "stolen").exists() or not (job.place / "stolen").read_bytes()
+    assert chirp.notes == []
+
+
+def test_many_connections_at_once(site: Site, chirp: ChirpService) -> None:
+    script = """
+        for n in 1 2 3 4 5 6; do condor_chirp set_job_attr_delayed "ChirpN$n" $n & done; wait
+        read -r address port cookie <.chirp.config
+        for n in 1 2 3 4 5 6 7 8 9 10 11 12; do
+            { sleep 5; } | busybox nc "$address" "$port" &
+        done
+        sleep 2; condor_chirp set_job_attr_delayed ChirpN7 7; wait
+        condor_chirp set_job_attr_delayed ChirpN8 8
+    """
+    job = chirping(site, chirp, script)
+    assert job.status == 0, job.err
+    assert {f"ChirpN{n}" for n in (1, 2, 3, 4, 5, 6, 8)} <= set(chirp.attributes)
+
+
+@pytest.fixture
+def resident(site: Site) -> Iterator[Job]:
+    """A job that stays."""
+    script = "echo mine >of-the-job; echo up; sleep 1000"
+    job = site.start("/bin/sh", "-c", script, environment={"GREETING": "two words"})
+    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    yield job
+    job.process.kill()
+    job.process.wait(10)
+    wait_until(lambda: not site.machines(), 30, "the machine to be gone")
+
+
+def surroundings(site: Site, slot: int) -> dict[str, str]:
+    own = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "SLOT": str(slot)}
+    return {**own, "VMJOBS_SOCKET": str(site.socket)}
+
+
+def entering(site: Site, slot: int, command: str, uid: int = UID) -> subprocess.Popen[bytes]:
+    """Somebody who belongs to the job of a slot."""
+    return subprocess.Popen(
+        [PROGRAM, "enter"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**surroundings(site, slot), "SSH_ORIGINAL_COMMAND": command},
+        user=uid,
+        group=GID,
+        extra_groups=[],
+    )
+
+
+def test_a_command_runs_in_the_job(site: Site, resident: Job) -> None:
+    command = """
+        id -u; pwd; cat of-the-job; echo "$GREETING"; cat; echo 'to you' >&2
+        cat /proc/[0-9]*/comm | grep -c sleep; exit 7
+    """
+    visitor = entering(site, resident.process.pid, command)
+    out, err = visitor.communicate(b"typed\n", timeout=60)
+    lines = [str(UID), str(resident.place), "mine", "two words", "typed", "to you", "1"]
+    assert out.decode().splitlines() == lines, err
+    assert visitor.returncode == 7
+
+
+def test_bytes_pass_untouched(site: Site, resident: Job) -> None:
+    data = os.urandom(3_000_000)
+    out, err = entering(site, resident.process.pid, "cat").communicate(data, timeout=120)
+    assert out == data, err
+
+
+def test_a_shell_in_a_terminal(site: Site, resident: Job) -> None:
+    screen, terminal = pty.openpty()
+    os.set_blocking(screen, False)
+    visitor = subprocess.Popen(
+        [PROGRAM, "enter"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**surroundings(site, resident.process.pid), "TERM": "vt100"},
+        user=UID,
+        group=GID,
+        extra_groups=[],
+    )
+    os.close(terminal)
+    seen = bytearray()
+
+    def sees(words: bytes) -> bool:
+        try:
+            seen.extend(os.read(screen, 65536))
+        except BlockingIOError:
+            return words in seen
+        return words in seen
+
+    wait_until(lambda: sees(b"$ "), 30, "a prompt")
+    os.write(screen, b"tty; stty size; echo $TERM; cat of-the-job\r")
+    wait_until(lambda: sees(b"vt100\r\nmine"), 30, "what the commands print")
+    assert b"/dev/pts/" in seen
+    os.write(screen, b"sleep 100\r")
+    wait_until(lambda: sees(b"sleep 100\r\n"), 30, "the command")
+    os.write(screen, b"\x03")
+    os.write(screen, b"echo interrupt=$?\r")
+    wait_until(lambda: sees(b"interrupt=130"), 30, "the shell to go on")
+    os.write(screen, b"exit 3\r")
+    assert visitor.wait(30) == 3
+    os.close(screen)
+
+
+def test_who_is_somebody_else_stays_outside(site: Site, resident: Job) -> None:
+    visitor = entering(site, resident.process.pid, "id", uid=UID + 1)
+    out, err = visitor.communicate(timeout=60)
+    assert out == b""
+    assert b"no machine of this job's runs here" in err
+    assert visitor.returncode == 125
+
+
+def test_nobody_enters_where_no_machine_is(site: Site) -> None:
+    visitor = entering(site, os.getpid(), "id")
+    _, err = visitor.communicate(timeout=60)
+    assert visitor.returncode == 125, err
+
+
+def test_no_more_than_some_are_inside(site: Site, resident: Job) -> None:
+    slot = resident.process.pid
+    visitors = [entering(site, slot, "echo in; sleep 1000") for _ in range(MOST)]
+    for visitor in visitors:
+        assert visitor.stdout is not None
+        assert visitor.stdout.readline() == b"in\n"
+    late = entering(site, slot, "id")
+    assert b"people are in the job's machine" in late.communicate(timeout=60)[1]
+    visitors.pop().kill()
+    deadline = time.monotonic() + 30
+    while (again := entering(site, slot, "exit 9")).wait(60) != 9:
+        assert time.monotonic() < deadline, again.communicate()
+    for visitor in visitors:
+        visitor.kill()
+        visitor.wait(10)
+
+
+def test_the_job_ends_under_a_visitor(site: Site) -> None:
+    job = site.start("/bin/sh", "-c", "echo up; while [ ! -e over ]; do sleep 0.2; done; exit 4")
+    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    command = "trap '' TERM HUP; echo in; touch over; while :; do sleep 1; done"
+    visitor = entering(site, job.process.pid, command)
+    assert visitor.stdout is not None
+    assert visitor.stdout.readline() == b"in\n"
+    assert job.process.wait(60) == 4
+    visitor.communicate(timeout=30)
+    assert visitor.returncode != 0
+    assert (job.place / "over").exists()

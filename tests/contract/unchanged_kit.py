@@ -1,0 +1,156 @@
+"""A node for unchanged jobs: a real agent, and `vmjobs exec-unchanged` as a starter runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from images.store import ImageStore
+from vmjobs.agent.journal import Journal
+from vmjobs.agent.run import Parts, RunSettings
+from vmjobs.agent.server import Agent, Hands, listening
+from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.model import MIB, Node, now
+
+ROOT = Path(__file__).parents[2]
+UID, GID = 4242, 4343
+BOOT = 60.0
+
+
+def slot_of(pid: int) -> int:
+    """What a process says itself, or its own: there are no starters here."""
+    for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        if word.startswith(b"SLOT="):
+            return int(word.removeprefix(b"SLOT="))
+    return pid
+
+
+@dataclass
+class Site:
+    """A node with an agent."""
+
+    folder: Path
+    socket: Path
+    agent: Agent
+    driver: UserModeLinux
+    prefix: str
+    places: list[Path] = field(default_factory=list)
+
+    def start(
+        self,
+        *command: str,
+        files: Mapping[str, bytes] | None = None,
+        ad: str = 'VMJobImage = "generic"',
+        environment: Mapping[str, str] | None = None,
+        given: bytes | None = None,
+        prepare: Callable[[Path], object] = lambda _: None,
+    ) -> Job:
+        """Start a job as the starter does: in a directory of its own, as its user."""
+        place = Path(tempfile.mkdtemp(prefix="dir_", dir=self.folder))
+        self.places.append(place)
+        (place / ".job.ad").write_text(f"ClusterId = 7\nProcId = 0\n{ad}\n")
+        (place / ".machine.ad").write_text("Cpus = 1\nMemory = 128\nDisk = 100000\n")
+        for name, data in (files or {}).items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(data)
+        prepare(place)
+        own = {"_CONDOR_SCRATCH_DIR": str(place), "PATH": "/usr/bin:/bin", **(environment or {})}
+        with (place / ".vmjobs-environment").open("wb") as file:
+            file.write(b"".join(os.fsencode(f"{n}={v}") + b"\0" for n, v in own.items()))
+        for path in (place, *place.rglob("*")):
+            os.chown(path, UID, GID, follow_symlinks=False)
+        program = str(Path(sys.executable).with_name("vmjobs"))
+        argv = [program, "exec-unchanged", "--environment", ".vmjobs-environment", "--", *command]
+        with (
+            (place / "_condor_stdout").open("wb") as out,
+            (place / "_condor_stderr").open("wb") as err,
+            tempfile.TemporaryFile() as source,
+        ):
+            source.write(given or b"")
+            source.seek(0)
+            process = subprocess.Popen(
+                argv,
+                cwd=place,
+                stdin=subprocess.DEVNULL if given is None else source,
+                stdout=out,
+                stderr=err,
+                env={
+                    "PATH": "/usr/bin:/bin",
+                    "HOME": "/nonexistent",
+                    "VMJOBS_SOCKET": str(self.socket),
+                },
+                user=UID,
+                group=GID,
+                extra_groups=[],
+            )
+        return Job(place, process)
+
+    def machines(self) -> list[str]:
+        """Machines of this node."""
+        return [name for name in self.driver.list() if name.startswith(self.prefix)]
+
+    def run(self, *command: str, **wish: Any) -> Job:
+        """Run a job to its end."""
+        job = self.start(*command, **wish)
+        job.process.wait(120)
+        return job
+
+
+@dataclass
+class Job:
+    """A job, its directory, and the process that the starter looks at."""
+
+    place: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def status(self) -> int:
+        """The exit status, or less than 0: the signal."""
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+    @property
+    def out(self) -> str:
+        """What it printed."""
+        return (self.place / "_condor_stdout").read_text("utf-8", "replace")
+
+    @property
+    def err(self) -> str:
+        """What it printed on standard error."""
+        return (self.place / "_condor_stderr").read_text("utf-8", "replace")
+
+
+@contextmanager
+def serving_site() -> Iterator[Site]:
+    """A node whose agent takes unchanged jobs; nothing is left of them in the end."""
+    with tempfile.TemporaryDirectory(prefix="unchanged-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        driver = UserModeLinux()
+        store = ImageStore(ROOT / "build" / "images")
+        journal = Journal(folder / "runs")
+        settings = RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
+        parts = Parts(store, lambda _kind, _able=(): driver, journal, settings)
+        hands = Hands(folder / "handed", 2048, store.resolve, slot_of)
+
+        def describe(running: tuple[str, ...]) -> Node:
+            return Node(name="here", cpus=1, memory=1, disk=1, running=running, updated=now())
+
+        def never(_job: str, _token: str) -> Any:
+            raise AssertionError("no job of the repository's")
+
+        agent = Agent(parts, never, describe, hands)
+        with listening(folder / "s", agent.serve):
+            site = Site(folder, folder / "s", agent, driver, journal.prefix)
+            yield site
+        agent.stop(20)
+        assert site.machines() == []
+        assert list((folder / "runs").iterdir()) == []
+        assert list((folder / "handed").glob("*")) == []

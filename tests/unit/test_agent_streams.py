@@ -1,0 +1,100 @@
+"""Connections that travel as messages: two ends, and the wire between them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vmjobs.agent.protocol import Channel, DataMessage
+from vmjobs.agent.streams import MOST, Streams, listening
+
+PATIENCE = 10.0
+
+
+def echo(connection: socket.socket) -> None:
+    while data := connection.recv(4096):
+        connection.sendall(data.upper())
+
+
+class Wire:
+    """A node's side, where connections come in, and the other one, where ``answer`` serves them."""
+
+    def __init__(self, path: Path, answer: Callable[[socket.socket], object]) -> None:
+        self.path = path
+        self.near = Streams(Channel.CHIRP, self._to_far)
+        self.far = Streams(Channel.CHIRP, self._to_near, answer)
+        self._lock = threading.Lock()
+
+    def _to_far(self, message: DataMessage) -> None:
+        with self._lock:
+            self.far.take(message)
+
+    def _to_near(self, message: DataMessage) -> None:
+        self.near.take(message)
+
+    def connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(PATIENCE)
+        connection.connect(str(self.path))
+        return connection
+
+
+@pytest.fixture
+def wire(tmp_path: Path) -> Iterator[Wire]:
+    wire = Wire(tmp_path / "s", echo)
+    with listening(wire.near, wire.path):
+        yield wire
+    wire.far.close()
+
+
+def test_each_connection_gets_its_own_answers(wire: Wire) -> None:
+    """Whoever connects first need not speak first."""
+    connections = [wire.connect() for _ in range(MOST)]
+    for number, connection in reversed(list(enumerate(connections))):
+        connection.sendall(b"from %d" % number)
+        assert connection.recv(100) == b"FROM %d" % number
+    for connection in connections:
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(100) == b""
+
+
+def test_there_is_room_again_once_some_are_over(wire: Wire) -> None:
+    connections = [wire.connect() for _ in range(MOST)]
+    for connection in connections:
+        connection.sendall(b"x")
+        assert connection.recv(1) == b"X"
+    assert wire.connect().recv(1) == b""
+    connections[0].close()
+    for _ in range(100):
+        again = wire.connect()
+        again.sendall(b"y")
+        try:
+            if again.recv(1) == b"Y":
+                return
+        except ConnectionError:
+            continue
+    pytest.fail("there was no room any more")
+
+
+def test_who_answers_may_fail(tmp_path: Path) -> None:
+    def fail(_connection: socket.socket) -> None:
+        raise ConnectionRefusedError("nobody there")
+
+    wire = Wire(tmp_path / "s", fail)
+    with listening(wire.near, wire.path):
+        for _ in range(3):
+            assert wire.connect().recv(1) == b""
+
+
+def test_all_are_hung_up_on_in_the_end(tmp_path: Path) -> None:
+    wire = Wire(tmp_path / "s", echo)
+    with listening(wire.near, wire.path):
+        connection = wire.connect()
+        connection.sendall(b"x")
+        assert connection.recv(1) == b"X"
+    assert connection.recv(1) == b""
+    assert not wire.path.exists()

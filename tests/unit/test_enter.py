@@ -1,0 +1,39 @@
+"""What comes out of a machine that somebody has entered, and where it ends."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from vmjobs.enter import Tail
+
+MARK = "0123456789abcdef" * 2
+END = f"\x1evmjobs {MARK} 7\n".encode()
+
+
+def through(tail: Tail, data: bytes, size: int) -> bytes:
+    return b"".join(tail.take(data[at : at + size]) for at in range(0, len(data), size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000, 100_000])
+def test_all_but_the_end_is_printed(size: int) -> None:
+    words = b"a line\nanother\n\x1evmjobs \x1e\x1e\x00" + os.urandom(5000)
+    tail = Tail(MARK)
+    assert through(tail, words + END, size) == words
+    assert (tail.status, tail.rest()) == (7, b"")
+
+
+@pytest.mark.parametrize("line", [b"$ ", b"a line\n", b"\n", b"vmjobs"])
+def test_no_text_is_kept_back(line: bytes) -> None:
+    assert Tail(MARK).take(line) == line
+
+
+@pytest.mark.parametrize(
+    "data", [b"words", b"words\x1evm", b"words" + END[:-1], b"words" + END.replace(b"0123", b"4321")]
+)
+def test_without_an_end_there_is_no_status(data: bytes) -> None:
+    """The machine hung up, or somebody in it makes believe."""
+    tail = Tail(MARK)
+    assert tail.take(data) + tail.rest() == data
+    assert tail.status is None

@@ -1,0 +1,103 @@
+"""The ways between an unchanged job's machine and the node: who enters it, and what it says by Chirp.
+
+The guest makes all connections itself, to two ports of its endpoint's address; ``unchanged.sh`` is
+what does that.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from vmjobs.agent import door, protocol, streams
+from vmjobs.agent.protocol import Channel, DataMessage, EnterMessage, HandMessage
+from vmjobs.errors import Unavailable
+from vmjobs.hypervisor.base import CHIRP_PORT, DOOR_PORT, ENDPOINT_ADDRESS
+from vmjobs.model import NetworkMode
+
+#: Seconds in which the guest is to come to its door: it has to be up, and to have done its set-up.
+KNOCK_SECONDS: Final = 15.0
+#: People in one machine at a time.
+MOST: Final = 8
+_PIECE: Final = 64 * 1024
+
+Send = Callable[[protocol.Message], None]
+
+
+class Entrance:
+    """The doors of one job's machine. send: to whoever handed the job over."""
+
+    def __init__(self, message: HandMessage, send: Send) -> None:
+        self._token = secrets.token_hex(16)
+        self._online = message.network is not NetworkMode.NONE
+        self._chirps = message.chirp and self._online
+        self._door = door.Door(self._token)
+        self._streams = streams.Streams(Channel.CHIRP, send)
+        self._free = threading.BoundedSemaphore(MOST)
+
+    @property
+    def doors(self) -> Mapping[int, Callable[[Path], AbstractContextManager[None]]]:
+        """What listens at which port of the endpoint's address."""
+        doors: dict[int, Callable[[Path], AbstractContextManager[None]]] = {}
+        if self._online:
+            doors[DOOR_PORT] = partial(door.listening, self._door)
+        if self._chirps:
+            doors[CHIRP_PORT] = partial(streams.listening, self._streams)
+        return doors
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What ``unchanged.sh`` is told: of its door, and of Chirp. Empty where there is none."""
+        at = f"{ENDPOINT_ADDRESS} {DOOR_PORT} {self._token}" if self._online else ""
+        return at, f"{ENDPOINT_ADDRESS} {CHIRP_PORT}" if self._chirps else ""
+
+    def take(self, message: DataMessage) -> None:
+        """Something from whoever handed the job over."""
+        if message.channel is Channel.CHIRP:
+            self._streams.take(message)
+
+    def enter(self, message: EnterMessage, send: Send, messages: Iterator[protocol.Message]) -> None:
+        """Let somebody in, and return when they have left. send, messages: theirs.
+
+        Raises:
+            NoLogin: the guest does not come to its door.
+            Unavailable: too many are there.
+        """
+        if not self._free.acquire(blocking=False):
+            raise Unavailable("agent", f"{MOST} people are in the job's machine already")
+        try:
+            with self._door.order(_order(message), KNOCK_SECONDS) as guest:
+                back = threading.Thread(target=_pass_back, args=(guest, send), daemon=True)
+                back.start()
+                with suppress(OSError):
+                    for piece in messages:
+                        if isinstance(piece, DataMessage) and piece.channel is Channel.SHELL:
+                            guest.sendall(piece.data)
+                            if piece.last:
+                                guest.shutdown(socket.SHUT_WR)
+                with suppress(OSError):
+                    guest.shutdown(socket.SHUT_RDWR)
+                back.join()
+        finally:
+            self._free.release()
+
+
+def _order(message: EnterMessage) -> str:
+    command = base64.b64encode(message.command.encode("utf-8", "surrogateescape")).decode()
+    term = message.term or "-"
+    return f"shell {message.mark} {term} {message.rows} {message.columns} {command or '-'}"
+
+
+def _pass_back(guest: socket.socket, send: Send) -> None:
+    """What comes from the machine, until nothing does. Who entered hangs up then."""
+    with suppress(OSError):
+        while data := guest.recv(_PIECE):
+            send(DataMessage(channel=Channel.SHELL, size=len(data), data=data))
+    send(DataMessage(channel=Channel.SHELL, size=0, last=True))
