@@ -27,6 +27,7 @@ from vmjobs.errors import (
     NotFound,
     PayloadTooLarge,
     StorageFull,
+    Unauthenticated,
     Unavailable,
     VMJobsError,
 )
@@ -47,13 +48,17 @@ class Outcome:
     """deed: HOLD or AGAIN. subcode: HoldReasonSubCode of a job that is held for it. why: in words.
 
     remedy: what users of HTCondor do about it, in place of a sentence for those of our own commands.
+    about: what the sentence speaks of, where users would take that for something of theirs.
     """
 
     deed: str
     subcode: int
     why: str
     remedy: str = ""
+    about: str = ""
 
+
+_SCRIPT: Final = "a script of vmjobs' own, not the job"
 
 #: By the code of what went wrong. Sub-codes are stable: users' policies may compare with them.
 OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
@@ -78,23 +83,34 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
         ReasonCode.BOOT_FAILED.value: Outcome(AGAIN, 122, "the machine did not start"),
         ReasonCode.GUEST_LOST.value: Outcome(AGAIN, 123, "the machine ended, or fell silent"),
         ReasonCode.IMAGE_UNAVAILABLE.value: Outcome(AGAIN, 124, "the image could not be fetched"),
-        ReasonCode.INPUT_UNAVAILABLE.value: Outcome(AGAIN, 125, "the job's files got lost"),
         ReasonCode.NO_HYPERVISOR.value: Outcome(AGAIN, 126, "no hypervisor here boots the image"),
         ReasonCode.NODE_FAILED.value: Outcome(AGAIN, 127, "the node failed"),
-        ReasonCode.OUTPUT_MISSING.value: Outcome(AGAIN, 128, "what the job left did not come back"),
-        ReasonCode.SCRIPT_FAILED.value: Outcome(AGAIN, 129, "the guest could not run the job"),
-        ReasonCode.SCRIPT_KILLED.value: Outcome(AGAIN, 130, "the guest could not run the job"),
+        ReasonCode.OUTPUT_MISSING.value: Outcome(
+            AGAIN, 128, "what the job left did not come back", about=_SCRIPT
+        ),
+        ReasonCode.SCRIPT_FAILED.value: Outcome(
+            AGAIN, 129, "the guest could not run the job", about=_SCRIPT
+        ),
+        ReasonCode.SCRIPT_KILLED.value: Outcome(
+            AGAIN, 130, "the guest could not run the job", about=_SCRIPT
+        ),
         ReasonCode.INTERNAL.value: Outcome(AGAIN, 131, "the agent failed"),
-        StorageFull.code: Outcome(AGAIN, 133, "the node has no room for the job's disk"),
         LOST: Outcome(AGAIN, 132, "what runs the job on its node was killed"),
+        StorageFull.code: Outcome(AGAIN, 133, "the node has no room for the job's disk"),
+        Unauthenticated.code: Outcome(
+            AGAIN,
+            134,
+            "the repository does not know the node",
+            about="the node's token, not the user's",
+        ),
     }
 )
-_UNKNOWN: Final = Outcome(AGAIN, 199, "something else")
+UNKNOWN: Final = Outcome(AGAIN, 199, "something else")
 
 
 def outcome_of(code: str) -> Outcome:
     """What becomes of a job for the code of what went wrong."""
-    return OUTCOMES.get(code, _UNKNOWN)
+    return OUTCOMES.get(code, UNKNOWN)
 
 
 def attributes(code: str, why: str) -> dict[str, ClassAdValue]:
@@ -104,10 +120,24 @@ def attributes(code: str, why: str) -> dict[str, ClassAdValue]:
     outcome = outcome_of(code)
     if outcome.remedy:
         why = f"{outcome.why}; {outcome.remedy}"
+    if outcome.about:
+        why = f"{outcome.why}; {why} ({outcome.about})"
     return {
         names.VM_SUBCODE: outcome.subcode,
         names.VM_REASON: f"{code}: {why}",
         names.VM_OUTCOME: outcome.deed,  # last: where the others are missing nobody acts
+    }
+
+
+def begun() -> dict[str, ClassAdValue]:
+    """The same of a job that has begun. That becomes of it unless something else is told; the reason is
+    how far it is, and the policy has one of its own for this end.
+    """
+    lost = OUTCOMES[LOST]
+    return {
+        names.VM_SUBCODE: lost.subcode,
+        names.VM_REASON: "the job began",
+        names.VM_OUTCOME: lost.deed,
     }
 
 

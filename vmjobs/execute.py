@@ -39,6 +39,10 @@ FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
 
 
+class NotNow(Exception):
+    """The agent will not run the job now; the text says why. It is asked again."""
+
+
 class Refused(VMJobsError):
     """The agent, or the repository behind it, will not run this job."""
 
@@ -80,7 +84,7 @@ def insist(
     """Talk with the agent at ``path`` until that comes to something; None: a signal said to stop.
 
     converse: takes a connection, and what to call whenever something is heard; returns None if the
-        agent has to be asked again.
+        agent has to be asked again, or raises NotNow.
     patience: seconds to go on while nothing is heard.
 
     Raises:
@@ -102,6 +106,8 @@ def insist(
             if ended is not None:
                 return ended
             why = f"the agent at {path} went away, or does not run the job now"
+        except NotNow as refusal:
+            why = f"the agent at {path} does not run the job now: {refusal}"
         except OSError as error:
             why = f"no agent at {path}: {error}"
         if time.monotonic() > give_up:

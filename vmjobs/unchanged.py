@@ -30,7 +30,7 @@ from vmjobs.agent import protocol
 from vmjobs.agent.protocol import Channel, DataMessage, EndMessage, ErrorMessage, ProgressMessage
 from vmjobs.agent.streams import Streams
 from vmjobs.errors import InvalidRequest, Unavailable
-from vmjobs.execute import Signals, insist
+from vmjobs.execute import NotNow, Signals, insist
 from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode
 
 log = logging.getLogger(__name__)
@@ -133,6 +133,8 @@ def run_handed(
         beginnings += conversation.begun
         if ended is None and beginnings >= MAX_BEGINNINGS:
             raise Unavailable("agent", f"the agent at {path} lost the job {beginnings} times")
+        if ended is None and conversation.refusal:
+            raise NotNow(conversation.refusal)
         return ended
 
     with Signals() as signals:
@@ -141,7 +143,10 @@ def run_handed(
 
 @dataclass
 class _Conversation:
-    """One connection's worth of a job. begun: it was taken, and what it prints may have come."""
+    """One connection's worth of a job.
+
+    begun: it was taken, and what it prints may have come. refusal: why it does not run now.
+    """
 
     connection: socket.socket
     handing: Handing
@@ -149,6 +154,7 @@ class _Conversation:
     heard: Callable[[], None]
     signals: Signals
     begun: bool = False
+    refusal: str = ""
     #: One that a second signal does not wait for while the first is passed on.
     _sending: threading.RLock = field(default_factory=threading.RLock)
 
@@ -224,6 +230,7 @@ class _Conversation:
                 return message
             elif isinstance(message, ErrorMessage):
                 log.warning("%s", message.message)
+                self.refusal = message.message
                 return None if message.retry else End(code=message.code, why=message.message)
         return None
 

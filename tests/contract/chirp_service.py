@@ -23,6 +23,11 @@ class ChirpService:
     notes: list[str] = field(default_factory=list)
     port: int = 0
 
+    @property
+    def config(self) -> bytes:
+        """What a starter writes into a job's ``.chirp.config``."""
+        return f"127.0.0.1 {self.port} {COOKIE}\n".encode()
+
     def serve(self, connection: socket.socket) -> None:
         files: dict[int, IO[bytes]] = {}
         with connection, connection.makefile("rwb") as stream, suppress(ConnectionError):

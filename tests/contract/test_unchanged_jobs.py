@@ -8,9 +8,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from chirp_service import ChirpService, chirp_service
 from hypervisor_host import wait_until
 from unchanged_kit import BOOT, GID, UID, Site, serving_site
 
@@ -240,3 +242,45 @@ def test_root_has_no_jobs(site: Site) -> None:
         (answer,) = protocol.receive(client)
     assert isinstance(answer, protocol.ErrorMessage)
     assert "root" in answer.message
+
+
+@contextmanager
+def small_disk(place: Path, mib: int) -> Iterator[None]:
+    """A directory of the agent's, which has nothing in it now, with so much room."""
+    place.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", place], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.fixture
+def chirp(tmp_path: Path) -> Iterator[ChirpService]:
+    with chirp_service(tmp_path) as service:
+        yield service
+
+
+def test_a_node_whose_disk_is_full_says_so(site: Site, chirp: ChirpService) -> None:
+    """There is no room to note how it ended, either."""
+    with small_disk(site.folder / "runs", 2):
+        files = {"large": bytes(4 * MIB), ".chirp.config": chirp.config}
+        job = site.run("/bin/true", files=files)
+    assert job.status == -signal.SIGKILL
+    said = chirp.attributes["ChirpVMReason"]
+    assert said.startswith('"NODE_FAILED: the node failed: ')
+    assert "No space left" in said
+
+
+def test_no_room_for_what_the_job_left(site: Site, chirp: ChirpService) -> None:
+    script = "echo up; sleep 5; head -c 1000000 /dev/urandom >made"
+    with small_disk(site.folder / "handed", 1026):
+        job = site.start("/bin/sh", "-c", script, files={".chirp.config": chirp.config})
+        wait_until(lambda: "up" in job.out, BOOT, "the job")
+        with (site.folder / "handed" / "filler").open("wb") as filler, suppress(OSError):
+            while True:
+                filler.write(bytes(MIB))
+        assert job.process.wait(60) == -signal.SIGKILL
+    said = chirp.attributes["ChirpVMReason"]
+    assert said.startswith('"NODE_FAILED: output ')
+    assert "No space left" in said

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chirp_service import COOKIE, ChirpService, chirp_service
+from chirp_service import ChirpService, chirp_service
 from hypervisor_host import wait_until
 from unchanged_kit import BOOT, GID, UID, Job, Site, serving_site
 
@@ -35,8 +35,7 @@ def chirp(tmp_path: Path) -> Iterator[ChirpService]:
 
 def chirping(site: Site, chirp: ChirpService, script: str, ad: str = AD) -> Job:
     """Run a script to its end in which there is a Chirp service."""
-    config = f"127.0.0.1 {chirp.port} {COOKIE}".encode()
-    return site.run("/bin/sh", "-c", script, ad=ad, files={".chirp.config": config})
+    return site.run("/bin/sh", "-c", script, ad=ad, files={".chirp.config": chirp.config})
 
 
 def test_a_job_that_asked_for_it_does_all_that_chirp_does(site: Site, chirp: ChirpService) -> None:

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from images.build import build
@@ -86,13 +87,14 @@ class Grid:
         wait_for(lambda: not self.leftovers(*jobs) or None, f"nothing to be left of {jobs}", 60)
 
 
-def odd_images(grid: Grid) -> None:
-    """Have images of which one panics and one is never ready; both are `generic` but for init."""
+#: Inits of images, by name: one panics, one is never ready.
+ODD = {"test-panics": "exit 1", "test-never-ready": "while :; do sleep 60; done"}
+
+
+def odd_images(grid: Grid, programs: Mapping[str, str] = MappingProxyType(ODD)) -> None:
+    """Have images in the library that are `generic` but for init, which is a shell script."""
     recipe = (ROOT / "images" / "recipes" / "generic.toml").read_text("utf-8")
-    for name, program in {
-        "test-panics": "exit 1",
-        "test-never-ready": "while :; do sleep 60; done",
-    }.items():
+    for name, program in programs.items():
         text = recipe.replace('name = "generic"', f'name = "{name}"')
         text = text.replace("init=/sbin/vmjobs-init", "init=/sbin/odd-init")
         text += f'''

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -146,6 +147,13 @@ def test_a_fault_of_the_agent_is_told_and_not_asked_for_again(
 ) -> None:
     script.fault = RuntimeError("boom")
     with pytest.raises(Refused):
+        run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+    assert script.runs == 1
+
+
+def test_a_fault_of_the_node_is_told_as_such(agent: tuple[Agent, Path], script: Script) -> None:
+    script.fault = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(Refused, match="the node failed: "):
         run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
     assert script.runs == 1
 

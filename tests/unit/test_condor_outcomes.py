@@ -16,6 +16,7 @@ ELSEWHERE = {
     ReasonCode.SUBMITTED,
     ReasonCode.SCHEDULED,
     ReasonCode.PROGRESS,
+    ReasonCode.INPUT_UNAVAILABLE,  # what an unchanged job needs comes with it
     ReasonCode.SUCCEEDED,
     ReasonCode.AGENT_RESTARTED,
     ReasonCode.SCHEDULER_UNAVAILABLE,
@@ -52,6 +53,13 @@ def test_users_are_told_what_they_can_do_with_htcondor() -> None:
     )
 
 
+@pytest.mark.parametrize("code", ["OUTPUT_MISSING", "SCRIPT_FAILED", "SCRIPT_KILLED"])
+def test_nobody_takes_our_script_for_the_job(code: str) -> None:
+    told = str(outcomes.attributes(code, "the script exited with status 1")[names.VM_REASON])
+    assert told.startswith(f"{code}: {outcomes.OUTCOMES[code].why}; the script exited with status 1 (")
+    assert told.endswith("not the job)")
+
+
 def test_the_jobs_own_end_is_left_alone() -> None:
     assert outcomes.attributes("", "") == {names.VM_OUTCOME: outcomes.OWN}
 
@@ -66,9 +74,15 @@ def test_the_schedds_policy_uses_the_same_words() -> None:
         assert word in policy
     assert f'=?= "{outcomes.HOLD}"' in policy
     assert f'=?= "{outcomes.AGAIN}"' in policy
+    lost = outcomes.OUTCOMES[outcomes.LOST]
+    assert f'ChirpVMSubCode =?= {lost.subcode}, strcat("{outcomes.LOST}: {lost.why}; ' in policy
+    assert f"SET ChirpVMSubCode {lost.subcode}\n" in policy
+    assert outcomes.begun()[names.VM_SUBCODE] == lost.subcode
 
 
 def test_the_page_has_the_table() -> None:
     page = (ROOT / "docs/htcondor-jobs.md").read_text("utf-8")
     for code, outcome in outcomes.OUTCOMES.items():
         assert f"| `{code}` | {outcome.subcode} | {outcome.deed} | {outcome.why} |" in page
+    rest = outcomes.UNKNOWN
+    assert f"| any other | {rest.subcode} | {rest.deed} | {rest.why} |" in page

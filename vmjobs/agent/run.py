@@ -282,7 +282,10 @@ class Run:
                 verdict = self._deliver_outputs(verdict)
                 self.courier.flush(patience)
         report = self._report(verdict)
-        self.parts.journal.conclude(self.attempt, report.model_dump_json())
+        try:
+            self.parts.journal.conclude(self.attempt, report.model_dump_json())
+        except OSError as error:  # a full disk may be what ended the run: it is told all the same
+            log.error("job %s: its end is not kept here: %s", self.job_id, error)
         self.courier.report(report)
         if self.courier.flush(patience):
             return verdict
@@ -301,7 +304,8 @@ class Run:
                 return verdict
             except (VMJobsError, OSError) as error:
                 message = f"output {kept.path} could not be delivered: {error}"
-                return failed(ReasonCode.INTERNAL, message, verdict.exit).verdict
+                code = ReasonCode.NODE_FAILED if isinstance(error, OSError) else ReasonCode.INTERNAL
+                return failed(code, message, verdict.exit).verdict
         return verdict
 
     def _deliver_output(self, kept: Kept, deadline: float) -> None:

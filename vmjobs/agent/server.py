@@ -33,7 +33,7 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.model import MIB, JobState, Node, Report
+from vmjobs.model import MIB, JobState, Node, ReasonCode, Report
 from vmjobs.ports import JobSource
 
 log = logging.getLogger(__name__)
@@ -268,6 +268,9 @@ class Agent:
         except VMJobsError as error:
             log.warning("job %s: %s", job, error)
             _refuse(lease, error, retry=isinstance(error, Unavailable))
+        except OSError as error:
+            log.exception("job %s failed on this node", job)
+            lease.send(_node_failed(error))
         except Exception as error:
             log.exception("job %s", job)
             fault = VMJobsError(f"the agent failed: {type(error).__name__}")
@@ -315,6 +318,11 @@ class Agent:
 
 def _refuse(lease: SocketLease, error: VMJobsError, *, retry: bool) -> None:
     lease.send(protocol.ErrorMessage(code=error.code, message=error.message, retry=retry))
+
+
+def _node_failed(error: OSError) -> protocol.ErrorMessage:
+    code = ReasonCode.NODE_FAILED.value
+    return protocol.ErrorMessage(code=code, message=f"the node failed: {error}", retry=False)
 
 
 def _listen(

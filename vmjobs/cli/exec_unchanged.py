@@ -62,7 +62,7 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         handing = Handing(message, start, directory, chirp)
         return run_handed(config().socket, handing, on_progress)
 
-    reporter.publish(outcomes.attributes(outcomes.LOST, "the job began"))
+    reporter.publish(outcomes.begun())
     try:
         end = run()
     except VMJobsError as error:

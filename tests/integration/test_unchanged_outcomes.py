@@ -1,0 +1,372 @@
+"""Each row of the table of outcomes, made to happen, and read where the job was submitted: by
+`condor_q -hold` at the origin, a hop of Condor-C away.
+
+Where a row has its job tried again, the job is one that may be begun just once, so that it is held. All
+others are held at once: none is begun twice. Jobs that disturb nobody are submitted together, and
+each test looks at one of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from faults_kit import as_root, without_objects
+from grid_kit import NODES, ROOT, Grid, odd_images, publish, wait_for
+from test_unchanged import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
+
+from condor.outcomes import AGAIN, OUTCOMES
+from images.manifest import ImageManifest
+from vmjobs.model import BootMethod
+
+#: What unchanged jobs have of HTCondor's policy: the job's own expression was true.
+JOB_POLICY = 3
+AGENT = "/var/lib/vmjobs/agent"
+
+#: Rows that no test makes happen, and why not.
+UNFORCED = {
+    "TIMED_OUT": "a job runs for 30 days before",
+    "INTERNAL": "a fault in the agent's own code: nothing from outside brings it about",
+}
+
+# --------------------------------------------------------------------------- what disturbs nobody
+
+#: What an image's init does before it becomes the guest program.
+INITS = {
+    "test-panics": "exit 1",
+    "test-never-ready": "while :; do sleep 60; done",
+    "test-powers-off": "busybox poweroff -f",
+    "test-bare": "rm /usr/bin/setpriv; exec /sbin/vmjobs-init",
+    # As soon as the job begins root does what the job brings: a guest in which all can go wrong.
+    "test-obeys": """[ -c /dev/null ] || busybox mount -t devtmpfs devtmpfs /dev
+(until [ -e /job/work/now ]; do sleep 0.1; done; sh /job/work/tree/as-root) &
+exec /sbin/vmjobs-init""",
+}
+#: Waits for what root does.
+WAIT = "until [ -e obeyed ]; do sleep 0.1; done"
+OBEYED = "; touch /job/work/tree/obeyed"
+
+
+def _no_more(_desk: Desk, _cluster: str) -> None:
+    """The job comes to its end by itself."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a row is made to happen.
+
+    said: what its sentence has to say, a pattern. root: what root does in the guest.
+    lines: more of the submit file. large: MiB of a file that the job takes along.
+    deed: what is done to the job once it is there.
+    """
+
+    said: str
+    script: str = "sleep 1000"
+    image: str = "generic"
+    root: str = ""
+    lines: Mapping[str, str] = field(default_factory=dict)
+    large: int = 0
+    deed: Callable[[Desk, str], None] = _no_more
+
+
+def at_site(desk: Desk, cluster: str) -> tuple[Desk, str]:
+    """The same job in the site's queue, once it runs there."""
+    desk.running(cluster)
+    return Desk(desk.grid, "site"), desk.ad(cluster)["GridJobId"].split()[-1].split(".")[0]
+
+
+def kill_the_machine(desk: Desk, cluster: str) -> None:
+    kill_machine(*at_site(desk, cluster))
+
+
+def kill_what_runs_it(desk: Desk, cluster: str) -> None:
+    node, name = where(*at_site(desk, cluster))
+    starter = name.partition(".")[2]
+    desk.grid.on(node, "pkill", "-9", "-P", starter, "-f", "exec-unchanged")
+
+
+WAYS: dict[str, Way] = {
+    "NOT_FOUND": Way("no-such-image", image="no-such-image"),
+    "IMAGE_UNSUITABLE": Way("the image has no setpriv", image="test-bare"),
+    "INVALID_REQUEST": Way("VMJobHypervisor.*kvm", lines={"__VMJobHypervisor": '"abacus"'}),
+    "TOO_LARGE": Way("larger than its disk; .*request_disk", large=1100),
+    "OUTPUT_TOO_LARGE": Way("more than its disk; .*request_disk", "fallocate -l 1900M big"),
+    "CONSOLE_FLOODED": Way(r"beyond \d+ bytes", image="test-obeys", root="cat /dev/zero >/dev/console"),
+    "KERNEL_PANIC": Way("Attempted to kill init", image="test-panics"),
+    "BOOT_TIMED_OUT": Way(
+        "not ready within 4 s", image="test-never-ready", lines={"__VMJobBootTimeout": "4"}
+    ),
+    "NO_EXIT_REPORT": Way("powered off without", image="test-obeys", root="busybox poweroff -f"),
+    "BOOT_FAILED": Way("powered off before the guest was ready", image="test-powers-off"),
+    "GUEST_LOST": Way("killed from outside", deed=kill_the_machine),
+    "NO_HYPERVISOR": Way(
+        "demands the hypervisor uml.*boots by", image="test-bios", lines={"__VMJobHypervisor": '"uml"'}
+    ),
+    "OUTPUT_MISSING": Way("left", WAIT, "test-obeys", root=f"ln -s /dev/null /job/work/left{OBEYED}"),
+    "SCRIPT_FAILED": Way(
+        "could not run the job.*status 1", WAIT, "test-obeys", f"cp /bin/false /bin/tar{OBEYED}"
+    ),
+    "SCRIPT_KILLED": Way(
+        "could not run the job.*signal 9", image="test-obeys", root="busybox killall -9 script"
+    ),
+    "EXEC_LOST": Way("was killed", deed=kill_what_runs_it),
+}
+
+
+def submit(grid: Grid, code: str, way: Way, node: str = "") -> tuple[Desk, str]:
+    """A job as its submitter has it at the origin. node: the one that is to run it."""
+    desk = Desk(grid, "submit", BY_CONDOR_C)
+    lines = {"transfer_input_files": "data", **way.lines}
+    if OUTCOMES[code].deed == AGAIN:
+        lines["__VMJobMaxStarts"] = "1"
+    desk("mkdir", "-p", desk.folder)
+    if way.root:
+        desk.write("as-root", way.root)
+        lines["transfer_input_files"] += ",as-root"
+    if way.large:
+        desk("truncate", "-s", f"{way.large}M", f"{desk.folder}/large")
+        lines["transfer_input_files"] += ",large"
+    if node:
+        lines["__remote_Requirements"] = f'TARGET.Machine == "{node}.grid"'
+    return desk, desk.submit(way.script, image=way.image, **lines)
+
+
+def remove(desk: Desk) -> None:
+    for cluster in desk.clusters:
+        desk("condor_rm", cluster, check=False)
+    desk("rm", "-rf", desk.folder, check=False)
+
+
+def held(desk: Desk, cluster: str) -> dict[str, Any]:
+    """What `condor_q -hold` says of the job, once it is held."""
+
+    def look() -> dict[str, Any] | None:
+        found: list[dict[str, Any]] = json.loads(desk("condor_q", "-hold", cluster, "-json") or "[]")
+        return found[0] if found else None
+
+    try:
+        return wait_for(look, f"job {cluster} to be held at {desk.host}", PATIENT)
+    except AssertionError as late:
+        raise AssertionError(f"{late}: {desk.ad(cluster) or desk.ad(cluster, ended=True)}") from late
+
+
+def assert_row(code: str, said: str, ad: Mapping[str, Any]) -> None:
+    """The hold is the row's, and its reason is of use."""
+    told = (ad["HoldReasonCode"], ad["HoldReasonSubCode"], ad["HoldReason"])
+    assert told[:2] == (JOB_POLICY, OUTCOMES[code].subcode), told
+    assert told[2].startswith(f"{code}: "), told
+    assert re.search(said, told[2]), told
+    assert ad["NumJobStarts"] == 1, ad["NumJobStarts"]
+
+
+@pytest.fixture(scope="module")
+def images(grid: Grid) -> Grid:
+    """The grid, with images that misbehave; one of them is for other hypervisors than there may be."""
+    firmware = ROOT / "build" / "work" / "test-bios"
+    firmware.parent.mkdir(parents=True, exist_ok=True)
+    firmware.write_bytes(b"no boot sector at all".ljust(1024 * 1024, b"."))
+    disk = ImageManifest(boot=BootMethod.BIOS, root=grid.images.add_file(firmware))
+    grid.images.tag("test-bios", "latest", grid.images.put_manifest(disk))
+    odd_images(grid, INITS)
+    return grid
+
+
+@pytest.fixture(scope="module")
+def jobs(images: Grid, request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[Desk, str]]]:
+    """A job for each row that is asked for; all are on their way at once."""
+    asked = {
+        item.callspec.params.get("code") for item in request.session.items if hasattr(item, "callspec")
+    }
+    found = {code: submit(images, code, way) for code, way in WAYS.items() if code in asked}
+    yield found
+    for desk, _ in found.values():
+        remove(desk)
+
+
+@pytest.mark.parametrize("code", WAYS)
+def test_row(jobs: dict[str, tuple[Desk, str]], code: str) -> None:
+    way = WAYS[code]
+    way.deed(*jobs[code])
+    assert_row(code, way.said, held(*jobs[code]))
+
+
+# --------------------------------------------------------------------------- what disturbs a node
+
+
+@contextmanager
+def without_agent(grid: Grid, node: str) -> Iterator[None]:
+    """Have no agent on a node while the context lasts."""
+    socket = "/run/vmjobs/agent.sock"
+    grid.on(node, "condor_off", "-daemon", "VMJOBS_AGENT")
+    try:
+        wait_for(lambda: not grid.on(node, "find", socket, check=False) or None, "the agent to end", 60)
+        yield
+    finally:
+        grid.on(node, "condor_on", "-daemon", "VMJOBS_AGENT")
+        wait_for(lambda: grid.on(node, "find", socket, check=False), "the agent to be there", 60)
+
+
+@contextmanager
+def configured(grid: Grid, node: str, setting: str, value: str) -> Iterator[None]:
+    """Have the agent of a node run with a setting of another value."""
+    file = "/etc/vmjobs/config.toml"
+    drop, add = f"sed -i '/^{setting} =/d' {file}", f"echo '{setting} = {value}' >>{file}"
+    try:
+        with without_agent(grid, node):
+            grid.on(node, "sh", "-ec", f"cp -p {file} {file}.kept; {drop}; {add}")
+        yield
+    finally:
+        with without_agent(grid, node):
+            grid.on(node, "mv", f"{file}.kept", file)
+
+
+@contextmanager
+def trusting_others(grid: Grid, node: str) -> Iterator[None]:
+    """Have a node take images only that somebody signed who did not."""
+    keys = "/etc/vmjobs/trusted"
+    key = base64.b64encode(Ed25519PrivateKey.generate().public_key().public_bytes_raw()).decode()
+    grid.on(node, "sh", "-c", f"mkdir -p {keys} && echo {key} >{keys}/somebody.pub")
+    try:
+        with configured(grid, node, "image_trust_dir", f'"{keys}"'):
+            yield
+    finally:
+        grid.on(node, "rm", "-r", keys)
+
+
+@contextmanager
+def with_a_dead_token(grid: Grid, node: str) -> Iterator[None]:
+    """Have a node that the repository does not know any more."""
+    file = "/etc/vmjobs/dead-token"
+    grid.on(node, "sh", "-c", f"echo dead >{file} && chmod 644 {file}")
+    try:
+        with configured(grid, node, "agent_token_file", f'"{file}"'):
+            yield
+    finally:
+        grid.on(node, "rm", file)
+
+
+@contextmanager
+def with_a_strange_starter(grid: Grid, node: str) -> Iterator[None]:
+    """Have a node's jobs started by a program that the agent does not know for HTCondor's starter."""
+    starter, file = "/usr/sbin/strange_starter", "/etc/condor/config.d/99-strange.conf"
+    try:
+        grid.on(node, "cp", "-p", "/usr/sbin/condor_starter", starter)
+        grid.on(node, "sh", "-c", f"echo STARTER = {starter} >{file} && condor_reconfig")
+        yield
+    finally:
+        grid.on(node, "sh", "-c", f"rm -f {file} {starter}; condor_reconfig")
+
+
+@contextmanager
+def small_disk(grid: Grid, node: str, name: str, kib: int) -> Iterator[None]:
+    """Have a directory of the agent's, which is empty, on a disk of its own."""
+    place, own = f"{AGENT}/{name}", ("-o", "vmjobs-agent", "-g", "vmjobs-agent")
+    grid.on(node, "install", "-d", *own, place)
+    wait_for(lambda: not grid.on(node, "ls", place) or None, f"nothing to be in {place}", 60)
+    owner = grid.on(node, "stat", "-c", "uid=%u,gid=%g", place).strip()
+    options = f"size={kib}k,mode=0755,{owner}"
+    as_root(grid, node, "mount", "-t", "tmpfs", "-o", options, "tmpfs", place)
+    try:
+        yield
+    finally:
+        as_root(grid, node, "umount", "--lazy", place)
+
+
+def fill_disk(desk: Desk, cluster: str) -> None:
+    """Leave no room for what the job is about to leave."""
+    desk.running(cluster)
+    full = f"dd if=/dev/zero of={AGENT}/handed/filler bs=1M 2>/dev/null; true"
+    desk.grid.on(NODES[0], "sh", "-c", full)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of a node or of the service, and the job that meets it there."""
+
+    context: Callable[[Grid, str], AbstractContextManager[None]]
+    way: Way
+
+
+FAULTS: list[tuple[str, Fault]] = [
+    ("IMAGE_REJECTED", Fault(trusting_others, Way("only images signed by .*has no signature"))),
+    ("FORBIDDEN", Fault(with_a_strange_starter, Way("only a job of HTCondor's"))),
+    ("UNAUTHENTICATED", Fault(with_a_dead_token, Way("does not know the node; .*token"))),
+    (
+        "IMAGE_UNAVAILABLE",
+        Fault(lambda grid, _node: without_objects(grid), Way("segment|content", image="test-fresh")),
+    ),
+    ("NODE_FAILED", Fault(partial(small_disk, name="runs", kib=2048), Way("No space left", large=4))),
+    (
+        "NODE_FAILED",
+        Fault(
+            partial(small_disk, name="handed", kib=1100 * 1024),
+            Way(
+                "could not be delivered.*No space left",
+                "sleep 15; head -c 1000000 /dev/urandom >made",
+                deed=fill_disk,
+            ),
+        ),
+    ),
+    (
+        "STORAGE_FULL",
+        Fault(
+            partial(small_disk, name="handed", kib=100 * 1024),
+            Way("disk of 1024 MiB is more than the 100 left"),
+        ),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def fresh(grid: Grid) -> None:
+    """An image that no node has seen before."""
+    disk = ROOT / "build" / "work" / "test-fresh"
+    disk.parent.mkdir(parents=True, exist_ok=True)
+    disk.write_bytes(os.urandom(1024 * 1024))
+    manifest = ImageManifest(boot=BootMethod.BIOS, root=grid.images.add_file(disk))
+    grid.images.tag("test-fresh", "latest", grid.images.put_manifest(manifest))
+    publish(grid)
+
+
+@pytest.fixture(scope="module")
+def left_alone(grid: Grid) -> Iterator[tuple[Desk, str]]:
+    """A job whose node has no agent from when it began; that takes two minutes to be noticed."""
+    job = submit(grid, "UNAVAILABLE", Way(""), NODES[1])
+    try:
+        job[0].running(job[1])
+        with without_agent(grid, NODES[1]):
+            yield job
+    finally:
+        remove(job[0])
+
+
+@pytest.mark.disruptive
+@pytest.mark.parametrize(("code", "fault"), FAULTS, ids=[code for code, _ in FAULTS])
+def test_row_of_a_fault(
+    grid: Grid, fresh: None, left_alone: tuple[Desk, str], code: str, fault: Fault
+) -> None:
+    with fault.context(grid, NODES[0]):
+        job = submit(grid, code, fault.way, NODES[0])
+        try:
+            fault.way.deed(*job)
+            assert_row(code, fault.way.said, held(*job))
+        finally:
+            remove(job[0])
+
+
+@pytest.mark.disruptive
+def test_row_of_an_agent_that_is_away(left_alone: tuple[Desk, str]) -> None:
+    assert_row("UNAVAILABLE", "no agent at", held(*left_alone))
+
+
+def test_all_rows_are_forced_but_few() -> None:
+    assert {*WAYS, *dict(FAULTS), "UNAVAILABLE", *UNFORCED} == set(OUTCOMES)

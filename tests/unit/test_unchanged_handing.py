@@ -1,0 +1,47 @@
+"""What an unchanged job's stand-in makes of what the agent answers."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from vmjobs import unchanged
+from vmjobs.agent import protocol
+from vmjobs.agent.protocol import Channel, DataMessage, ErrorMessage, HandMessage
+from vmjobs.agent.server import listening
+from vmjobs.errors import Unavailable
+from vmjobs.unchanged import Handing, run_handed
+
+
+@pytest.fixture
+def handing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Handing:
+    # Standard output is that of the tests.
+    monkeypatch.setattr(unchanged, "_empty", lambda _stream: None)
+    place = tmp_path / "job"
+    place.mkdir()
+    names = {"job": "1.0", "image": "generic", "user": "u", "group": "g"}
+    sizes = {"cpus": 1, "memory": 128, "disk": 64}
+    return Handing(HandMessage(directory=str(place), **names, **sizes), b"", place)  # type: ignore[arg-type]
+
+
+def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, handing: Handing) -> None:
+    why = "the machines of this node have all of its 4096 MiB"
+
+    def refuse(connection: socket.socket) -> None:
+        with connection:
+            for message in protocol.receive(connection):
+                if (
+                    isinstance(message, DataMessage)
+                    and message.channel is Channel.TREE
+                    and message.last
+                ):
+                    break
+            protocol.send(connection, ErrorMessage(code="UNAVAILABLE", message=why, retry=True))
+
+    with (
+        listening(tmp_path / "s", refuse),
+        pytest.raises(Unavailable, match=f"does not run the job now: {why}"),
+    ):
+        run_handed(tmp_path / "s", handing, lambda _message: None, patience=0.0)
