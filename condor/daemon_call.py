@@ -50,9 +50,10 @@ def _ask_schedd(htcondor2: Any, verb: Verb, request: Request) -> dict[str, Any]:
 def _ask_collector(htcondor2: Any, verb: Verb, request: Request) -> dict[str, Any]:
     pool = str(request["pool"])
     try:
-        return verb(htcondor2, htcondor2.Collector(pool), request)
+        collector = htcondor2.Collector(pool) if pool else htcondor2.Collector()
+        return verb(htcondor2, collector, request)
     except _failures(htcondor2) as error:
-        raise CallFailedError(f"collector {pool}: {_sentence(error)}") from error
+        raise CallFailedError(f"collector {_pool(htcondor2, pool)}: {_sentence(error)}") from error
 
 
 def _failures(htcondor2: Any) -> tuple[type[Exception], ...]:
@@ -63,7 +64,7 @@ def _failures(htcondor2: Any) -> tuple[type[Exception], ...]:
 
 
 def _locate(htcondor2: Any, name: str, pool: str) -> Any:
-    where = f"collector {pool or htcondor2.param.get('COLLECTOR_HOST', '') or 'of this host'}"
+    where = f"collector {_pool(htcondor2, pool)}"
     try:
         collector = htcondor2.Collector(pool) if pool else htcondor2.Collector()
         if name:
@@ -78,6 +79,10 @@ def _locate(htcondor2: Any, name: str, pool: str) -> Any:
     if ad is None or ad.get("MyAddress") is None:
         raise CallFailedError(f"{where} does not know schedd {name or '(the only one)'}")
     return ad
+
+
+def _pool(htcondor2: Any, named: str) -> str:
+    return named or str(htcondor2.param.get("COLLECTOR_HOST", "")) or "of this host"
 
 
 def _sentence(error: Exception) -> str:
@@ -170,6 +175,18 @@ def _idle(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
     return {"waiting": waiting, "known": known, "problems": problems}
 
 
+def _find(_: Any, schedd: Any, request: Request) -> dict[str, Any]:
+    from condor import why_call  # noqa: PLC0415  needed for this alone
+
+    return why_call.find(schedd, int(request["cluster"]), request["proc"])
+
+
+def _explain(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
+    from condor import why_call  # noqa: PLC0415  needed for this alone
+
+    return why_call.explain(htcondor2, collector, str(request["ad"]))
+
+
 def _offer(htcondor2: Any, collector: Any, request: Request) -> dict[str, Any]:
     """Advertise the ads that are not there yet, or will not be for long; and forget all others."""
     ads = {str(ad["Name"]): ad for ad in map(_ad, request["ads"])}
@@ -213,12 +230,14 @@ _COLLECTOR_VERBS: Final[Mapping[str, Verb]] = {
     "revoke": _revoke,
     "idle": _idle,
     "offer": _offer,
+    "explain": _explain,
 }
 _SCHEDD_VERBS: Final[Mapping[str, Verb]] = {
     "submit": _submit,
     "remove": _remove,
     "query": _query,
     "history": _history,
+    "find": _find,
 }
 
 

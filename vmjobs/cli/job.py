@@ -11,6 +11,7 @@ VERBS = {
     "submit": ("vmjobs.cli.job_submit", "submit", "Submit a script as a job, or an array of jobs."),
     "status": ("vmjobs.cli.job_status", "status", "Show jobs in detail."),
     "list": ("vmjobs.cli.job_status", "list_jobs", "List your jobs."),
+    "why": ("vmjobs.cli.job_why", "why", "Say why a job does not run."),
     "wait": ("vmjobs.cli.job_wait", "wait", "Wait until jobs have ended."),
     "log": ("vmjobs.cli.job_status", "log", "Show a job's history."),
     "out": ("vmjobs.cli.job_streams", "out", "Print a job's standard output."),

@@ -1,0 +1,227 @@
+"""Why a job of HTCondor's is where it is, in words. Pure: of what was read of it and its pool.
+
+A finding has a stable code, for programs. The first one of a list is the answer, others add to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from condor import hold_advice, names
+
+#: ``JobStatus`` in words.
+STATUS: Final[Mapping[int, str]] = {
+    1: "idle",
+    2: "running",
+    3: "removed",
+    4: "completed",
+    5: "held",
+    6: "bringing its output back",
+    7: "suspended",
+}
+IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING, SUSPENDED = 1, 2, 3, 4, 5, 6, 7
+VANILLA, GRID = 5, 9
+
+_CONSOLE: Final = "; the console's last lines:"
+_RESOURCE: Final = re.compile(r"condor +([^ ]+) +([^ ]+)")
+_JOB_ID: Final = re.compile(r"condor +([^ ]+) +([^ ]+) +([0-9]{1,10})\.([0-9]{1,10})")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that explains a job's state. remedy: what to do about it, if somebody can."""
+
+    code: str
+    message: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What was read of a job. told: attributes. queued: it is in the queue, not in the history.
+
+    ad: its text, ``""`` if that is too long. jobs: of its cluster in the queue, by ``JobStatus``.
+    """
+
+    told: Mapping[str, Any]
+    queued: bool = True
+    ad: str = ""
+    jobs: Mapping[str, int] = field(default_factory=dict)
+
+    def text(self, name: str) -> str:
+        """A string; ``""`` if there is none."""
+        value = self.told.get(name)
+        return value if isinstance(value, str) else ""
+
+    def number(self, name: str) -> float | None:
+        """A number; None if there is none."""
+        value = self.told.get(name)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def count(self, name: str) -> int:
+        """A number, rounded down; 0 if there is none."""
+        return int(self.number(name) or 0)
+
+    @property
+    def status(self) -> int:
+        """``JobStatus``."""
+        return self.count(names.JOB_STATUS)
+
+    @property
+    def id(self) -> str:
+        """``CLUSTER.PROC``."""
+        return f"{self.count(names.CLUSTER_ID)}.{self.count(names.PROC_ID)}"
+
+    @property
+    def schedd(self) -> str:
+        """The name of the schedd that has it."""
+        return self.text(names.GLOBAL_ID).partition("#")[0]
+
+    @property
+    def remote(self) -> bool:
+        """Whether it leaves its schedd for a site's."""
+        return self.count("JobUniverse") == GRID
+
+    @property
+    def wants_vm(self) -> bool:
+        """Whether it runs in a machine of ours."""
+        return names.WANTED_IMAGE in self.told or names.JOB_ID in self.told
+
+
+def of_status(job: JobFacts) -> list[Finding]:
+    """Why a job that is not idle does not wait; empty for one that is idle."""
+    if job.status == HELD and job.queued:
+        return [_held(job)]
+    if job.status == IDLE and job.queued:
+        return []
+    reason = job.text(names.REMOVE_REASON)
+    where = job.text("RemoteHost") or job.text(names.VM_NODE)
+    machine = f"; its machine is {state}" if (state := job.text(names.VM_STATE)) else ""
+    words = {
+        RUNNING: ("RUNNING", f"it runs{f' on {where}' if where else ''}{machine}"),
+        TRANSFERRING: ("TRANSFERRING", "it has ended, and its output is brought back"),
+        SUSPENDED: ("SUSPENDED", "it stands still until somebody uses condor_continue"),
+        COMPLETED: ("COMPLETED", f"it has ended, {_ended(job)}"),
+        REMOVED: (
+            "REMOVING" if job.queued else "REMOVED",
+            f"it was removed: {reason or 'nobody says why'}",
+        ),
+    }
+    code, message = words.get(job.status, ("GONE", "it has left the queue"))
+    if code == "REMOVING":
+        message += "; it leaves the queue once it is known to have stopped"
+    return [Finding(code, message)]
+
+
+def _ended(job: JobFacts) -> str:
+    if job.told.get(names.EXIT_BY_SIGNAL) is True:
+        return f"by signal {job.count(names.EXIT_SIGNAL)}"
+    return (
+        f"with status {job.count(names.EXIT_CODE)}"
+        if names.EXIT_CODE in job.told
+        else "nobody says how"
+    )
+
+
+def _held(job: JobFacts) -> Finding:
+    code, subcode = job.count(names.HOLD_CODE), job.count(names.HOLD_SUBCODE)
+    reason, console, _ = job.text(names.HOLD_REASON).partition(_CONSOLE)
+    if code == hold_advice.SPOOLING:
+        return Finding("SPOOLING", "its input files are on their way into the schedd's spool directory")
+    sentence = hold_advice.meaning(code, subcode)
+    said = f"{sentence} ({reason})" if sentence else reason or "nobody says why"
+    if sentence and (node := job.text(names.VM_NODE)):
+        said += f" on {node}"
+    if console:
+        said += f"; condor_q -af HoldReason {job.id} has the console's last lines"
+    starts = job.count("NumJobStarts")
+    remedy = hold_advice.remedy(code, subcode, job.id, starts=starts, remote=job.remote)
+    return Finding("HELD", f"{said} [HoldReasonCode {code}, sub-code {subcode}]", remedy)
+
+
+# --------------------------------------------------------------------------- Condor-C
+
+
+@dataclass(frozen=True)
+class Hop:
+    """Where a job was sent: the site's schedd and its collector, and the job's id there."""
+
+    schedd: str
+    collector: str
+    cluster: int
+    proc: int
+
+
+def hop(job: JobFacts) -> Hop | None:
+    """Where an idle grid job is; None if it was sent nowhere yet, or not by Condor-C."""
+    found = _JOB_ID.fullmatch(job.text(names.GRID_JOB_ID))
+    return Hop(found[1], found[2], int(found[3]), int(found[4])) if found else None
+
+
+def of_grid(job: JobFacts) -> list[Finding]:
+    """Why a grid job that is idle was not sent yet; or that it was."""
+    resource = job.text(names.GRID_RESOURCE)
+    found = _RESOURCE.fullmatch(resource)
+    if not found:
+        return [
+            Finding(
+                "NO_ROUTE",
+                f"its grid_resource is {resource or 'not set'}, which is no 'condor SCHEDD COLLECTOR'",
+                "say where it is to go, with grid_resource in its submit file",
+            )
+        ]
+    if at := hop(job):
+        return [Finding("AT_SITE", f"it waits at {at.schedd} as job {at.cluster}.{at.proc}")]
+    schedd, collector = found[1], found[2]
+    if "GridResourceUnavailableTime" in job.told:
+        since = _since(job, "GridResourceUnavailableTime")
+        return [
+            Finding(
+                "SITE_DOWN",
+                f"the gridmanager cannot reach the schedd {schedd} (collector {collector}){since}",
+                f"condor_ping -pool {collector} -name {schedd} -type schedd WRITE shows why",
+            )
+        ]
+    return [
+        Finding(
+            "NOT_SENT",
+            f"the gridmanager has not sent it to {schedd} yet",
+            "its log, GridmanagerLog, says what it does, if this lasts for minutes",
+        )
+    ]
+
+
+def of_unread(at: Hop, why: str) -> list[Finding]:
+    """A job at a site whose daemons do not say more of it."""
+    unknown = "does not know schedd" in why
+    return [
+        Finding(
+            "NO_ROUTE" if unknown else "SITE_UNREADABLE",
+            f"it waits at {at.schedd} as job {at.cluster}.{at.proc}, and why could not be read: {why}",
+            f"ask there: vmjobs job why {at.cluster}.{at.proc}",
+        )
+    ]
+
+
+def _since(job: JobFacts, name: str) -> str:
+    now, then = job.number("ServerTime"), job.number(name)
+    return "" if not now or not then else f", for {seconds(now - then)}"
+
+
+def seconds(count: float) -> str:
+    """A time as people say it."""
+    whole = max(0, int(count))
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if whole >= 2 * size:
+            return f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def listed(nodes: Mapping[str, Any]) -> str:
+    """Names of nodes, a few of them."""
+    found: Sequence[str] = nodes.get("names", [])
+    more = int(nodes.get("count", 0)) - len(found)
+    return ", ".join(found) + (f" and {more} more" if more > 0 else "")

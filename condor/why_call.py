@@ -1,0 +1,172 @@
+"""What is asked of HTCondor's daemons about one job: the part of :mod:`condor.daemon_call` that serves
+:mod:`condor.why_read`. It imports nothing of vmjobs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import classad2
+
+from condor import names
+from condor.analysis import FAILURES, analyse, evaluated, number, shown
+
+#: Jobs of a cluster that are looked through, slots that are compared with a job.
+JOBS, SLOTS = 10_000, 20_000
+#: Characters of a job ad that is analysed, and of a value that is told.
+AD, TEXT = 1_000_000, 2000
+#: What is told of a job, evaluated.
+TOLD: Final = (
+    names.CLUSTER_ID,
+    names.PROC_ID,
+    names.GLOBAL_ID,
+    names.JOB_STATUS,
+    names.JOB_ID,
+    names.WANTED_IMAGE,
+    names.WANTED_HYPERVISOR,
+    names.POLICY,
+    names.MAX_STARTS,
+    names.VM_STATE,
+    names.VM_NODE,
+    names.VM_REASON,
+    names.VM_OUTCOME,
+    names.HOLD_REASON,
+    names.HOLD_CODE,
+    names.HOLD_SUBCODE,
+    names.REMOVE_REASON,
+    names.GRID_RESOURCE,
+    names.GRID_JOB_ID,
+    names.EXIT_CODE,
+    names.EXIT_SIGNAL,
+    names.EXIT_BY_SIGNAL,
+    "JobUniverse",
+    "GridResourceUnavailableTime",
+    "ShouldTransferFiles",
+    "WantContainer",
+    "WantDocker",
+    "RequestCpus",
+    "RequestMemory",
+    "RequestDisk",
+    "RequestGPUs",
+    "RemoteHost",
+    "NumJobStarts",
+    "QDate",
+    "LastMatchTime",
+    "LastRejMatchTime",
+    "LastRejMatchReason",
+    "ServerTime",
+)
+#: The order in which the jobs of a cluster are of interest, by ``JobStatus``: idle, held, suspended,
+#: running, transferring, removed, completed.
+_FIRST: Final = (1, 5, 7, 2, 6, 3, 4)
+#: Slots as a negotiator sees them. (What the service says of tokens is among a collector's machines.)
+_SLOTS: Final = f"DynamicSlot =!= true && {names.REVOKED} =?= undefined"
+_NEGOTIATOR: Final = ("Name", "LastHeardFrom", "MyCurrentTime", "LastNegotiationCycleEnd0")
+_SCHEDD: Final = ("MaxJobsRunning", "TotalRunningJobs")
+_GROUP: Final = ("Name", "EffectiveQuota", "WeightedResourcesUsed")
+
+
+def find(schedd: Any, cluster: int, proc: int | None) -> dict[str, Any]:
+    """One job of a schedd's, the one of a cluster that is idle or else of most interest.
+
+    ``ad``: its text, ``""`` if it is longer than :data:`AD`; ``told``: :data:`TOLD`, as far as it has
+    them; ``queued``: whether it is in the queue and not in the history; ``jobs``: how many of the
+    cluster are in the queue, by ``JobStatus``. All is empty where there is no such job.
+    """
+    wanted = f"{names.CLUSTER_ID} == {int(cluster)}"
+    if proc is not None:
+        wanted += f" && {names.PROC_ID} == {int(proc)}"
+    # (`limit` alone is of no use here: the newest jobs come last.)
+    status = [names.CLUSTER_ID, names.PROC_ID, names.JOB_STATUS]
+    ads = list(schedd.query(wanted, status, limit=JOBS))
+    counted = Counter(str(ad.get(names.JOB_STATUS)) for ad in ads)
+    if ads:
+        first = min(ads, key=_interest)
+        wanted = (
+            f"{names.CLUSTER_ID} == {int(cluster)} && {names.PROC_ID} == {int(first[names.PROC_ID])}"
+        )
+        ads = list(schedd.query(wanted, [], limit=1))
+    queued = bool(ads)
+    if not ads:
+        ads = list(schedd.history(wanted, [], 1))
+    if not ads:
+        return {"ad": "", "told": {}, "queued": False, "jobs": {}}
+    text = str(ads[0])
+    return {
+        "ad": text if len(text) <= AD else "",
+        "told": told(ads[0], TOLD),
+        "queued": queued,
+        "jobs": dict(counted),
+    }
+
+
+def _interest(ad: Any) -> tuple[int, int]:
+    status = ad.get(names.JOB_STATUS)
+    return (_FIRST.index(status) if status in _FIRST else len(_FIRST), ad.get(names.PROC_ID, 0))
+
+
+def told(ad: Any, wanted: Iterable[str]) -> dict[str, Any]:
+    """What an ad's attributes amount to, where that is a number, a truth or a text of one line."""
+    found: dict[str, Any] = {}
+    for name in wanted:
+        value = evaluated(name, ad) if name in ad else None
+        if isinstance(value, str):
+            found[name] = shown(value, TEXT)
+        elif isinstance(value, bool) or (value is not None and number(ad, name) is not None):
+            found[name] = value
+    return found
+
+
+def explain(bindings: Any, collector: Any, text: str) -> dict[str, Any]:
+    """What a pool's nodes are to a job, and what else of the pool the job waits for.
+
+    text: the job's ad.
+
+    Besides what :func:`condor.analysis.analyse` has: ``slots``: how many were looked at;
+    ``negotiator``, ``schedd``, ``group``: some of their ads' attributes; ``problems``: what could not
+    be read.
+
+    Raises:
+        ValueError: that is no ad.
+    """
+    try:
+        job = classad2.ClassAd(text)
+    except FAILURES as error:
+        raise ValueError("the job's ad cannot be parsed") from error
+    # All of their attributes: which ones a node's own expressions name is known only with them at hand.
+    slots = collector.query(bindings.AdType.Startd, _SLOTS)
+    answer = {**analyse(job, slots[:SLOTS]), "slots": len(slots), "problems": []}
+    kinds = {
+        "negotiator": (bindings.AdType.Negotiator, "true", _NEGOTIATOR),
+        "schedd": (bindings.AdType.Schedd, _of_schedd(job), _SCHEDD),
+        "group": (bindings.AdType.Accounting, _of_group(job), _GROUP),
+    }
+    own = getattr(bindings, "HTCondorException", None)
+    failures: tuple[type[Exception], ...] = FAILURES + ((own,) if isinstance(own, type) else ())
+    for name, (kind, constraint, wanted) in kinds.items():
+        answer[name] = {}
+        try:
+            found = collector.query(kind, constraint, list(wanted)) if constraint else []
+        except failures as error:
+            answer["problems"].append(f"{name}: {shown(error, TEXT)}")
+        else:
+            answer[name] = told(found[0], wanted) if found else {}
+    return answer
+
+
+def _of_schedd(job: Mapping[str, Any]) -> str:
+    schedd, sharp, _ = str(job.get(names.GLOBAL_ID, "")).partition("#")
+    return f"Name =?= {_quoted(schedd)}" if sharp else ""
+
+
+def _of_group(job: Mapping[str, Any]) -> str:
+    group = job.get("AcctGroup")
+    if not isinstance(group, str) or not group:
+        return ""
+    return f"IsAccountingGroup =?= true && Name =?= {_quoted(group)}"
+
+
+def _quoted(text: str) -> str:
+    return str(classad2.quote(text))

@@ -1,0 +1,311 @@
+"""Why an idle job has no node, by what its pool's nodes are to it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from condor import names
+from condor.why import Finding, JobFacts, listed, seconds
+
+#: What jobs ask for: the attribute, the nodes', the submit file's; how many units of theirs are one of
+#: those that people read, and what that is.
+_ASKED: Final = (
+    ("RequestCpus", "Cpus", "request_cpus", 1, "processors"),
+    ("RequestMemory", "Memory", "request_memory", 1, "MiB of memory"),
+    ("RequestDisk", "Disk", "request_disk", 1024, "MiB of disk"),
+    ("RequestGPUs", "GPUs", "request_gpus", 1, "GPUs"),
+)
+#: Words of a negotiator's that refused to match for a limit of somebody's.
+_LIMIT: Final = re.compile(r"limit|quota|ceiling|share", re.IGNORECASE)
+_PRIORITY: Final = re.compile(r"priority|preempt|preferred", re.IGNORECASE)
+_LOOK: Final = "`vmjobs doctor` on the node says what is wrong; `vmjobs node list` what probes found"
+
+
+@dataclass(frozen=True)
+class PoolFacts:
+    """What was read of a pool for one job: see :func:`condor.analysis.analyse` and
+    :func:`condor.why_call.explain`.
+    """
+
+    nodes: Mapping[str, Mapping[str, Any]]
+    clauses: Sequence[Mapping[str, Any]] = ()
+    largest: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    hypervisors: Sequence[str] = ()
+    slots: int = 0
+    negotiator: Mapping[str, Any] = field(default_factory=dict)
+    schedd: Mapping[str, Any] = field(default_factory=dict)
+    group: Mapping[str, Any] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+
+    def count(self, standing: str) -> int:
+        """Nodes of a standing."""
+        return int(self.nodes.get(standing, {}).get("count", 0))
+
+    @property
+    def total(self) -> int:
+        """All nodes."""
+        return sum(int(nodes.get("count", 0)) for nodes in self.nodes.values())
+
+
+def of_pool(job: JobFacts, pool: PoolFacts) -> list[Finding]:
+    """Why an idle job has no node; the first finding is the answer."""
+    found = [*_answers(job, pool), *_besides(job, pool)]
+    return list({finding.code + finding.message: finding for finding in found}.values())
+
+
+def _answers(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
+    if _lacks_policy(job):
+        yield _no_policy(job)
+    if not pool.total:
+        yield Finding(
+            "NO_NODES", "no node is in its pool now", "condor_status; do nodes reach the collector?"
+        )
+    elif pool.count("fits"):
+        yield from _limits(job, pool)
+        yield _waits(job, pool)
+    elif pool.count("busy"):
+        yield from _limits(job, pool)
+        yield _busy(pool)
+    elif pool.count("off"):
+        yield Finding(
+            "ASLEEP",
+            f"it waits for machines that are switched off ({listed(pool.nodes['off'])})",
+            "those of virtual clusters are started for it: `vmjobs cluster list`",
+        )
+    elif pool.count("draining"):
+        where = listed(pool.nodes["draining"])
+        yield Finding(
+            "DRAINING",
+            f"the nodes that it might fit on are being drained ({where})",
+            "wait; the pool's operators may stop that: condor_drain -cancel",
+        )
+    else:
+        yield from _refusals(job, pool)
+
+
+def _lacks_policy(job: JobFacts) -> bool:
+    return names.WANTED_IMAGE in job.told and names.POLICY not in job.told
+
+
+def _no_policy(job: JobFacts) -> Finding:
+    if job.told.get("WantContainer") is True or job.told.get("WantDocker") is True:
+        return Finding(
+            "NO_POLICY",
+            "it asks for a container besides its VMJobImage, and no node takes such a job",
+            "ask for one of the two",
+        )
+    return Finding(
+        "NO_POLICY",
+        "its schedd had no policy for jobs with VMJobImage, and nodes take none without it",
+        "put condor/config/schedd.conf into the schedd's config.d, condor_reconfig, submit it again",
+    )
+
+
+def _waits(job: JobFacts, pool: PoolFacts) -> Finding:
+    free = pool.nodes["fits"]
+    could = f"{_nodes(free['count'])} could take it now ({listed(free)})"
+    if not pool.negotiator:
+        unread = any(problem.startswith("negotiator") for problem in pool.problems)
+        if not unread:
+            return Finding(
+                "NO_NEGOTIATOR",
+                f"{could}, but the collector knows no negotiator",
+                "condor_status -negotiator; is condor_negotiator in the central manager's DAEMON_LIST?",
+            )
+    said = job.text("LastRejMatchReason")
+    spoken = job.count("LastRejMatchTime") > job.count("LastMatchTime")
+    if spoken and said:
+        could += f"; the negotiator's last word was '{said}'{_ago(job, 'LastRejMatchTime')}"
+    return Finding(
+        "WAITING",
+        f"it waits for the negotiator: {could}{_cycle(job, pool)}",
+        "wait a minute, ask again",
+    )
+
+
+def _cycle(job: JobFacts, pool: PoolFacts) -> str:
+    """When the negotiator was last at work, as far as it told the collector."""
+    now, end = job.number("ServerTime"), _number(pool.negotiator, "LastNegotiationCycleEnd0")
+    if not now or not end:
+        return ""
+    return f"; the last cycle that it told of ended {seconds(now - end)} ago"
+
+
+def _busy(pool: PoolFacts) -> Finding:
+    nodes = pool.nodes["busy"]
+    return Finding(
+        "BUSY",
+        f"all of what it fits on is taken by other jobs ({_nodes(nodes['count'])}: {listed(nodes)})",
+        "wait; condor_userprio shows whose turn it is",
+    )
+
+
+def _limits(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
+    """What keeps a job from nodes that fit."""
+    said = job.text("LastRejMatchReason")
+    spoken = job.count("LastRejMatchTime") > job.count("LastMatchTime")
+    quota = _number(pool.group, "EffectiveQuota")
+    used = _number(pool.group, "WeightedResourcesUsed")
+    if 0 < quota < used + 1:
+        group = pool.group.get("Name", "")
+        yield Finding(
+            "QUOTA",
+            f"its accounting group {group} may use {quota:g}, and uses {used:g}",
+            "wait, or ask the pool's operators about GROUP_QUOTA; condor_userprio -quotas",
+        )
+    elif spoken and _LIMIT.search(said):
+        yield Finding(
+            "LIMIT",
+            f"the negotiator gave it no node for a limit: {said}{_ago(job, 'LastRejMatchTime')}",
+            "wait; condor_userprio shows shares, condor_userprio -quotas those of groups",
+        )
+    elif spoken and _PRIORITY.search(said):
+        yield Finding(
+            "PRIORITY",
+            f"others go first: {said}{_ago(job, 'LastRejMatchTime')}",
+            "wait; condor_userprio shows whose turn it is",
+        )
+    most, running = _number(pool.schedd, "MaxJobsRunning"), _number(pool.schedd, "TotalRunningJobs")
+    if 0 < most <= running:
+        yield Finding(
+            "SCHEDD_FULL",
+            f"its schedd runs {running:g} jobs, and may run {most:g}",
+            "wait, or have its operators raise MAX_JOBS_RUNNING",
+        )
+
+
+# --------------------------------------------------------------------------- no node would ever take it
+
+
+def _refusals(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
+    mentioned = {names.POLICY.lower()} if _lacks_policy(job) else set()
+    if job.wants_vm and not pool.agents.get("works", {}).get("count"):
+        mentioned.add(names.HAS_VMJOBS.lower())
+        yield _no_agent(pool)
+    for asked, has, option, unit, words in _ASKED:
+        wish, most = job.number(asked), pool.largest.get(has)
+        if wish is None or most is None or wish <= most[0]:
+            continue
+        mentioned.add(asked.lower())
+        yield Finding(
+            "TOO_LARGE",
+            f"it asks for {round(wish / unit)} {words}, and no node has more than "
+            f"{round(most[0] / unit)} ({most[1]})",
+            f"ask for less with {option}: condor_qedit {job.id} {asked} NUMBER",
+        )
+    for clause in pool.clauses:
+        if clause["nodes"]["count"] < pool.total or _mentions(clause, mentioned):
+            continue
+        values = said_of(clause)
+        yield (_demanded if clause["side"] == "job" else _refused)(
+            job, clause, f" ({values})" if values else ""
+        )
+    if not any(clause["nodes"]["count"] == pool.total for clause in pool.clauses):
+        yield Finding(
+            "NO_NODE",
+            f"each of the {_nodes(pool.total)} fails something else",
+            "see what fails on which; one demand less may be enough",
+        )
+
+
+def _demanded(job: JobFacts, clause: Mapping[str, Any], values: str) -> Finding:
+    own = names.OWN_REQUIREMENTS if names.POLICY in job.told else "Requirements"
+    return Finding(
+        "REQUIREMENTS",
+        f"no node meets its demand {clause['text']}{values}",
+        f"change its requirements: condor_qedit {job.id} {own} 'EXPRESSION'",
+    )
+
+
+def _refused(_: JobFacts, clause: Mapping[str, Any], values: str) -> Finding:
+    return Finding(
+        "REFUSED",
+        f"every node refuses it: {clause['text']} does not hold{values}",
+        "the nodes' operators set that (START in their configuration)",
+    )
+
+
+def _no_agent(pool: PoolFacts) -> Finding:
+    if faults := _faults(pool):
+        return Finding("NO_AGENT", f"vmjobs works on no node: {faults}", _LOOK)
+    missing = pool.agents.get("missing", {})
+    return Finding(
+        "NO_AGENT",
+        f"no node of its pool has vmjobs ({_nodes(int(missing.get('count', 0)))}: {listed(missing)})",
+        "send it to a pool with it, or add the agent to nodes of this one (docs/operators.md)",
+    )
+
+
+def _faults(pool: PoolFacts) -> str:
+    """What is wrong with the agents of nodes; ``""`` if nothing is known to be."""
+    said = []
+    for kind, words in (
+        ("silent", "the agent does not answer"),
+        ("boots-nothing", "no hypervisor booted the agent's probe"),
+    ):
+        if (nodes := pool.agents.get(kind, {})).get("count"):
+            said.append(f"on {listed(nodes)} {words}")
+    return ", ".join(said)
+
+
+def _mentions(clause: Mapping[str, Any], said: set[str]) -> bool:
+    return bool({name.lower() for name in (*clause["job"], *clause["node"])} & said)
+
+
+# --------------------------------------------------------------------------- what adds to it
+
+
+def _besides(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
+    starts, most = job.count("NumJobStarts"), job.count(names.MAX_STARTS)
+    if starts and job.text(names.VM_OUTCOME) == "again":
+        where = f" on {node}" if (node := job.text(names.VM_NODE)) else ""
+        limit = f" of {most}" if most else ""
+        yield Finding(
+            "TRIED",
+            f"it was begun {starts} times{limit}, the last time{where}: {job.text(names.VM_REASON)}",
+        )
+    works = pool.agents.get("works", {}).get("count")
+    if job.wants_vm and works and (faults := _faults(pool)):
+        yield Finding("AGENT_FAILS", faults, _LOOK)
+    wanted = job.text(names.WANTED_HYPERVISOR).lower()
+    if wanted and works and wanted not in pool.hypervisors:
+        there = ", ".join(pool.hypervisors) or "none"
+        yield Finding(
+            "NO_HYPERVISOR",
+            f"it wants the hypervisor {wanted}, and works nowhere: nodes have {there}",
+            f"condor_qedit {job.id} {names.WANTED_HYPERVISOR} undefined",
+        )
+    if names.WANTED_IMAGE in job.told and job.text("ShouldTransferFiles").upper() == "NO":
+        yield Finding(
+            "NO_TRANSFER",
+            "it will be held: its machine sees no file system of its node's",
+            "submit it again with should_transfer_files = YES",
+        )
+    for problem in pool.problems:
+        yield Finding("UNREAD", f"not everything could be read: {problem}")
+
+
+def said_of(clause: Mapping[str, Any]) -> str:
+    """What job and nodes have of the attributes that a demand names."""
+    said = [f"the job's {name} is {value}" for name, value in clause["job"].items()]
+    said += [f"the nodes' {name} is {value}" for name, value in clause["node"].items()]
+    return "; ".join(said)
+
+
+def _ago(job: JobFacts, name: str) -> str:
+    now, then = job.number("ServerTime"), job.number(name)
+    return f", {seconds(now - then)} ago" if now and then else ""
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _number(ad: Mapping[str, Any], name: str) -> float:
+    """A number; 0 if there is none."""
+    value = ad.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0

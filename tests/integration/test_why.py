@@ -1,0 +1,81 @@
+"""Why jobs do not run, asked on hosts with a schedd."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from grid_kit import NODES, Grid, wait_for
+from test_unchanged import BY_CONDOR_C, Desk
+
+SECONDS = 120.0
+
+
+@pytest.fixture(params=["site", "submit"])
+def desk(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """At the site itself, and a hop of Condor-C away."""
+    made = Desk(grid, request.param, BY_CONDOR_C if request.param == "submit" else "")
+    yield made
+    for cluster in made.clusters:
+        made("condor_rm", "-forcex", cluster, check=False)
+        made("condor_rm", cluster, check=False)
+
+
+def why(desk: Desk, job: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(desk("vmjobs", "job", "why", job, "--json"))
+    return found
+
+
+def until(desk: Desk, job: str, code: str) -> dict[str, Any]:
+    """What is said of a job, once it is this: it may be on its way at first."""
+
+    def look() -> dict[str, Any] | None:
+        found = why(desk, job)
+        return found if found["findings"][0]["code"] == code else None
+
+    return wait_for(look, f"job {job} at {desk.host} to be {code}", SECONDS)
+
+
+def test_a_job_that_no_node_has_the_memory_for(desk: Desk) -> None:
+    cluster = desk.submit("true", request_memory="999999")
+    found = until(desk, cluster, "TOO_LARGE")
+    assert (found["id"], found["state"]) == (f"{cluster}.0", "idle")
+    assert len(found["way"]) == (1 if desk.host == "site" else 2)
+    assert found["way"][-1].endswith(" at site.grid")
+    assert "999999 MiB" in found["findings"][0]["message"]
+    (clause,) = [c for c in found["clauses"] if c["text"] == "TARGET.RequestMemory <= MY.Memory"]
+    assert clause["nodes"]["count"] == len(NODES)
+    assert clause["job"] == {"RequestMemory": "999999"}
+
+
+def test_a_job_that_wants_another_system(desk: Desk) -> None:
+    wanted = 'TARGET.OpSysAndVer == "CentOS7"'
+    line = {"requirements" if desk.host == "site" else "__remote_Requirements": wanted}
+    found = until(desk, desk.submit("true", **line), "REQUIREMENTS")
+    assert wanted in found["findings"][0]["message"]
+
+
+def test_a_job_that_is_held(desk: Desk) -> None:
+    cluster = desk.submit("true", image="no-such-image")
+    assert desk.ended(cluster)["JobStatus"] == 5
+    found = why(desk, f"{cluster}.0")
+    assert (found["state"], found["findings"][0]["code"]) == ("held", "HELD")
+    assert "sub-code 101" in found["findings"][0]["message"]
+    assert found["findings"][0]["remedy"]
+
+
+def test_a_job_that_has_ended(desk: Desk) -> None:
+    cluster = desk.submit("exit 3")
+    desk.ended(cluster)
+    (finding,) = why(desk, cluster)["findings"]
+    assert (finding["code"], finding["message"]) == ("COMPLETED", "it has ended, with status 3")
+
+
+def test_what_people_see(desk: Desk) -> None:
+    cluster = desk.submit("true", request_memory="999999")
+    until(desk, cluster, "TOO_LARGE")
+    said = desk("vmjobs", "job", "why", cluster)
+    assert said.startswith(f"{cluster}.0 is idle")
+    assert "CLAUSE" in said and "what to do:" in said

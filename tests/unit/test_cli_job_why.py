@@ -1,0 +1,317 @@
+"""``vmjobs job why``: what it prints, with daemons and a service that say what they are told to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from pydantic import BaseModel
+from why_kit import Daemons, Schedd, daemons, node, queued
+
+from condor.why_read import Reader
+from vmjobs.cli import job_why
+from vmjobs.cli.support import config
+from vmjobs.errors import ConfigError, NotFound, Unavailable
+from vmjobs.model import (
+    CondorRef,
+    Job,
+    JobEvent,
+    JobSpec,
+    JobState,
+    ReasonCode,
+    now,
+    reason,
+)
+from vmjobs.wire import EventList, ImageDetail, JobPage, Visibility
+
+ID = "01a1f81eb7e8ea63d2bb0afdf929c0d1"
+DIGEST = "sha256:" + "0" * 64
+
+
+class Service(ThreadingHTTPServer):
+    """Answers GET requests. answers: by path."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers: dict[str, BaseModel] = {}
+
+    def has(self, job: Job) -> None:
+        event = JobEvent(seq=1, time=job.created, state=job.state, reason=job.reason)
+        self.answers[f"/v1/jobs/{job.id}"] = job
+        self.answers[f"/v1/jobs/{job.id}/events"] = EventList(events=(event,))
+
+    def has_image(self, name: str, visibility: Visibility) -> None:
+        self.answers[f"/v1/images/{name}"] = ImageDetail(
+            digest=DIGEST,
+            owner="x",
+            visibility=visibility,
+            created=now(),
+            size=1,
+            stored=1,
+            manifest={},
+        )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Service
+
+    def do_GET(self) -> None:
+        found = self.server.answers.get(self.path.partition("?")[0])
+        problem = {"title": "x", "status": 404, "detail": "there is no such thing", "code": "NOT_FOUND"}
+        body = (found.model_dump_json() if found else json.dumps(problem)).encode()
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Type", f"application/{'json' if found else 'problem+json'}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No service, but for those that ask for one."""
+    monkeypatch.setenv("VMJOBS_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
+    config.cache_clear()
+    yield
+    config.cache_clear()
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    (tmp_path / "token").write_text("secret")
+    server = Service()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("VMJOBS_API_URL", f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def have(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have HTCondor's daemons be these."""
+
+    def have(said: Daemons) -> None:
+        monkeypatch.setattr("vmjobs.cli.job_why_service.Reader", lambda: Reader(1.0, said))
+
+    return have
+
+
+def why(*words: str) -> Result:
+    return CliRunner().invoke(job_why.why, list(words), catch_exceptions=False)
+
+
+def lines(*words: str) -> list[str]:
+    done = why(*words)
+    assert done.exit_code == 0, done.output
+    return [" ".join(line.split()) for line in done.output.splitlines()]
+
+
+def test_a_job_that_is_too_large(have: Any) -> None:
+    have(daemons(queued(RequestMemory="8192"), nodes=[node("n1"), node("n2")]))
+    assert lines("3.0") == [
+        "3.0 is idle: it asks for 8192 MiB of memory, and no node has more than 4096 (n1) [TOO_LARGE]",
+        "also: nobody was asked about its image hep, as there is no token for the service here; its "
+        "node will ask [IMAGE_UNCHECKED]",
+        "",
+        "CLAUSE WHOSE FAILS ON VALUES",
+        "TARGET.Memory >= RequestMemory job 2 of 2: n1, n2 job: RequestMemory = 8192; "
+        "node: Memory = 4096",
+        "TARGET.RequestMemory <= MY.Memory node 2 of 2: n1, n2 job: RequestMemory = 8192; "
+        "node: Memory = 4096",
+        "",
+        "what to do:",
+        "- ask for less with request_memory: condor_qedit 3.0 RequestMemory NUMBER",
+    ]
+
+
+def test_the_same_for_programs(have: Any) -> None:
+    have(daemons(queued(RequestMemory="8192"), nodes=[node("n1")]))
+    found = json.loads(why("3.0", "--json").output)
+    assert (found["id"], found["state"], found["way"]) == ("3.0", "idle", ["3.0 at site.grid"])
+    assert [finding["code"] for finding in found["findings"]] == ["TOO_LARGE", "IMAGE_UNCHECKED"]
+    assert set(found["findings"][0]) == {"code", "message", "remedy"}
+    assert found["nodes"]["refuses"] == {"count": 1, "names": ["n1"]}
+    assert found["clauses"][0] == {
+        "side": "job",
+        "text": "TARGET.Memory >= RequestMemory",
+        "nodes": {"count": 1, "names": ["n1"]},
+        "job": {"RequestMemory": "8192"},
+        "node": {"Memory": "4096"},
+    }
+
+
+def test_a_cluster_and_a_site(have: Any) -> None:
+    copied = {"JobUniverse": "9", "GridResource": '"condor site.grid cm"', "JobStatus": "1"}
+    said = daemons(
+        queued(3, 0, **copied, GridJobId='"condor site.grid cm 7.0"', GlobalJobId='"here#3.0#1"'),
+        queued(3, 1, JobStatus="2"),
+    )
+    said.schedds["site.grid"] = Schedd([queued(7, 0, JobStatus="7")])
+    said.collectors["cm"] = said.collectors[""]
+    have(said)
+    shown = lines("3")
+    assert shown[0].startswith("3.0 is idle, and as 7.0 at site.grid: it stands still")
+    assert shown[1] == "its cluster has 1 idle, 1 running"
+
+
+def test_other_daemons_are_asked(have: Any) -> None:
+    said = daemons()
+    said.schedds["far"] = Schedd([queued(JobStatus="2", GlobalJobId="")])
+    said.collectors["cm"] = said.collectors[""]
+    have(said)
+    assert lines("3.0", "--schedd", "far", "--pool", "cm") == ["3.0 is running: it runs [RUNNING]"]
+    with pytest.raises(NotFound):
+        why("3.0")
+    with pytest.raises(Unavailable):
+        why("3.0", "--pool", "nowhere")
+
+
+def test_hostile_words_reach_no_terminal(have: Any) -> None:
+    odd = '"\\033]0;yours\\007\\n"'
+    hostile = node("n\\0331", Site=odd, Requirements='Site == "\\033" && TARGET.X =?= "\\007"')
+    have(daemons(queued(VMJobImage=odd, VMJobHypervisor=odd), nodes=[hostile]))
+    for words in (("3.0",), ("3.0", "--json")):
+        shown = why(*words).output
+        assert "yours" in shown
+        assert all(c.isprintable() or c == "\n" for c in shown)
+        assert "\\u001b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("images", "code"),
+    [
+        ({"hep": Visibility.PUBLIC}, None),
+        ({"hep": Visibility.PRIVATE, "library/hep": Visibility.PUBLIC}, None),
+        ({"hep": Visibility.PRIVATE}, "IMAGE_NOT_SHARED"),
+        ({}, "IMAGE_MISSING"),
+    ],
+)
+def test_the_service_is_asked_about_the_image(
+    images: dict[str, Visibility], code: str | None, have: Any, service: Service
+) -> None:
+    for name, visibility in images.items():
+        service.has_image(name, visibility)
+    have(daemons(queued(), nodes=[node()]))
+    found = json.loads(why("3.0", "--json").output)["findings"]
+    assert [finding["code"] for finding in found] == ["WAITING", *([code] if code else [])]
+
+
+def test_an_installation_without_htcondor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmjobs.cli.job_why_service.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="htcondor2 is missing"):
+        why("3.0")
+
+
+# --------------------------------------------------------------------------- jobs of the service
+
+
+def a_job(state: JobState, code: ReasonCode, message: str = "", **more: Any) -> Job:
+    spec = JobSpec(image="hep", script="true", route="grid")
+    moment = now()
+    return Job(
+        id=ID,
+        array=ID,
+        index=0,
+        count=1,
+        owner="alice",
+        spec=spec,
+        image_digest=DIGEST,
+        state=state,
+        reason=reason(code, message),
+        created=moment,
+        updated=moment,
+        **more,
+    )
+
+
+REF = CondorRef(schedd="submit.grid", cluster=3, proc=0, grid_job_id="condor site.grid cm 7.0")
+
+
+def test_a_job_of_the_service_that_does_not_wait(service: Service) -> None:
+    service.has(
+        a_job(
+            JobState.FAILED, ReasonCode.KERNEL_PANIC, "it panicked\nlast words", condor=REF, attempts=2
+        )
+    )
+    shown = lines(ID)
+    assert shown[0] == f"{ID} is FAILED: it panicked [KERNEL_PANIC]"
+    assert "route: grid" in shown
+    assert "in HTCondor: 3.0 at submit.grid, at its site condor site.grid cm 7.0" in shown
+    assert "attempts: 2" in shown
+    assert any(line.endswith(" FAILED KERNEL_PANIC it panicked") for line in shown)
+    found = json.loads(why(ID, "--json").output)
+    assert set(found["facts"]) == {"route", "in HTCondor", "attempts", "event 1"}
+    assert shown[-1] == "- to mend by: user; docs/troubleshooting.md goes by the code"
+
+
+def test_a_job_of_the_service_that_waits_in_htcondor(service: Service, have: Any) -> None:
+    service.has(a_job(JobState.QUEUED, ReasonCode.SCHEDULED, "queued as 3.0", condor=REF))
+    said = daemons(nodes=[node(HasVMJobs="false")])
+    said.schedds["submit.grid"] = Schedd([queued(VMJobImage="", VMJobPolicy="", VMJobsId=f'"{ID}"')])
+    have(said)
+    shown = lines(ID)
+    assert shown[0].startswith(f"{ID} is QUEUED: vmjobs works on no node: on node1.grid the agent")
+    assert shown[1] == "also: queued as 3.0 [SCHEDULED]"
+    assert "TARGET.HasVMJobs =?= true job 1 of 1: node1.grid node: HasVMJobs = false" in shown
+
+
+def test_a_job_of_the_service_whose_schedd_cannot_be_asked(service: Service, have: Any) -> None:
+    service.has(a_job(JobState.HELD, ReasonCode.SCHEDULER_HELD, "policy", condor=REF))
+    have(daemons())
+    shown = lines(ID)
+    assert shown[0] == f"{ID} is HELD: policy [SCHEDULER_HELD]"
+    assert shown[1].startswith("also: what HTCondor knows of it could not be read from here: ")
+    assert "- where HTCondor is: vmjobs job why 3.0 --schedd submit.grid" in shown
+
+
+def test_a_job_that_the_service_has_not_queued(service: Service) -> None:
+    service.has(a_job(JobState.QUEUED, ReasonCode.SUBMITTED, "accepted"))
+    shown = lines(ID)
+    assert shown[0].endswith("has not put it into its schedd's queue yet [NOT_DISPATCHED]")
+    with pytest.raises(NotFound):
+        why("0" * 32)
+
+
+def test_ids_are_completed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.answers["/v1/jobs"] = JobPage(jobs=(a_job(JobState.QUEUED, ReasonCode.SUBMITTED),))
+    monkeypatch.setattr(
+        "vmjobs.cli.job_why.Schedd.query",
+        lambda *_: [{"ClusterId": 3, "ProcId": 1}, {"ClusterId": 4, "ProcId": 0}],
+    )
+    context = click.Context(job_why.why)
+    (parameter, *_) = job_why.why.params
+    assert job_why.complete_job(context, parameter, "") == [ID, "3.1", "4.0"]
+    assert job_why.complete_job(context, parameter, "3") == ["3.1"]
+
+
+def test_where_nobody_answers_nothing_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise Unavailable("schedd", "no")
+
+    monkeypatch.setattr("vmjobs.cli.job_why.Schedd.query", fail)
+    assert job_why.complete_job(click.Context(job_why.why), job_why.why.params[0], "") == []
+
+
+def test_bindings_are_not_imported() -> None:
+    """They would take longer than the command, and block while a daemon hangs."""
+    names = "{'htcondor2', 'classad2'}"
+    code = f"import sys, vmjobs.cli.job_why; sys.exit(bool({names} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,167 @@
+"""What nodes are to a job, by real ads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import classad2
+import pytest
+from why_kit import job, node
+
+from condor.analysis import analyse, demands, shown
+
+
+@pytest.mark.parametrize(
+    ("wish", "slot", "standing"),
+    [
+        ({}, {}, "fits"),
+        ({"RequestMemory": "3000"}, {}, "busy"),
+        ({}, {"Cpus": "0"}, "busy"),
+        ({"RequestGPUs": "1"}, {"TotalSlotGPUs": "1"}, "busy"),
+        ({}, {"PartitionableSlot": "false", "State": '"Claimed"'}, "busy"),
+        ({}, {"PartitionableSlot": "", "State": '"Owner"'}, "fits"),
+        ({}, {"Offline": "true"}, "off"),
+        ({"RequestMemory": "9999"}, {"Offline": "true"}, "refuses"),
+        ({}, {"Draining": "true", "Start": "false"}, "draining"),
+        ({}, {"State": '"Drained"'}, "draining"),
+        ({}, {"Start": "false"}, "refuses"),
+        ({}, {"HasVMJobs": "false"}, "refuses"),
+        ({"RequestMemory": "4097"}, {}, "refuses"),
+        ({}, {"Requirements": ""}, "refuses"),
+    ],
+)
+def test_what_a_node_is_to_a_job(wish: dict[str, str], slot: dict[str, str], standing: str) -> None:
+    found = analyse(job(**wish), [node(**slot)])
+    assert {kind: nodes["count"] for kind, nodes in found["nodes"].items() if nodes["count"]} == {
+        standing: 1
+    }
+    assert bool(found["clauses"]) == (standing == "refuses")
+
+
+@pytest.mark.parametrize(
+    ("wish", "slot", "clauses"),
+    [
+        (
+            {"RequestMemory": "4097"},
+            {},
+            [
+                (
+                    "job",
+                    "TARGET.Memory >= RequestMemory",
+                    {"RequestMemory": "4097"},
+                    {"Memory": "4096"},
+                ),
+                (
+                    "node",
+                    "TARGET.RequestMemory <= MY.Memory",
+                    {"RequestMemory": "4097"},
+                    {"Memory": "4096"},
+                ),
+            ],
+        ),
+        (
+            {"RequestCpus": "5"},
+            {},
+            [("node", "TARGET.RequestCpus <= MY.Cpus", {"RequestCpus": "5"}, {"Cpus": "4"})],
+        ),
+        (
+            {},
+            {"HasVMJobs": "false", "VMJobsHypervisors": '""'},
+            [("job", "TARGET.HasVMJobs =?= true", {}, {"HasVMJobs": "false"})],
+        ),
+        ({}, {"HasVMJobs": ""}, [("job", "TARGET.HasVMJobs =?= true", {}, {"HasVMJobs": "undefined"})]),
+        (
+            {"VMJobPolicy": ""},
+            {},
+            [
+                (
+                    "node",
+                    "TARGET.VMJobImage =?= undefined || TARGET.VMJobPolicy =?= 1",
+                    {"VMJobImage": "hep", "VMJobPolicy": "undefined"},
+                    {},
+                )
+            ],
+        ),
+        ({}, {"Start": "false"}, [("node", "START", {}, {"START": "false"})]),
+        # An attribute without a scope is the ad's own before it is the other's.
+        (
+            {"VMJobOwnRequirements": "OpSys == Wanted", "Wanted": '"WINDOWS"'},
+            {},
+            [("job", "OpSys == Wanted", {"Wanted": "WINDOWS"}, {"OpSys": "LINUX"})],
+        ),
+        ({"Requirements": "A", "A": "B", "B": "A"}, {}, [("job", "A", {"A": "undefined"}, {})]),
+        ({"Requirements": ""}, {}, [("job", "undefined", {}, {})]),
+        ({"Requirements": '"yes"'}, {}, [("job", '"yes"', {}, {})]),
+        (
+            {"Requirements": "TARGET.Memory > {1}"},
+            {},
+            [("job", "TARGET.Memory > { 1 }", {}, {"Memory": "4096"})],
+        ),
+    ],
+)
+def test_the_demands_that_are_not_met(
+    wish: dict[str, str], slot: dict[str, str], clauses: list[tuple[str, str, dict[str, str], Any]]
+) -> None:
+    found = analyse(job(**wish), [node(**slot)])["clauses"]
+    assert [(c["side"], c["text"], c["job"], c["node"]) for c in found] == clauses
+    assert all(c["nodes"] == {"count": 1, "names": ["node1.grid"]} for c in found)
+
+
+def test_demands_stand_for_what_they_name() -> None:
+    assert demands(job())[:2] == ['TARGET.Arch == "X86_64"', 'TARGET.OpSys == "LINUX"']
+    assert demands(node())[0:3] == ["true", demands(node())[1], "MY.Cpus > 0"]
+    assert "VMJobPolicy" in demands(node())[1]
+
+
+def test_several_nodes_are_told_of_together() -> None:
+    slots = [
+        node("n1", TotalSlotMemory="1024"),
+        node("n2", TotalSlotMemory="2048"),
+        node("n3", OpSys='"WINDOWS"', HasVMJobs=""),
+        *(node(f"w{i}", HasVMJobs="false") for i in range(9)),
+    ]
+    found = analyse(job(RequestMemory="3000"), slots)
+    first, memory, _, system = found["clauses"]
+    assert first["text"] == "TARGET.HasVMJobs =?= true"
+    assert first["nodes"]["count"] == 10
+    assert len(first["nodes"]["names"]) == 5
+    assert memory["node"] == {"Memory": "2048 at most"}
+    assert (system["text"], system["nodes"]["names"]) == ('TARGET.OpSys == "LINUX"', ["n3"])
+    assert found["largest"]["Memory"] == [4096.0, "n3"]
+    assert {kind: nodes["count"] for kind, nodes in found["agents"].items()} == {
+        "works": 2,
+        "silent": 9,
+        "boots-nothing": 0,
+        "missing": 1,
+    }
+    assert found["hypervisors"] == ["qemu", "uml"]
+
+
+def test_one_slot_that_fits_is_enough_of_a_node() -> None:
+    slots = [node("n1", Start="false"), node("n1", Name='"slot2@n1"')]
+    found = analyse(job(), slots)
+    assert (found["nodes"]["fits"]["count"], found["clauses"]) == (1, [])
+
+
+def test_hostile_ads_are_bounded_and_obeyed_by_nobody() -> None:
+    wide = " && ".join(f"TARGET.X{i} =?= true" for i in range(3000))
+    bomb = {f"A{i}": f"A{i + 1} && A{i + 1} && A{i + 1}" for i in range(60)}
+    hostile = node(
+        "a\\033]0;yours\\007" + "n" * 5000,
+        OpSys='"\\033[31m' + "x" * 5000 + '"',
+        VMJobsHypervisors='"\\033,' + "uml," * 5000 + '"',
+        Start="recursion(Start) || Start",
+    )
+    deep = node("deep", Requirements="(" * 50 + "false" + ")" * 50)
+    found = analyse(job(Requirements=f"A0 && {wide}", **bomb), [hostile, deep, node("n2")])
+    text = json.dumps(found)
+    assert "\\u001b" not in text and "\\u0007" not in text
+    assert len(text) < 60_000
+    assert len(found["clauses"]) == 40
+
+
+def test_values_as_people_read_them() -> None:
+    values = classad2.ClassAd('[a=1.0; b=true; c=error; d="x\\ny"; e={1}]')
+    assert [shown(values.get(n)) for n in "abcdef"] == ["1", "true", "error", "x y", "[1]", "undefined"]
+    assert len(shown("y" * 500)) == 80

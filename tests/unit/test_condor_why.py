@@ -1,0 +1,461 @@
+"""Why a job of HTCondor's is where it is: by ads as daemons tell them, and the words for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from why_kit import Collector, Daemons, Schedd, ad, daemons, node, queued
+
+from condor import why_call
+from condor.outcomes import AGAIN, OUTCOMES
+from condor.why_read import Explanation, Place, Reader
+from vmjobs.errors import NotFound, Unavailable
+
+HERE = Place("", "", 3, 0)
+
+
+def explain(said: Daemons, place: Place = HERE) -> Explanation:
+    return Reader(1.0, said).explain(place)
+
+
+def codes(found: Explanation) -> list[str]:
+    return [finding.code for finding in found.findings]
+
+
+# --------------------------------------------------------------------------- jobs that do not wait
+
+COPIED = {"JobUniverse": "9", "GridResource": '"condor site.grid cm.grid"'}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "state", "code", "message"),
+    [
+        (
+            {"JobStatus": "2", "RemoteHost": '"slot1@n1"', "ChirpVMState": '"BOOTING"'},
+            "running",
+            "RUNNING",
+            "it runs on slot1@n1; its machine is BOOTING",
+        ),
+        ({"JobStatus": "2", "ChirpVMNode": '"n1"'}, "running", "RUNNING", "it runs on n1"),
+        ({"JobStatus": "6"}, "bringing its output back", "TRANSFERRING", "it has ended"),
+        ({"JobStatus": "7"}, "suspended", "SUSPENDED", "condor_continue"),
+        (
+            {"JobStatus": "3", "RemoveReason": '"me"'},
+            "removed",
+            "REMOVING",
+            "it was removed: me; it leaves",
+        ),
+        ({"JobStatus": "4", "ExitCode": "3"}, "completed", "COMPLETED", "it has ended, with status 3"),
+        (
+            {"JobStatus": "4", "ExitBySignal": "true", "ExitSignal": "9"},
+            "completed",
+            "COMPLETED",
+            "by signal 9",
+        ),
+        ({"JobStatus": "4"}, "completed", "COMPLETED", "nobody says how"),
+        ({"JobStatus": "0"}, "in an unknown state", "GONE", "it has left the queue"),
+        (
+            {"JobStatus": "5", "HoldReasonCode": "16", "HoldReason": '"Spooling"'},
+            "held",
+            "SPOOLING",
+            "its input files are on their way",
+        ),
+        (
+            {"JobStatus": "5", "HoldReasonCode": "1", "HoldReason": '"via condor_hold"'},
+            "held",
+            "HELD",
+            "via condor_hold [HoldReasonCode 1, sub-code 0]",
+        ),
+        ({"JobStatus": "5"}, "held", "HELD", "nobody says why"),
+        ({"JobUniverse": "7"}, "idle", "UNIVERSE", "universe 7"),
+        ({"JobUniverse": "9"}, "idle", "NO_ROUTE", "grid_resource is not set"),
+        ({"JobUniverse": "9", "GridResource": '"arc https://x"'}, "idle", "NO_ROUTE", "arc https://x"),
+        (COPIED, "idle", "NOT_SENT", "has not sent it to site.grid"),
+        (
+            {**COPIED, "GridResourceUnavailableTime": "1795228000"},
+            "idle",
+            "SITE_DOWN",
+            "cannot reach the schedd site.grid (collector cm.grid), for 3 min",
+        ),
+        (
+            {**COPIED, "GridJobId": '"condor site.grid cm.grid 7.1"'},
+            "idle",
+            "SITE_UNREADABLE",
+            "it waits at site.grid as job 7.1, and why could not be read: collector cm.grid: no answer",
+        ),
+    ],
+)
+def test_where_a_job_is(attributes: dict[str, str], state: str, code: str, message: str) -> None:
+    said = daemons(queued(**attributes))
+    found = explain(said)
+    assert (found.id, found.state, codes(found)) == ("3.0", state, [code])
+    assert message in found.findings[0].message
+    assert "explain" not in said.asked
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("code", OUTCOMES)
+def test_each_hold_of_ours_has_a_remedy(code: str, remote: bool) -> None:
+    outcome = OUTCOMES[code]
+    hold = {
+        "JobStatus": "5",
+        "HoldReasonCode": "3",
+        "HoldReasonSubCode": str(outcome.subcode),
+        "HoldReason": f'"{code}: so it is; the console\'s last lines: a b c"',
+        "NumJobStarts": "5",
+        "ChirpVMNode": '"n7"',
+    }
+    found = explain(daemons(queued(**hold, **(COPIED if remote else {})))).findings[0]
+    assert found.code == "HELD"
+    assert found.message.startswith(f"{outcome.why} ({code}: so it is)")
+    assert f"sub-code {outcome.subcode}]" in found.message
+    assert "on n7; condor_q -af HoldReason 3.0 has the console's last lines [" in found.message
+    assert "a b c" not in found.message
+    assert found.remedy and "{" not in found.remedy
+    if outcome.deed == AGAIN and not remote and code != "NO_HYPERVISOR":
+        assert "VMJobMaxStarts 10" in found.remedy
+    if remote:
+        assert "condor_qedit" not in found.remedy
+
+
+def test_a_hold_for_what_has_no_code_of_its_own() -> None:
+    hold = {"JobStatus": "5", "HoldReasonCode": "3", "HoldReason": '"UNAUTHENTICATED: no"'}
+    found = explain(daemons(queued(**hold, HoldReasonSubCode="199"))).findings[0]
+    assert "UNAUTHENTICATED" in found.message and "VMJobMaxStarts" in found.remedy
+    found = explain(daemons(queued(**hold, HoldReasonSubCode="77"))).findings[0]
+    assert found.remedy.startswith("its own policy")
+
+
+def test_jobs_that_have_left_the_queue() -> None:
+    said = daemons(ended=[queued(JobStatus="4", ExitCode="0"), queued(4, JobStatus="3")])
+    assert codes(explain(said)) == ["COMPLETED"]
+    found = explain(said, Place("", "", 4))
+    assert (found.state, codes(found)) == ("not in the queue", ["REMOVED"])
+
+
+def test_a_job_that_nobody_knows_and_a_schedd_that_does_not_answer() -> None:
+    with pytest.raises(NotFound, match=r"no job 3\.0"):
+        explain(daemons())
+    with pytest.raises(NotFound, match="no job 3, "):
+        explain(daemons(), Place("", "", 3))
+    with pytest.raises(Unavailable, match=r"other\.grid: no answer"):
+        explain(daemons(), Place("", "other.grid", 3))
+
+
+def test_of_a_cluster_the_job_that_waits_is_looked_at() -> None:
+    jobs = [
+        queued(3, 0, JobStatus="2"),
+        queued(3, 1, JobStatus="5"),
+        queued(3, 2),
+        queued(3, 3),
+        queued(4, 0),
+    ]
+    found = explain(daemons(*jobs, nodes=[node()]), Place("", "", 3))
+    assert found.id == "3.2"
+    assert found.jobs == {"1": 2, "2": 1, "5": 1}
+
+
+# --------------------------------------------------------------------------- jobs that wait for a node
+
+REJECTED = {"LastRejMatchTime": "1795228180", "LastMatchTime": "1795228100"}
+
+
+@pytest.mark.parametrize(
+    ("wish", "slot", "answer", "message"),
+    [
+        (
+            {},
+            {},
+            ["WAITING"],
+            "1 node could take it now (node1.grid); the last cycle that it told of ended 10 s ago",
+        ),
+        (
+            {**REJECTED, "LastRejMatchReason": '"no match found "'},
+            {},
+            ["WAITING"],
+            "the negotiator's last word was 'no match found', 20 s ago",
+        ),
+        (
+            {**REJECTED, "LastRejMatchReason": '"submitter limit exceeded"'},
+            {},
+            ["LIMIT", "WAITING"],
+            "submitter limit exceeded, 20 s ago",
+        ),
+        (
+            {**REJECTED, "LastRejMatchReason": '"insufficient priority"'},
+            {"Cpus": "0"},
+            ["PRIORITY", "BUSY"],
+            "others go first: insufficient priority",
+        ),
+        # It was matched since.
+        (
+            {"LastRejMatchTime": "5", "LastMatchTime": "6", "LastRejMatchReason": '"quota"'},
+            {},
+            ["WAITING"],
+            "",
+        ),
+        ({}, {"Cpus": "0"}, ["BUSY"], "taken by other jobs (1 node: node1.grid)"),
+        ({}, {"Offline": "true"}, ["ASLEEP"], "switched off (node1.grid)"),
+        ({}, {"Draining": "true"}, ["DRAINING"], "are being drained (node1.grid)"),
+        (
+            {"VMJobPolicy": ""},
+            {},
+            ["NO_POLICY"],
+            "its schedd had no policy for jobs with VMJobImage",
+        ),
+        ({"VMJobPolicy": "", "WantContainer": "true"}, {}, ["NO_POLICY"], "it asks for a container"),
+        (
+            {"RequestMemory": "8192"},
+            {},
+            ["TOO_LARGE"],
+            "it asks for 8192 MiB of memory, and no node has more than 4096 (node1.grid)",
+        ),
+        (
+            {"RequestMemory": "ifThenElse(false, 1, 8000 + 192)"},
+            {},
+            ["TOO_LARGE"],
+            "it asks for 8192 MiB of memory",
+        ),
+        ({"RequestCpus": "9"}, {}, ["TOO_LARGE"], "9 processors, and no node has more than 4 ("),
+        (
+            {"RequestDisk": "104857600"},
+            {},
+            ["TOO_LARGE"],
+            "102400 MiB of disk, and no node has more than 77716",
+        ),
+        ({"RequestGPUs": "1"}, {}, ["TOO_LARGE"], "1 GPUs, and no node has more than 0"),
+        (
+            {"RequestCpus": "9", "RequestMemory": "8192"},
+            {},
+            ["TOO_LARGE", "TOO_LARGE"],
+            "9 processors",
+        ),
+        (
+            {},
+            {"HasVMJobs": "false", "VMJobsHypervisors": '""'},
+            ["NO_AGENT"],
+            "vmjobs works on no node: on node1.grid the agent does not answer",
+        ),
+        (
+            {},
+            {"HasVMJobs": "false", "VMJobsVersion": '"0.1.0"'},
+            ["NO_AGENT"],
+            "vmjobs works on no node: on node1.grid no hypervisor booted the agent's probe",
+        ),
+        ({}, {"HasVMJobs": ""}, ["NO_AGENT"], "no node of its pool has vmjobs (1 node: node1.grid)"),
+        (
+            {"Requirements": "TARGET.HasVMJobs && TARGET.Site == Wish", "Wish": '"y"'},
+            {"Site": '"x"'},
+            ["REQUIREMENTS"],
+            "no node meets its demand TARGET.Site == Wish (the job's Wish is y; the nodes' Site is x)",
+        ),
+        (
+            {"VMJobImage": "", "Requirements": "TARGET.HasVMJobs"},
+            {"HasVMJobs": "false"},
+            ["REQUIREMENTS"],
+            "no node meets its demand TARGET.HasVMJobs",
+        ),
+        (
+            {},
+            {"Start": "TARGET.Owner == Lord", "Lord": '"bob"'},
+            ["REFUSED"],
+            "every node refuses it: TARGET.Owner == Lord does not hold (the job's Owner is undefined; "
+            "the nodes' Lord is bob)",
+        ),
+    ],
+)
+def test_why_a_job_has_no_node(
+    wish: dict[str, str], slot: dict[str, str], answer: list[str], message: str
+) -> None:
+    found = explain(daemons(queued(**wish), nodes=[node(**slot)]))
+    assert codes(found) == answer
+    assert message in found.findings[0].message
+    assert all(finding.remedy for finding in found.findings)
+    assert found.pool and bool(found.pool.clauses) == (answer[0] not in OF_FREE_NODES)
+
+
+OF_FREE_NODES = {"WAITING", "LIMIT", "PRIORITY", "BUSY", "ASLEEP", "DRAINING"}
+
+
+@pytest.mark.parametrize(
+    ("wish", "others", "code", "message"),
+    [
+        (
+            {"NumJobStarts": "2", "ChirpVMOutcome": '"again"', "ChirpVMReason": '"BOOT_FAILED: no"'}
+            | {"VMJobMaxStarts": "5", "ChirpVMNode": '"n7"'},
+            [],
+            "TRIED",
+            "it was begun 2 times of 5, the last time on n7: BOOT_FAILED: no",
+        ),
+        ({}, [node("n2", HasVMJobs="false")], "AGENT_FAILS", "on n2 the agent does not answer"),
+        (
+            {"VMJobHypervisor": '"KVM"'},
+            [],
+            "NO_HYPERVISOR",
+            "it wants the hypervisor kvm, and works nowhere: nodes have qemu, uml",
+        ),
+        ({"ShouldTransferFiles": '"NO"'}, [], "NO_TRANSFER", "sees no file system"),
+    ],
+)
+def test_what_adds_to_the_answer(
+    wish: dict[str, str], others: list[Any], code: str, message: str
+) -> None:
+    found = explain(daemons(queued(**wish), nodes=[node(), *others]))
+    assert codes(found) == ["WAITING", code]
+    assert message in found.findings[1].message
+
+
+def test_what_is_no_node_is_not_counted() -> None:
+    revoked = ad({"MyType": '"StartD"', "Name": '"revoked.offline.vc"', "VMJobsRevoked": '"5:x"'})
+    divided = node("n2", DynamicSlot="true", Name='"slot1_1@n2"')
+    found = explain(daemons(queued(), nodes=[revoked, divided]))
+    assert codes(found) == ["NO_NODES"]
+
+
+def test_each_node_fails_something_else() -> None:
+    nodes = [node("n1", OpSys='"X"'), node("n2", Arch='"Y"')]
+    found = explain(daemons(queued(), nodes=nodes))
+    assert codes(found) == ["NO_NODE"]
+    assert found.pool and len(found.pool.clauses) == 2
+
+
+@pytest.mark.parametrize(
+    ("ads", "answer", "message"),
+    [
+        ({"Startd": []}, ["NO_NODES"], "no node is in its pool now"),
+        ({"Negotiator": []}, ["NO_NEGOTIATOR"], "the collector knows no negotiator"),
+        (
+            {
+                "Accounting": [
+                    ad(
+                        {
+                            "Name": '"hep"',
+                            "IsAccountingGroup": "true",
+                            "EffectiveQuota": "4.0",
+                            "WeightedResourcesUsed": "4",
+                        }
+                    )
+                ]
+            },
+            ["QUOTA", "WAITING"],
+            "its accounting group hep may use 4, and uses 4",
+        ),
+        (
+            {
+                "Accounting": [
+                    ad(
+                        {
+                            "Name": '"hep"',
+                            "IsAccountingGroup": "true",
+                            "EffectiveQuota": "9.0",
+                            "WeightedResourcesUsed": "4",
+                        }
+                    )
+                ]
+            },
+            ["WAITING"],
+            "",
+        ),
+        (
+            {"Schedd": [ad({"Name": '"site.grid"', "MaxJobsRunning": "10", "TotalRunningJobs": "10"})]},
+            ["SCHEDD_FULL", "WAITING"],
+            "its schedd runs 10 jobs, and may run 10",
+        ),
+    ],
+)
+def test_what_the_pool_says_beside_its_nodes(
+    ads: dict[str, Any], answer: list[str], message: str
+) -> None:
+    wish = queued(AcctGroup='"hep"')
+    found = explain(daemons(wish, **{"Startd": [node()], **ads}))
+    assert codes(found) == answer
+    assert message in found.findings[0].message
+
+
+def test_what_could_not_be_read_of_a_pool_is_said() -> None:
+    said = daemons(queued(), nodes=[node()])
+    said.collectors[""].silent = frozenset({"Negotiator"})
+    found = explain(said)
+    assert codes(found) == ["WAITING", "UNREAD"]
+    assert "negotiator: no right to read" in found.findings[1].message
+
+
+# --------------------------------------------------------------------------- jobs sent to a site
+
+
+def at_site(*jobs: Any, **ads: Any) -> Daemons:
+    sent = queued(3, **COPIED, GridJobId='"condor site.grid cm.grid 7.1"', GlobalJobId='"here#3.0#1"')
+    said = daemons(sent)
+    said.schedds["site.grid"] = Schedd(jobs)
+    said.collectors["cm.grid"] = Collector({"Startd": [node()], **ads})
+    return said
+
+
+def test_a_job_is_followed_to_its_site() -> None:
+    found = explain(at_site(queued(7, 1, RequestMemory="9999")))
+    assert (found.id, found.state, codes(found)) == ("3.0", "idle", ["TOO_LARGE"])
+    assert found.way == ["3.0 at here", "7.1 at site.grid"]
+    found = explain(at_site(queued(7, 1, JobStatus="2")))
+    assert codes(found) == ["RUNNING"]
+
+
+def test_a_site_that_says_less() -> None:
+    found = explain(at_site())
+    assert codes(found) == ["SITE_UNREADABLE"]
+    assert (
+        "7.1" in found.findings[0].message and "site.grid has no job 7.1" in found.findings[0].message
+    )
+    said = at_site()
+    del said.schedds["site.grid"]
+    found = explain(said)
+    assert codes(found) == ["NO_ROUTE"]
+    assert found.way == ["3.0 at here"]
+
+
+def test_a_site_that_tells_of_its_jobs_alone() -> None:
+    said = at_site(queued(7, 1))
+    said.collectors["cm.grid"].silent = frozenset({"Startd"})
+    found = explain(said)
+    assert codes(found) == ["SITE_UNREADABLE"]
+    assert found.way == ["3.0 at here", "7.1 at site.grid"]
+
+
+def test_a_job_that_is_sent_round_in_circles() -> None:
+    circle = queued(7, 1, **COPIED, GridJobId='"condor site.grid cm.grid 7.1"')
+    found = explain(at_site(circle))
+    assert codes(found) == ["AT_SITE"]
+    assert len(found.way) == 4
+
+
+def test_an_ad_that_is_too_long_is_not_looked_at() -> None:
+    found = explain(daemons(queued(Long='"' + "x" * 2_000_000 + '"'), nodes=[node()]))
+    assert codes(found) == ["UNREAD"]
+
+
+@pytest.mark.parametrize("odd", ['real("INF")', 'real("NaN")', "{1}", "error", '"8192"', "true", "A"])
+def test_numbers_that_are_none_are_no_trouble(odd: str) -> None:
+    wish = dict.fromkeys(
+        ("RequestMemory", "RequestCpus", "NumJobStarts", "ServerTime", "LastMatchTime"), odd
+    )
+    slot = {"TotalSlotMemory": odd, "Cpus": odd, "Start": "false"}
+    assert explain(daemons(queued(**wish), nodes=[node(**slot), node("n2")])).findings
+
+
+def test_what_is_no_ad_is_said_to_be_none() -> None:
+    with pytest.raises(ValueError, match="cannot be parsed"):
+        why_call.explain(None, None, "[ a = ")
+
+
+def test_words_of_others_are_bounded_and_on_one_line() -> None:
+    odd = '"\\033]0;yours\\007\\n' + "x" * 9000 + '"'
+    for attributes in (
+        {"JobStatus": "5", "HoldReason": odd},
+        {"JobStatus": "3", "RemoveReason": odd},
+        {"JobStatus": "2", "RemoteHost": odd},
+        {"JobUniverse": "9", "GridResource": odd},
+        {**REJECTED, "LastRejMatchReason": odd},
+    ):
+        found = explain(daemons(queued(**attributes), nodes=[node()]))
+        message = found.findings[0].message
+        assert message.isprintable() and len(message) < 3000

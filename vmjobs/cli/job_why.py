@@ -1,0 +1,80 @@
+"""``vmjobs job why``: in words why a job does not run."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from typing import Final
+
+import click
+
+from condor import names
+from condor.schedd import Schedd
+from condor.why_read import Place
+from vmjobs.cli.job_why_service import explain, of_image, view_of_service_job
+from vmjobs.cli.job_why_show import View, as_plain, show
+from vmjobs.cli.support import config, json_option, print_json, read_token
+from vmjobs.errors import VMJobsError
+
+#: An id of HTCondor's; those of the service are longer.
+_CONDOR_ID: Final = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,10}))?")
+#: Whoever waits for a completion waits for so many seconds.
+_COMPLETION_SECONDS: Final = 1.5
+
+
+def complete_job(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Ids of jobs that do not run, for the shell; none where nobody answers at once."""
+    return [job for job in (*_service_ids(), *_condor_ids()) if job.startswith(incomplete)]
+
+
+def _service_ids() -> list[str]:
+    from vmjobs.client import Client, Retries  # noqa: PLC0415 - only what needs the network pays
+    from vmjobs.model import JobState  # noqa: PLC0415
+
+    patience = Retries(deadline=_COMPLETION_SECONDS, connect=0.5, read=1.0)
+    try:
+        settings = config()
+        token = read_token(settings.token_file)
+        with Client(settings.api_url, token, retries=patience) as api:
+            return [job.id for job in api.job_page([JobState.QUEUED, JobState.HELD]).jobs]
+    except VMJobsError:
+        return []
+
+
+def _condor_ids() -> list[str]:
+    if find_spec("htcondor2") is None:
+        return []
+    wanted = (names.CLUSTER_ID, names.PROC_ID)
+    try:
+        ads = Schedd("", "", _COMPLETION_SECONDS).query("JobStatus == 1 || JobStatus == 5", wanted)
+    except VMJobsError:
+        return []
+    return [f"{ad[names.CLUSTER_ID]}.{ad[names.PROC_ID]}" for ad in ads]
+
+
+@click.command()
+@click.argument("job", metavar="ID", shell_complete=complete_job)
+@click.option(
+    "--schedd", default="", metavar="NAME", help="Of a job of HTCondor's; default: this host's."
+)
+@click.option(
+    "--pool", default="", metavar="COLLECTOR", help="That knows the schedd; default: this host's."
+)
+@json_option
+def why(job: str, schedd: str, pool: str, as_json: bool) -> None:
+    """Say why the job ID is idle, or held, or where else it is.
+
+    ID is a job's id, or CLUSTER.PROC or CLUSTER of a job of HTCondor's, whose requirements are then
+    compared with what the nodes of its pool offer, at the site if it was sent there.
+    """
+    if found := _CONDOR_ID.fullmatch(job):
+        proc = None if found[2] is None else int(found[2])
+        explanation = explain(Place(schedd, pool, int(found[1]), proc))
+        findings = [*explanation.findings, *of_image(explanation)]
+        view = View(explanation.id, explanation.state, findings, explanation=explanation)
+    else:
+        view = view_of_service_job(job, schedd, pool)
+    if as_json:
+        print_json(as_plain(view))
+    else:
+        show(view)
