@@ -52,7 +52,7 @@ class ChirpService:
                 files[7] = (self.folder / name).open("rb" if "r" in flags else "wb")
             except FileNotFoundError:
                 return b"-3\n"
-            return b"7\n"
+            return b"7\n41 1482952 33188 1 6400 6400 0 12 4096 8 1795230748 1795230748 1795230748\n"
         return self._of_the_job(words)
 
     def _of_open_file(self, file: IO[bytes], words: list[str], stream: IO[bytes]) -> bytes:

@@ -58,3 +58,22 @@ def test_what_runs_the_job_gets_none_of_its_variables(tmp_path: Path) -> None:
     file = scratch / ".vmjobs-environment"
     assert file.stat().st_mode & 0o777 == 0o600
     assert b"odd.name=1\0" in file.read_bytes()
+
+
+def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(tmp_path: Path) -> None:
+    """HTCondor starts the server of condor_ssh_to_job like a job, and a job may name its program."""
+    (tmp_path / "ad").write_text('VMJobImage = "x"\n')
+    place = tmp_path / ".condor_ssh_to_job_1"
+    place.mkdir()
+    mark = tmp_path / "mark"
+    config = f"AuthorizedKeysCommand /usr/bin/touch {mark}\nForceCommand /usr/bin/touch {mark}\n"
+    (place / "sshd_config").write_text(config)
+    variables = {"_CONDOR_JOB_AD": str(tmp_path / "ad"), "_CONDOR_SCRATCH_DIR": str(tmp_path)}
+    server = ("/usr/sbin/sshd", "-i", "-e", "-f")
+    start(*server, str(place / "sshd_config"), **variables)
+    assert not mark.exists()
+    assert not (tmp_path / ".vmjobs-environment").exists()
+    for other in ("/etc/ssh/sshd_config", str(tmp_path / "sshd_config"), f"{place}/../sshd_config"):
+        start(*server, other, **variables)
+        assert (tmp_path / ".vmjobs-environment").exists(), other
+        (tmp_path / ".vmjobs-environment").unlink()

@@ -122,6 +122,13 @@ def test_ends_as_the_job_ends(site: Site, words: str, status: int) -> None:
     assert site.run("/bin/sh", "-c", words).status == status
 
 
+def test_what_a_job_leaves_running_ends_with_it(site: Site) -> None:
+    """Not even the kernel is harmed, whatever it is doing for them then."""
+    script = "for n in 1 2 3; do (while :; do (:) & wait; done) & done; sleep 1; echo ended; exit 3"
+    job = site.run("/bin/sh", "-c", script)
+    assert (job.status, job.out) == (3, "ended\n"), job.err
+
+
 def test_a_program_that_is_not_there(site: Site) -> None:
     job = site.run("./nothing")
     assert job.status == 127

@@ -110,24 +110,6 @@ class Desk:
         return self("cat", f"{self.folder}/{name}")
 
 
-def machines(grid: Grid) -> list[str]:
-    """Machines of unchanged jobs, on whatever node."""
-    listed = (
-        grid.on(
-            node,
-            "find",
-            "/var/lib/vmjobs/agent/handed",
-            "-mindepth",
-            "1",
-            "-maxdepth",
-            "1",
-            check=False,
-        )
-        for node in NODES
-    )
-    return [line for text in listed for line in text.splitlines()]
-
-
 @pytest.fixture
 def site(grid: Grid) -> Iterator[Desk]:
     yield from _desk(Desk(grid, "site"))
@@ -272,11 +254,76 @@ def test_what_a_job_prints_is_there_while_it_runs(site: Desk) -> None:
     wait_for(lambda: "early" in site("condor_tail", cluster, check=False) or None, "condor_tail", 60)
 
 
+@pytest.mark.parametrize("image", ["generic", "worker"])
+def test_a_job_says_something_by_chirp(desk: Desk, image: str) -> None:
+    """The one image has no HTCondor, and the other one has HTCondor's own program."""
+    script = """
+        chirp=/usr/libexec/condor/condor_chirp
+        $chirp set_job_attr_delayed ChirpMine '"two words"'
+        $chirp set_job_attr Mine 1 >/dev/null 2>&1 && echo more than it asked for
+        exit 0
+    """
+    ad = desk.ended(desk.submit(script, image=image))
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), ad.get("HoldReason")
+    assert ad["ChirpMine"] == "two words"
+    assert desk.read("out") == ""
+
+
+@pytest.mark.parametrize("image", ["generic", "worker"])
+def test_a_job_does_by_chirp_what_it_asked_for(site: Desk, image: str) -> None:
+    script = """
+        set -e
+        chirp=/usr/libexec/condor/condor_chirp
+        $chirp get_job_attr ClusterId
+        $chirp set_job_attr Mine 7
+        $chirp fetch data here
+        $chirp put here data.again
+        $chirp ulog 'a note'
+        cat here
+    """
+    cluster = site.submit(script, image=image, __WantIOProxy="true")
+    ad = site.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), (ad.get("HoldReason"), site.read("err"))
+    assert ad["Mine"] == 7
+    assert site.read("out") == f"{cluster}\nfrom a file\n"
+    assert site.read("data.again") == "from a file\n"
+    assert "a note" in site.read("log")
+
+
+def test_condor_ssh_to_job_leads_into_the_machine(site: Desk) -> None:
+    cluster = site.submit("echo begun; sleep 1000")
+    site.running(cluster)
+    command = 'uname -n; cat data; id -un; echo "$GREETING"; exit 5'
+    answer = site(
+        "sh", "-c", 'condor_ssh_to_job -auto-retry "$1" "$2"; echo $?', "sh", cluster, command
+    )
+    lines = answer.splitlines()
+    assert lines[-5:] == ["vmjob-0", "from a file", "vmjobs", "two words", "5"], answer
+    # In a terminal.
+    terminal = ("condor_ssh_to_job", "-ssh", "ssh -tt")
+    shown = site(*terminal, cluster, "tty; uname -n; exit 6", check=False)
+    assert "/dev/pts/" in shown
+    assert "vmjob-0" in shown
+
+
+def test_condor_ssh_to_job_leads_to_other_jobs_as_ever(site: Desk) -> None:
+    cluster = site.submit("echo begun; sleep 1000", image="")
+    wait_for(lambda: site.ad(cluster).get("JobStatus") == 2 or None, "the job to run", PATIENT)
+    answer = site("condor_ssh_to_job", "-auto-retry", cluster, "hostname; cat data")
+    assert answer.splitlines()[-1] == "from a file", answer
+    assert answer.splitlines()[-2].split(".")[0] in NODES
+
+
 def test_a_removed_job_takes_its_machine_along(site: Desk) -> None:
     cluster = site.submit("sleep 1000")
-    site.running(cluster)
+    node, name = where(site, cluster)
     site("condor_rm", cluster)
-    wait_for(lambda: not machines(site.grid) or None, "the machine to go", 60)
+    runs = f"! grep -q '\"{name}\"' /var/lib/vmjobs/agent/runs/*/run.json && echo gone"
+    wait_for(
+        lambda: "gone" in site.grid.on(node, "sh", "-c", runs, check=False) or None,
+        "the machine to go",
+        60,
+    )
 
 
 def test_a_suspended_job_stands_still(site: Desk) -> None:

@@ -64,10 +64,16 @@ meaning() {
     esac
 }
 
+# open_file NAME MODE BITS: its number, in $file.
+open_file() {
+    must open "$@"
+    file=$answer
+    read -r _ || give_up 'the Chirp service hung up' # what stat(2) has to say of it
+}
+
 fetch() {
     [ $# = 2 ] || usage
-    must open "$1" r 0
-    file=$answer
+    open_file "$1" r 0
     if [ "$2" = - ]; then exec 5>&4; else exec 5>"$2" || exit 1; fi
     while must read "$file" 65536 && [ "$answer" -gt 0 ]; do
         head -c "$answer" >&5 || give_up "cannot write $2"
@@ -87,8 +93,8 @@ put() {
     done
     [ $# = 2 ] || usage
     [ "$1" = - ] || exec 3<"$1" || exit 1
-    must open "$2" "$mode" "$((0$bits))"
-    file=$answer chunk=$(mktemp) || exit 1
+    open_file "$2" "$mode" "$((0$bits))"
+    chunk=$(mktemp) || exit 1
     while head -c 65536 <&3 >"$chunk" && size=$(stat -c %s "$chunk") && [ "$size" -gt 0 ]; do
         printf 'write %s %s\n' "$file" "$size"
         cat "$chunk"

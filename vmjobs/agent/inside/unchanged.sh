@@ -53,10 +53,9 @@ rm "$here/tree.tar"
 if [ -n "$chirp" ] && [ -f .chirp.config ] && [ ! -L .chirp.config ]; then
     read -r _ _ cookie <.chirp.config
     echo "$chirp $cookie" >.chirp.config
-    if ! command -v condor_chirp >/dev/null; then
-        bb install -D -m 0755 "$here/condor_chirp.sh" /usr/libexec/condor/condor_chirp
-        bb ln -s /usr/libexec/condor/condor_chirp /usr/bin/condor_chirp
-    fi
+    program=/usr/libexec/condor/condor_chirp
+    [ -e $program ] || bb install -D -m 0755 "$here/condor_chirp.sh" $program
+    [ -e /usr/bin/condor_chirp ] || bb ln -s $program /usr/bin/condor_chirp
 fi
 
 # directories: inode and name of each, with a NUL behind it. One that is moved keeps what it holds as it was.
@@ -88,11 +87,9 @@ trap 'changed=1' CHLD
     . "$here/start"
 ) <"$input" &
 script=$!
-keeper=
 if [ -n "$door" ]; then
-    export here uid gid directory door setpriv defaults
+    export here uid gid directory door setpriv defaults busybox
     setsid /bin/sh "$here/visit.sh" keep </dev/null >/dev/null 2>&1 &
-    keeper=$!
 fi
 while :; do
     changed=
@@ -104,8 +101,11 @@ done
 trap - CHLD
 outcome
 
-[ -z "$keeper" ] || kill -s KILL -- "-$keeper" 2>/dev/null # nobody enters any more
-setpriv --reuid "$uid" --regid "$gid" --clear-groups sh -c 'kill -9 -1' 2>/dev/null
+: >"$here/over" # nobody enters any more
+# What is killed while it forks takes the kernel of User Mode Linux along (6.12 was seen to fault where the new
+# process's memory is given back), so that whatever is left is stopped before: that ends no fork early.
+setpriv --reuid "$uid" --regid "$gid" --clear-groups \
+    sh -c 'kill -s STOP -1 && sleep 0.2; kill -s KILL -1' 2>/dev/null
 cd "$directory" || give_up "the directory $directory is gone"
 {
     find . -mindepth 1 ! -type s -cnewer "$here/mark" -print0
