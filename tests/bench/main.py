@@ -19,6 +19,7 @@ from cached_start import cached_start
 from cluster_idle import cluster_idle
 from cluster_start import cluster_start
 from cluster_wake import cluster_wake
+from density import density
 from figures import Finding, save, table
 from grid_kit import NODES, ROOT, Grid, wait_for
 from image_download import image_download
@@ -26,6 +27,7 @@ from image_upload import image_changed, image_upload
 from lazy_start import lazy_start
 from start_overhead import start_overhead
 from submit_to_result import submit_to_result
+from unchanged import unchanged
 from vm_universe import vm_universe
 
 import vmjobs
@@ -44,7 +46,15 @@ ENDS = 30
 
 #: The benchmarks that need no grid, and those that do.
 ALONE = ("start", "cached", "changed", "upload", "download", "lazy")
-ON_THE_GRID = ("result", "peer", "cluster-start", "cluster-wake", "cluster-idle")
+ON_THE_GRID = (
+    "result",
+    "unchanged",
+    "density",
+    "peer",
+    "cluster-start",
+    "cluster-wake",
+    "cluster-idle",
+)
 
 Bench = Callable[[], Iterator[Finding]]
 
@@ -74,6 +84,8 @@ def main() -> None:
                 grid = stack.enter_context(_grid(images))
                 about |= _about_grid(grid)
                 benches["result"] = lambda: submit_to_result(grid, options.pairs, ENDS)
+                benches["unchanged"] = lambda: unchanged(grid, options.pairs)
+                benches["density"] = lambda: density(grid)
                 benches["peer"] = lambda: vm_universe(grid, options.peer_pairs)
                 benches["cluster-start"] = lambda: cluster_start(grid, options.pairs)
                 benches["cluster-wake"] = lambda: cluster_wake(grid, options.pairs)

@@ -61,15 +61,15 @@ def submit_to_result(grid: Grid, pairs: int, ends: int) -> Iterator[Finding]:
 
 def _pair(grid: Grid, *, plain_first: bool = False) -> tuple[Timed, float, float]:
     if plain_first:
-        plain = _plain(grid)
+        plain = plain_job(grid)
         job = run_job(grid, PAYLOAD)
     else:
         job = run_job(grid, PAYLOAD)
-        plain = _plain(grid)
+        plain = plain_job(grid)
     return job, boot_by_hand(grid, job.job.node, job.job), plain
 
 
-def _plain(grid: Grid) -> float:
+def plain_job(grid: Grid) -> float:
     seconds, _log = condor_job(grid, "submit", {"job.sub": SUBMIT, "payload": PAYLOAD})
     return seconds
 

@@ -1,0 +1,142 @@
+"""Benchmark 12: machines of 128 unchanged jobs at once on one node."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from figures import Finding
+from grid_kit import Grid, wait_for
+
+NODE = "node1"
+JOBS = 128
+#: MiB of a machine, and of the node for all of them.
+MEMORY, NODE_MEMORY = 96, 16384
+#: For which a job lasts: longer than it takes until the last one has begun.
+SECONDS = 240
+#: Seconds for all of it.
+PATIENCE = 1200
+DROP_IN = "/etc/condor/config.d/90-bench-density.conf"
+SETTINGS = "/etc/vmjobs/config.toml"
+
+SUBMIT = f"""\
+executable = payload
+arguments = $(Process)
+output = out.$(Process)
+error = err
+log = job.log
+should_transfer_files = YES
+request_memory = {MEMORY}
+request_disk = 16MB
+requirements = Machine == "{NODE}.grid"
++VMJobImage = "generic"
+queue {JOBS}
+"""
+PAYLOAD = f"#!/bin/sh\nsleep {SECONDS}\necho job $1 in $(uname -n)\n"
+
+
+def density(grid: Grid) -> Iterator[Finding]:
+    """Run them, and count what is lost."""
+    with _room(grid):
+        before = _agent(grid)
+        began = time.monotonic()
+        folder = _submit(grid)
+        most = _follow(grid, folder, began)
+        seconds = time.monotonic() - began
+        after = _agent(grid)
+        lost = JOBS - _ended_well(grid, folder)
+        left = _machines(grid)
+        grid.on("site", "rm", "-rf", folder)
+    details: dict[str, Any] = {
+        "machines at once, at most": most,
+        "machines left": left,
+        "agent's processor time, s": after["seconds"] - before["seconds"],
+        "agent's memory, KiB: before, at most": [before["memory"], after["most memory"]],
+        "job lasts, s": SECONDS,
+    }
+    if left or most < JOBS:
+        raise RuntimeError(f"this was no measurement: {details}")
+    what = f"{JOBS} unchanged jobs in machines at once on one node"
+    yield Finding(12, what, [seconds], [], "jobs lost", lost, None, 0, details=details)
+
+
+@contextmanager
+def _room(grid: Grid) -> Iterator[None]:
+    """Have the node take so many jobs; they wait more than they compute."""
+    kept = grid.on(NODE, "cat", SETTINGS)
+    _write(grid, DROP_IN, f"NUM_CPUS = {JOBS}\nMEMORY = {NODE_MEMORY}\n")
+    sized = re.sub(r"(?m)^node_memory = .*$", f"node_memory = {NODE_MEMORY}", kept)
+    _write(grid, SETTINGS, re.sub(r"(?m)^node_cpus = .*$", f"node_cpus = {JOBS}", sized))
+    try:
+        _restart(grid)
+        wait_for(lambda: _offered(grid) >= JOBS or None, "the node to offer that much", 120)
+        yield
+    finally:
+        grid.on(NODE, "rm", "-f", DROP_IN)
+        _write(grid, SETTINGS, kept)
+        _restart(grid)
+        wait_for(lambda: 0 < _offered(grid) < JOBS or None, "the node to be as it was", 120)
+
+
+def _write(grid: Grid, path: str, text: str) -> None:
+    grid.on(NODE, "sh", "-c", 'printf %s "$1" >"$2"', "sh", text, path)
+
+
+def _restart(grid: Grid) -> None:
+    grid.on(NODE, "pkill", "-TERM", "-f", "vmjobs agent")  # condor_master starts it again
+    # A startd that starts just now is not to be reached.
+    command = ("condor_restart", "-daemon", "startd")
+    wait_for(lambda: "Sent" in grid.on(NODE, *command, check=False), f"the startd of {NODE}", 60)
+
+
+def _offered(grid: Grid) -> int:
+    """Processors of the node, once its agent works."""
+    asked = ("condor_status", f"slot1@{NODE}.grid", "-af", "TotalCpus", "HasVMJobs")
+    found = grid.on("site", *asked, check=False).split()
+    return int(float(found[0])) if found[1:] == ["true"] else 0
+
+
+def _submit(grid: Grid) -> str:
+    folder = grid.on("site", "mktemp", "-d", "/run/lock/bench-XXXXXX", user="vmjobs").strip()
+    for name, text in (("job.sub", SUBMIT), ("payload", PAYLOAD)):
+        write = ("sh", "-c", 'printf %s "$1" >"$2"', "sh", text, f"{folder}/{name}")
+        grid.on("site", *write, user="vmjobs")
+    grid.on("site", "sh", "-c", f"cd {folder} && condor_submit -terse job.sub", user="vmjobs")
+    return folder
+
+
+def _follow(grid: Grid, folder: str, began: float) -> int:
+    """Wait until all have ended or are held; machines at once, at most."""
+    most = 0
+    while time.monotonic() < began + PATIENCE:
+        ended = len(re.findall(r"(?m)^(?:005|009|012) \(", grid.on("site", "cat", f"{folder}/job.log")))
+        most = max(most, _machines(grid))
+        if ended >= JOBS:
+            return most
+        time.sleep(2)
+    raise RuntimeError(f"not all had ended after {PATIENCE} s; {most} machines at once at most")
+
+
+def _machines(grid: Grid) -> int:
+    """Directories of runs: each has a machine from the first moment to the last."""
+    runs = "ls /var/lib/vmjobs/agent/runs | wc -l"
+    return int(grid.on(NODE, "sh", "-c", runs))
+
+
+def _ended_well(grid: Grid, folder: str) -> int:
+    """Jobs with exit status 0 and just the output that they should have."""
+    log = grid.on("site", "cat", f"{folder}/job.log")
+    outputs = grid.on("site", "sh", "-c", f"cat {folder}/out.*").splitlines()
+    expected = {f"job {number} in vmjob-0" for number in range(JOBS)}
+    well = len(re.findall(r"Normal termination \(return value 0\)", log))
+    return min(well, len(expected & set(outputs)) if len(outputs) == len(set(outputs)) else 0)
+
+
+def _agent(grid: Grid) -> dict[str, float]:
+    """Processor time in seconds and memory in KiB of the agent's process."""
+    show = "pid=$(pgrep -of 'vmjobs agent'); ps -o cputimes=,rss= -p $pid; grep VmHWM /proc/$pid/status"
+    words = grid.on(NODE, "sh", "-c", show).split()
+    return {"seconds": float(words[0]), "memory": float(words[1]), "most memory": float(words[3])}
