@@ -22,6 +22,8 @@ VM_NODE: Final = "ChirpVMNode"
 VM_HYPERVISOR: Final = "ChirpVMHypervisor"
 VM_STAGE_SECONDS: Final = "ChirpVMStageSeconds"
 VM_BOOT_SECONDS: Final = "ChirpVMBootSeconds"
+VM_RUN_SECONDS: Final = "ChirpVMRunSeconds"
+VM_COLLECT_SECONDS: Final = "ChirpVMCollectSeconds"
 VM_EXIT_CHANNEL: Final = "ChirpVMExitChannel"
 VM_REASON: Final = "ChirpVMReason"
 #: Of an unchanged job: what is to become of it, and the HoldReasonSubCode of one that is held.

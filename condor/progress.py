@@ -12,6 +12,8 @@ from vmjobs.ports import ClassAdValue
 _SECONDS: Final[Mapping[str, str]] = {
     "staging": names.VM_STAGE_SECONDS,
     "booting": names.VM_BOOT_SECONDS,
+    "running": names.VM_RUN_SECONDS,
+    "collecting": names.VM_COLLECT_SECONDS,
 }
 
 

@@ -185,13 +185,14 @@ def test_progress_says_what_is_known() -> None:
         time=now(),
         hypervisor=HypervisorKind.UML,
         exit=ExitStatus(code=3, channel=ExitChannel.ENDPOINT),
-        seconds={"staging": 0.12345, "booting": 1.5, "running": 9.0},
+        seconds={"staging": 0.12345, "booting": 1.5, "running": 9.0, "collecting": 0.25},
     )
     found = progress.attributes("n1", end)
     assert found["ChirpVMReason"] == "SCRIPT_FAILED: exit code 3"
     assert found["ChirpVMHypervisor"] == "uml"
     assert found["ChirpVMExitChannel"] == "endpoint"
     assert (found["ChirpVMStageSeconds"], found["ChirpVMBootSeconds"]) == (0.123, 1.5)
+    assert (found["ChirpVMRunSeconds"], found["ChirpVMCollectSeconds"]) == (9.0, 0.25)
     assert all(chirp.set_command(name, value) for name, value in found.items())
 
 
