@@ -29,9 +29,13 @@ LINE_MAX: Final = 5000
 #: A value is cut to this many characters: job ads are mirrored in full, again and again.
 VALUE_MAX: Final = 1000
 
-#: Commands for which a job needs no leave, and those that more than a line answers.
-GRANTED: Final = frozenset({b"cookie", b"get_job_attr_delayed", b"set_job_attr_delayed"})
-_WITH_DATA: Final = frozenset({b"get_job_attr_delayed"})
+#: What a job needs no leave for: attributes that begin with ``Chirp``, but for those that its policy
+#: goes by. (HTCondor itself shows any attribute of the ad here, and takes names in any case.)
+_GRANTED: Final = re.compile(
+    rb"cookie |(?:get|set)_job_attr_delayed (?!ChirpVM)Chirp\w{0,100}[ \n]", re.IGNORECASE
+)
+#: Bytes of an attribute's value that a job is told.
+_MAX_ANSWER: Final = 1024 * 1024
 #: The answer to others (chirp_protocol.h: CHIRP_ERROR_NOT_AUTHORIZED).
 NOT_AUTHORIZED: Final = b"-2\n"
 
@@ -91,8 +95,8 @@ class ChirpRelay:
     config: as of :class:`ChirpReporter`.
     everything: the job asked for all of it (``WantIOProxy``): its files on the submit host, any
         attribute of its ad. Otherwise it has what HTCondor grants any job (``WantDelayedUpdates``):
-        attributes that begin with ``Chirp``, later on. The starter does not see to that: it has been
-        told to take attributes at once, for vmjobs.
+        attributes that begin with ``Chirp``, later on; ``ChirpVM`` is ours. The starter does not see
+        to that: it has been told to take attributes at once, for vmjobs.
     """
 
     config: Path
@@ -134,14 +138,18 @@ def _carry_granted(job: socket.socket, starter: socket.socket) -> None:
     """Carry commands that any job may give, each with its answer."""
     with job.makefile("rb") as commands, starter.makefile("rb") as answers:
         while (line := commands.readline(LINE_MAX)).endswith(b"\n"):
-            verb = line.split(b" ", 1)[0].strip()
-            if verb not in GRANTED:
+            if not _GRANTED.match(line):
                 job.sendall(NOT_AUTHORIZED)
                 continue
             starter.sendall(line)
             answer = answers.readline(LINE_MAX)
-            if verb in _WITH_DATA and answer.strip().isdigit():
-                answer += answers.read(min(int(answer), LINE_MAX))
+            if not answer:
+                return
+            if line.startswith(b"get_") and answer.strip().isdigit():
+                size = int(answer)
+                if size > _MAX_ANSWER:
+                    return
+                answer += answers.read(size)
             job.sendall(answer)
 
 

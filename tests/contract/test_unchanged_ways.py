@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,14 +81,18 @@ def test_a_job_that_did_not_ask_has_its_own_attributes_alone(site: Site, chirp: 
         condor_chirp fetch secret stolen
         condor_chirp ulog noise
         read -r address port cookie <.chirp.config
-        { echo "cookie $cookie"; echo open secret r 0; echo read 7 99
-            echo get_job_attr_delayed ChirpMine
-            sleep 3; } | busybox nc "$address" "$port" | tr '\\n' ,
+        {
+            echo "cookie $cookie"; echo open secret r 0; echo read 7 99
+            echo set_job_attr_delayed ChirpVMOutcome '"own"'; echo get_job_attr_delayed RemoteWallClock
+            echo set_job_attr_delayed 'Chirp\\VMOutcome' '"own"'; echo get_job_attr_delayed ChirpMine
+        } >ask
+        busybox nc "$address" "$port" <ask | tr '\\n' ,
     """
     job = chirping(site, chirp, script)
-    assert job.out == "7\n0,-2,-2,1,7", job.err
+    assert job.out == "7\n0,-2,-2,-2,-2,-2,1,7", job.err
     assert job.err.count("not allowed; does the job have +WantIOProxy = true?") == 3
     assert "VMJobImage" not in chirp.attributes
+    assert chirp.attributes["ChirpVMOutcome"] == '"own"'  # by who runs the job, once it has ended
     assert not (job.place / "stolen").exists() or not (job.place / "stolen").read_bytes()
     assert chirp.notes == []
 
@@ -220,6 +227,38 @@ def test_no_more_than_some_are_inside(site: Site, resident: Job) -> None:
     for visitor in visitors:
         visitor.kill()
         visitor.wait(10)
+
+
+def test_who_leaves_while_nobody_reads_leaves_room(site: Site, resident: Job) -> None:
+    slot = resident.process.pid
+    for _ in range(MOST + 2):
+        visitor = entering(site, slot, "echo in; sleep 1000")
+        assert visitor.stdin is not None
+        assert visitor.stdout is not None
+        assert visitor.stdout.readline() == b"in\n"
+        threading.Thread(target=_pour, args=(visitor.stdin.fileno(),), daemon=True).start()
+        time.sleep(0.3)  # for what is on its way to come to a stand
+        visitor.kill()
+        visitor.wait(10)
+
+
+def _pour(handle: int) -> None:
+    with suppress(OSError):
+        while True:
+            os.write(handle, bytes(65536))
+
+
+def test_a_job_ends_while_it_does_not_read_its_answers(site: Site, chirp: ChirpService) -> None:
+    script = """
+        read -r address port cookie <.chirp.config; echo up
+        bash -c 'exec 3<>"/dev/tcp/$1/$2"; yes "cookie x" >&3' bash "$address" "$port"
+    """
+    job = site.start("/bin/sh", "-c", script, files={".chirp.config": chirp.config})
+    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    time.sleep(3)  # until all that can be on its way is
+    job.process.send_signal(signal.SIGTERM)
+    job.process.wait(60)
+    wait_until(lambda: not site.machines(), 30, "the machine to be gone")
 
 
 def test_the_job_ends_under_a_visitor(site: Site) -> None:

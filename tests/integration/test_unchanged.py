@@ -142,6 +142,8 @@ def test_a_job_runs_unchanged(desk: Desk) -> None:
     assert ad["JobStatus"] == 4, ad.get("HoldReason")
     assert ad["ExitCode"] == 3
     assert ad["ExitBySignal"] is False
+    steps = ("Stage", "Boot", "Run", "Collect")
+    assert all(ad[f"ChirpVM{step}Seconds"] > 0 for step in steps)
     out = desk.read("out").splitlines()
     assert out[:4] == ['<it\'s><a  b><$$><><"x">', "two words", "from a file", "vmjobs"]
     assert "Linux vmjob-0 " in out[4]

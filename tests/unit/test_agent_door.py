@@ -116,6 +116,16 @@ def test_a_guest_without_a_server_says_so_each_time(opened: Door, path: Path) ->
                 opened.knock(KEY, 10)
 
 
+def test_a_guest_that_takes_orders_is_no_ssh_server(opened: Door, path: Path) -> None:
+    with guest(path, f"vmjobs-door 1 {TOKEN} shell\n".encode()) as waiting:
+        with pytest.raises(NoLogin, match="has no SSH server"):
+            opened.knock(KEY, 10)
+        with opened.order("shell words", 10) as visitor:
+            assert waiting.recv(100) == b"shell words\n"
+            visitor.sendall(b"x")
+            assert waiting.recv(1) == b"x"
+
+
 def test_a_closed_door_lets_nobody_wait(path: Path) -> None:
     made = Door(TOKEN)
     with listening(made, path):

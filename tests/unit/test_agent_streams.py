@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vmjobs.agent.protocol import Channel, DataMessage
-from vmjobs.agent.streams import MOST, Streams, listening
+from vmjobs.agent.streams import MAX_WAITING, MOST, Streams, listening
 
 PATIENCE = 10.0
 
@@ -78,6 +78,32 @@ def test_there_is_room_again_once_some_are_over(wire: Wire) -> None:
         except ConnectionError:
             continue
     pytest.fail("there was no room any more")
+
+
+def test_who_has_said_all_still_hears_the_answer(wire: Wire) -> None:
+    connection = wire.connect()
+    connection.sendall(b"question")
+    connection.shutdown(socket.SHUT_WR)
+    assert connection.recv(100) == b"QUESTION"
+    assert connection.recv(100) == b""
+
+
+def test_who_reads_nothing_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """The thread that takes messages has more to look after, the end of a lease for one."""
+    begun = threading.Event()
+    streams = Streams(Channel.CHIRP, lambda _message: begun.set())
+    path = tmp_path / "s"
+    with listening(streams, path), socket.socket(socket.AF_UNIX) as idle:
+        idle.settimeout(PATIENCE)
+        idle.connect(str(path))
+        assert begun.wait(PATIENCE)
+        piece = bytes(64 * 1024)
+        message = DataMessage(channel=Channel.CHIRP, stream=1, size=len(piece), data=piece)
+        for _ in range(2 * MAX_WAITING // len(piece)):
+            streams.take(message)
+        # It was hung up on. What had been written by then is still there.
+        while idle.recv(1024 * 1024):
+            pass
 
 
 def test_who_answers_may_fail(tmp_path: Path) -> None:

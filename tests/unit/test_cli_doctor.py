@@ -85,6 +85,10 @@ NODE = {
             {**NODE, "USER_JOB_WRAPPER": "/none/job-wrapper"},
             ["USER_JOB_WRAPPER: /none/job-wrapper cannot"],
         ),
+        (
+            {**NODE, "USER_JOB_WRAPPER": "{folder}/alone/job-wrapper"},
+            ["{folder}/alone/ssh-to-job.sshd is not there"],
+        ),
     ],
 )
 def test_what_htcondor_lacks_for_unchanged_jobs(
@@ -95,10 +99,13 @@ def test_what_htcondor_lacks_for_unchanged_jobs(
         f"{name}) echo '{value.format(folder=tmp_path)}' ;;\n" for name, value in values.items()
     )
     program.write_text(f"#!/bin/sh\ncase $1 in\n{cases}*) exit 1 ;;\nesac\n")
-    for file in (program, tmp_path / "job-wrapper"):
+    beside = ("job-wrapper", "ssh-to-job.sshd", "alone/job-wrapper")
+    for file in (program, *(tmp_path / name for name in beside)):
+        file.parent.mkdir(exist_ok=True)
         file.touch()
         file.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     told = [fault for fault, _ in faults_of_condor()]
     assert len(told) == len(said)
-    assert all(fault.startswith(start) for fault, start in zip(told, said, strict=True))
+    begin = [start.format(folder=tmp_path) for start in said]
+    assert all(fault.startswith(start) for fault, start in zip(told, begin, strict=True))

@@ -73,7 +73,7 @@ class Door:
         Raises:
             NoLogin: its image has no SSH server, or it does not wait at the door for ``seconds``.
         """
-        return Visit(*self._say(f"session {key}\n", seconds))
+        return Visit(*self._say(f"session {key}\n", seconds, takes_orders=False))
 
     def order(self, words: str, seconds: float) -> socket.socket:
         """Have a guest that came for it (:data:`SHELL`) do something; the connection to it.
@@ -81,14 +81,14 @@ class Door:
         words: what, a line.
 
         Raises:
-            NoLogin: it does not wait at the door for ``seconds``.
+            NoLogin: it does not wait at the door for ``seconds``, or came for something else.
         """
-        return self._say(f"{words}\n", seconds)[0]
+        return self._say(f"{words}\n", seconds, takes_orders=True)[0]
 
-    def _say(self, line: str, seconds: float) -> tuple[socket.socket, str]:
+    def _say(self, line: str, seconds: float, *, takes_orders: bool) -> tuple[socket.socket, str]:
         deadline = time.monotonic() + seconds
         while True:
-            connection, host_key = self._next(deadline, seconds)
+            connection, host_key = self._next(deadline, seconds, takes_orders)
             try:
                 connection.settimeout(GREETING_SECONDS)
                 connection.sendall(line.encode())
@@ -98,7 +98,7 @@ class Door:
                 continue
             return connection, host_key
 
-    def _next(self, deadline: float, seconds: float) -> tuple[socket.socket, str]:
+    def _next(self, deadline: float, seconds: float, takes_orders: bool) -> tuple[socket.socket, str]:
         with self._changed:
             left = deadline - time.monotonic()
             if not self._changed.wait_for(lambda: self._standby or self._closed, max(0.0, left)):
@@ -109,7 +109,7 @@ class Door:
             if self._closed:
                 raise NoLogin("the machine is ending, or its agent is")
             connection, host_key = self._standby.popitem()  # the youngest
-            if host_key == NO_SERVER:
+            if host_key == NO_SERVER or (host_key == SHELL) is not takes_orders:
                 self._standby[connection] = host_key
                 raise NoLogin(
                     "the machine's image has no SSH server",

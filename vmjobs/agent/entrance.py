@@ -7,7 +7,9 @@ what does that.
 from __future__ import annotations
 
 import base64
+import logging
 import secrets
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +20,11 @@ from typing import Final
 
 from vmjobs.agent import door, protocol, streams
 from vmjobs.agent.protocol import Channel, DataMessage, EnterMessage, HandMessage
-from vmjobs.errors import Unavailable
+from vmjobs.errors import NoLogin, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import CHIRP_PORT, DOOR_PORT, ENDPOINT_ADDRESS
 from vmjobs.model import NetworkMode
+
+log = logging.getLogger(__name__)
 
 #: Seconds in which the guest is to come to its door: it has to be up, and to have done its set-up.
 KNOCK_SECONDS: Final = 15.0
@@ -63,28 +67,35 @@ class Entrance:
         if message.channel is Channel.CHIRP:
             self._streams.take(message)
 
-    def enter(self, message: EnterMessage, send: Send, messages: Iterator[protocol.Message]) -> None:
-        """Let somebody in, and return when they have left. send, messages: theirs.
+    def enter(
+        self,
+        message: EnterMessage,
+        connection: socket.socket,
+        send: Send,
+        messages: Iterator[protocol.Message],
+    ) -> None:
+        """Let somebody in, and return when they have left. connection, send, messages: theirs.
 
         Raises:
-            NoLogin: the guest does not come to its door.
+            NoLogin: the guest does not come to its door, or there is none.
             Unavailable: too many are there.
         """
+        if not self._online:
+            raise NoLogin("the job's machine has no network, and so no way in")
         if not self._free.acquire(blocking=False):
             raise Unavailable("agent", f"{MOST} people are in the job's machine already")
         try:
             with self._door.order(_order(message), KNOCK_SECONDS) as guest:
-                back = threading.Thread(target=_pass_back, args=(guest, send), daemon=True)
-                back.start()
-                with suppress(OSError):
-                    for piece in messages:
-                        if isinstance(piece, DataMessage) and piece.channel is Channel.SHELL:
-                            guest.sendall(piece.data)
-                            if piece.last:
-                                guest.shutdown(socket.SHUT_WR)
-                with suppress(OSError):
-                    guest.shutdown(socket.SHUT_RDWR)
-                back.join()
+                threads = [
+                    threading.Thread(target=_pass_on, args=(messages, guest), daemon=True),
+                    threading.Thread(target=_pass_back, args=(guest, send), daemon=True),
+                ]
+                for thread in threads:
+                    thread.start()
+                _await_leaving(connection)
+                _hang_up(guest)
+                for thread in threads:
+                    thread.join()
         finally:
             self._free.release()
 
@@ -93,6 +104,31 @@ def _order(message: EnterMessage) -> str:
     command = base64.b64encode(message.command.encode("utf-8", "surrogateescape")).decode()
     term = message.term or "-"
     return f"shell {message.mark} {term} {message.rows} {message.columns} {command or '-'}"
+
+
+def _await_leaving(connection: socket.socket) -> None:
+    """Until the other end has hung up, whatever of it is still to be read."""
+    poller = select.poll()
+    poller.register(connection, select.POLLRDHUP)
+    poller.poll()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _pass_on(messages: Iterator[protocol.Message], guest: socket.socket) -> None:
+    """What somebody types, into the machine."""
+    try:
+        for piece in messages:
+            if isinstance(piece, DataMessage) and piece.channel is Channel.SHELL:
+                guest.sendall(piece.data)
+                if piece.last:
+                    guest.shutdown(socket.SHUT_WR)
+    except (OSError, VMJobsError) as error:
+        log.info("somebody who entered a machine is let go: %s", error)
+        _hang_up(guest)
 
 
 def _pass_back(guest: socket.socket, send: Send) -> None:

@@ -231,7 +231,7 @@ class Agent:
                 raise Forbidden("no machine of this job's runs here now")
         log.info("%s: uid %d enters", name, peer.uid)
         lease.connection.settimeout(None)
-        entrance.enter(message, lease.send, messages)
+        entrance.enter(message, lease.connection, lease.send, messages)
 
     def _slot(self, peer: protocol.Peer) -> tuple[Hands, str]:
         """The name of the job that somebody belongs to; none that a `run` may have."""

@@ -7,8 +7,10 @@ use :class:`Streams`: a number there, a socket here.
 from __future__ import annotations
 
 import logging
+import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +24,23 @@ log = logging.getLogger(__name__)
 
 #: Connections of one guest at a time; more are hung up on.
 MOST: Final = 8
+#: Bytes that wait for who does not read them; beyond that it is hung up on.
+MAX_WAITING: Final = 16 * 1024 * 1024
 _PIECE: Final = min(64 * 1024, MAX_DATA)
+
+
+@dataclass
+class _Connection:
+    """A socket, and what is to be written to it; None in there: no more is to come.
+
+    said, heard: nothing more comes of it; nothing more is going to be written to it.
+    """
+
+    socket: socket.socket
+    queue: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
+    waiting: int = 0
+    said: bool = False
+    heard: bool = False
 
 
 @dataclass
@@ -37,7 +55,7 @@ class Streams:
     channel: Channel
     send: Callable[[DataMessage], object]
     answer: Callable[[socket.socket], object] | None = None
-    _open: dict[int, socket.socket] = field(default_factory=dict)
+    _open: dict[int, _Connection] = field(default_factory=dict)
     _last: int = 0
     _closed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -52,42 +70,54 @@ class Streams:
                 connection.close()
                 return
             self._last += 1
-            number = self._last
-            self._open[number] = connection
+            number, opened = self._last, _Connection(connection)
+            self._open[number] = opened
         with suppress(OSError):  # nobody is there to be told: nothing is going to come
             self.send(self._message(number))
-        self._start("stream", self._carry, number, connection)
+        self._carry(number, opened)
 
     def take(self, message: DataMessage) -> None:
-        """The other side has sent this. Of a connection that is gone, it is dropped."""
-        connection = self._open.get(message.stream) or self._answered(message.stream)
-        if connection is None:
+        """The other side has sent this. Never waits; of a connection that is gone, it is dropped."""
+        opened = self._open.get(message.stream) or self._answered(message.stream)
+        if opened is None:
             return
-        with suppress(OSError):  # it hung up: the thread that reads of it tells
-            if message.data:
-                connection.sendall(message.data)
-            if message.last:
-                connection.shutdown(socket.SHUT_WR)
+        with self._lock:
+            opened.waiting += len(message.data)
+            flooded = opened.waiting > MAX_WAITING
+        if flooded:
+            log.warning("%s: a connection takes nothing, and is closed", self.channel)
+            _hang_up(opened.socket)
+            return
+        if message.data:
+            opened.queue.put(message.data)
+        if message.last:
+            opened.queue.put(None)
 
     def close(self) -> None:
         """Hang up on all."""
         with self._lock:
             self._closed = True
-            for connection in self._open.values():
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+            left = list(self._open.values())
+        for opened in left:
+            _hang_up(opened.socket)
+            opened.queue.put(None)
 
-    def _answered(self, number: int) -> socket.socket | None:
+    @property
+    def closed(self) -> bool:
+        """Whether it is over."""
+        return self._closed
+
+    def _answered(self, number: int) -> _Connection | None:
         with self._lock:
             # There is no limit here: the other side has one.
             if self.answer is None or self._closed or number <= self._last:
                 return None
             self._last = number
             near, far = socket.socketpair()
-            self._open[number] = near
+            opened = self._open[number] = _Connection(near)
         self._start("answer", self._serve, far)
-        self._start("stream", self._carry, number, near)
-        return near
+        self._carry(number, opened)
+        return opened
 
     def _serve(self, connection: socket.socket) -> None:
         if self.answer is None:
@@ -98,24 +128,49 @@ class Streams:
             except (OSError, ValueError) as error:
                 log.info("%s: %s", self.channel, error)
 
-    def _carry(self, number: int, connection: socket.socket) -> None:
+    def _carry(self, number: int, opened: _Connection) -> None:
+        self._start("read", self._read, number, opened)
+        self._start("write", self._write, number, opened)
+
+    def _read(self, number: int, opened: _Connection) -> None:
         """Send on what comes of a connection, until nothing does."""
-        with connection:
-            try:
-                while data := connection.recv(_PIECE):
-                    self.send(self._message(number, data))
-            except OSError as error:
-                log.info("%s: %s", self.channel, error)
-            with self._lock:
-                del self._open[number]
+        with suppress(OSError):
+            while data := opened.socket.recv(_PIECE):
+                self.send(self._message(number, data))
         with suppress(OSError):  # nobody is there to be told
             self.send(self._message(number, last=True))
+        self._leave(number, opened, said=True)
+
+    def _write(self, number: int, opened: _Connection) -> None:
+        """Write what the other side sends, until nothing comes, or nobody takes it."""
+        with suppress(OSError):
+            while (data := opened.queue.get()) is not None:
+                opened.socket.sendall(data)
+                with self._lock:
+                    opened.waiting -= len(data)
+            opened.socket.shutdown(socket.SHUT_WR)
+        self._leave(number, opened, heard=True)
+
+    def _leave(
+        self, number: int, opened: _Connection, *, said: bool = False, heard: bool = False
+    ) -> None:
+        """One direction has come to its end; after both nothing is left."""
+        with self._lock:
+            opened.said, opened.heard = opened.said or said, opened.heard or heard
+            if opened.said and opened.heard:
+                del self._open[number]
+                opened.socket.close()
 
     def _message(self, number: int, data: bytes = b"", *, last: bool = False) -> DataMessage:
         return DataMessage(channel=self.channel, stream=number, size=len(data), last=last, data=data)
 
     def _start(self, name: str, work: Callable[..., None], *words: object) -> None:
         threading.Thread(target=work, args=words, name=f"{self.channel}-{name}", daemon=True).start()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -133,14 +188,17 @@ def listening(streams: Streams, path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(OSError):  # wakes the thread
-                server.shutdown(socket.SHUT_RDWR)
-            thread.join()
             streams.close()
+            _hang_up(server)  # wakes the thread
+            thread.join()
             path.unlink(missing_ok=True)
 
 
 def _accept(server: socket.socket, streams: Streams) -> None:
-    with suppress(OSError):
-        while True:
+    while not streams.closed:
+        try:
             streams.begin(server.accept()[0])
+        except (OSError, RuntimeError) as error:  # too many open files, or threads
+            if not streams.closed:
+                log.error("%s: a connection cannot be taken: %s", streams.channel, error)
+                time.sleep(0.1)  # nothing tells when that is over

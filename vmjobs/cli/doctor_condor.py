@@ -39,6 +39,8 @@ def _faults_of_node(tool: str) -> Iterator[str]:
         yield f"USER_JOB_WRAPPER {found}: no job gets a VM; copy condor/config/node.conf"
     elif not os.access(wrapper, os.X_OK):
         yield f"USER_JOB_WRAPPER: {wrapper} cannot be executed, so no job starts here; install it"
+    elif not (settings := Path(wrapper).resolve().with_name("ssh-to-job.sshd")).is_file():
+        yield f"{settings} is not there: condor_ssh_to_job leads into no VM; install it"
 
 
 def _words(tool: str, name: str) -> set[str]:
