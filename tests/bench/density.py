@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
+from faults_kit import room
 from figures import Finding
-from grid_kit import Grid, wait_for
+from grid_kit import Grid
 
 NODE = "node1"
 JOBS = 128
@@ -19,8 +19,6 @@ MEMORY, NODE_MEMORY = 96, 16384
 SECONDS = 240
 #: Seconds for all of it.
 PATIENCE = 1200
-DROP_IN = "/etc/condor/config.d/90-bench-density.conf"
-SETTINGS = "/etc/vmjobs/config.toml"
 
 SUBMIT = f"""\
 executable = payload
@@ -40,7 +38,7 @@ PAYLOAD = f"#!/bin/sh\nsleep {SECONDS}\necho job $1 in $(uname -n)\n"
 
 def density(grid: Grid) -> Iterator[Finding]:
     """Run them, and count what is lost."""
-    with _room(grid):
+    with room(grid, NODE, JOBS, NODE_MEMORY):
         before = _agent(grid)
         began = time.monotonic()
         folder = _submit(grid)
@@ -61,42 +59,6 @@ def density(grid: Grid) -> Iterator[Finding]:
         raise RuntimeError(f"this was no measurement: {details}")
     what = f"{JOBS} unchanged jobs in machines at once on one node"
     yield Finding(12, what, [seconds], [], "jobs lost", lost, None, 0, details=details)
-
-
-@contextmanager
-def _room(grid: Grid) -> Iterator[None]:
-    """Have the node take so many jobs; they wait more than they compute."""
-    kept = grid.on(NODE, "cat", SETTINGS)
-    _write(grid, DROP_IN, f"NUM_CPUS = {JOBS}\nMEMORY = {NODE_MEMORY}\n")
-    sized = re.sub(r"(?m)^node_memory = .*$", f"node_memory = {NODE_MEMORY}", kept)
-    _write(grid, SETTINGS, re.sub(r"(?m)^node_cpus = .*$", f"node_cpus = {JOBS}", sized))
-    try:
-        _restart(grid)
-        wait_for(lambda: _offered(grid) >= JOBS or None, "the node to offer that much", 120)
-        yield
-    finally:
-        grid.on(NODE, "rm", "-f", DROP_IN)
-        _write(grid, SETTINGS, kept)
-        _restart(grid)
-        wait_for(lambda: 0 < _offered(grid) < JOBS or None, "the node to be as it was", 120)
-
-
-def _write(grid: Grid, path: str, text: str) -> None:
-    grid.on(NODE, "sh", "-c", 'printf %s "$1" >"$2"', "sh", text, path)
-
-
-def _restart(grid: Grid) -> None:
-    grid.on(NODE, "pkill", "-TERM", "-f", "vmjobs agent")  # condor_master starts it again
-    # A startd that starts just now is not to be reached.
-    command = ("condor_restart", "-daemon", "startd")
-    wait_for(lambda: "Sent" in grid.on(NODE, *command, check=False), f"the startd of {NODE}", 60)
-
-
-def _offered(grid: Grid) -> int:
-    """Processors of the node, once its agent works."""
-    asked = ("condor_status", f"slot1@{NODE}.grid", "-af", "TotalCpus", "HasVMJobs")
-    found = grid.on("site", *asked, check=False).split()
-    return int(float(found[0])) if found[1:] == ["true"] else 0
 
 
 def _submit(grid: Grid) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -135,23 +136,73 @@ def silent(grid: Grid, service: str) -> Iterator[None]:
         as_root(grid, service, "sh", "-c", cut, "-", "-D")
 
 
-#: Where an agent keeps what there is of members, and a file there that takes all room.
-MEMBERS = "/var/lib/vmjobs/agent/members"
-FILLER = f"{MEMBERS}/filler"
+#: Where an agent keeps all it has on a node.
+AGENT = "/var/lib/vmjobs/agent"
 
 
 @contextmanager
-def small_disk(grid: Grid, service: str, mib: int) -> Iterator[None]:
-    """Have members of a node, which has none, be on a disk of so many MiB."""
-    there = grid.on(service, "find", MEMBERS, "-mindepth", "1", "-type", "d")
-    assert not there, f"machines of other clusters are on {service}; vmjobs cluster delete NAME --now"
-    owner = grid.on(service, "stat", "-c", "uid=%u,gid=%g", MEMBERS).strip()
-    options = f"size={mib}m,mode=0700,{owner}"
-    as_root(grid, service, "mount", "-t", "tmpfs", "-o", options, "tmpfs", MEMBERS)
+def small_disk(grid: Grid, node: str, name: str, kib: int) -> Iterator[str]:
+    """Have a directory of a node's agent, which is empty, on a disk of its own: its path."""
+    place, own = f"{AGENT}/{name}", ("-o", "vmjobs-agent", "-g", "vmjobs-agent")
+    grid.on(node, "install", "-d", "-m", "0700", *own, place)
+    there = ("find", place, "-mindepth", "1", "-type", "d")
+    wait_for(lambda: not grid.on(node, *there) or None, f"nothing to be in {place}", 60)
+    owner = grid.on(node, "stat", "-c", "uid=%u,gid=%g", place).strip()
+    options = f"size={kib}k,mode=0700,{owner}"
+    as_root(grid, node, "mount", "-t", "tmpfs", "-o", options, "tmpfs", place)
     try:
+        yield place
+    finally:
+        as_root(grid, node, "umount", "--lazy", place)
+
+
+def fill(grid: Grid, node: str, place: str) -> str:
+    """Leave no room on the disk of a directory; the file that takes it."""
+    file = f"{place}/filler"
+    grid.on(node, "dd", "if=/dev/zero", f"of={file}", "bs=1M", check=False)
+    return file
+
+
+#: What a node is made to take instead of what it has.
+ROOM_DROP_IN = "/etc/condor/config.d/90-test-room.conf"
+SETTINGS = "/etc/vmjobs/config.toml"
+
+
+@contextmanager
+def room(grid: Grid, node: str, jobs: int, memory: int) -> Iterator[None]:
+    """Have a node take so many jobs of one processor, with so many MiB altogether: they wait more than
+    they compute. Its agent and its startd are started again, before and after."""
+    kept = grid.on(node, "cat", SETTINGS)
+    _write(grid, node, ROOM_DROP_IN, f"NUM_CPUS = {jobs}\nMEMORY = {memory}\n")
+    sized = re.sub(r"(?m)^node_memory = .*$", f"node_memory = {memory}", kept)
+    _write(grid, node, SETTINGS, re.sub(r"(?m)^node_cpus = .*$", f"node_cpus = {jobs}", sized))
+    try:
+        _restart(grid, node)
+        wait_for(lambda: _offered(grid, node) >= jobs or None, "the node to offer that much", 120)
         yield
     finally:
-        as_root(grid, service, "umount", "--lazy", MEMBERS)
+        grid.on(node, "rm", "-f", ROOM_DROP_IN)
+        _write(grid, node, SETTINGS, kept)
+        _restart(grid, node)
+        wait_for(lambda: 0 < _offered(grid, node) < jobs or None, "the node to be as it was", 120)
+
+
+def _write(grid: Grid, node: str, path: str, text: str) -> None:
+    grid.on(node, "sh", "-c", 'printf %s "$1" >"$2"', "sh", text, path)
+
+
+def _restart(grid: Grid, node: str) -> None:
+    grid.on(node, "pkill", "-TERM", "-f", "vmjobs agent")  # condor_master starts it again
+    # A startd that starts just now is not to be reached.
+    command = ("condor_restart", "-daemon", "startd")
+    wait_for(lambda: "Sent" in grid.on(node, *command, check=False), f"the startd of {node}", 60)
+
+
+def _offered(grid: Grid, node: str) -> int:
+    """Processors of the node, once its agent works."""
+    asked = ("condor_status", f"slot1@{node}.grid", "-af", "TotalCpus", "HasVMJobs")
+    found = grid.on("site", *asked, check=False).split()
+    return int(float(found[0])) if found[1:] == ["true"] else 0
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from functools import partial
 import pytest
 import test_cluster_grid
 from faults_kit import (
-    FILLER,
     Running,
     Tell,
     Volley,
     declared,
+    fill,
     silent,
     small_disk,
     started_again,
@@ -97,17 +97,17 @@ def test_a_node_whose_disk_is_full(grid: Grid, operator: Client, running: Run, n
         found = [m for m in operator.clusters.get(name).members if m.name == f"{name}-1"]
         return found[0] if found and found[0].code is not MemberCode.PROGRESS else None
 
-    with small_disk(grid, node, 512):
+    with small_disk(grid, node, "members", 512 * 1024) as members:
         operator.clusters.put(declared(name, 1, nodes=[f"{node}.grid"]))
         (before,) = up(operator, name, 1).members
         job = running(name)
-        grid.on(node, "dd", "if=/dev/zero", f"of={FILLER}", "bs=1M", check=False)
+        filler = fill(grid, node, members)
         operator.clusters.scale(name, 2)
         failed = wait_for(second, "the other machine to fail", 60)
         assert (failed.state, failed.code) == (MemberState.BACKOFF, MemberCode.NODE_FAILED)
         assert "No space left on device" in failed.message
         job.assert_ended_once()
-        grid.on(node, "rm", FILLER)
+        grid.on(node, "rm", filler)
         after = up(operator, name, 2).members
         assert next(m.id for m in after if m.name == before.name) == before.id
         delete(operator, name)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from faults_kit import as_root, without_objects
+from faults_kit import AGENT, fill, small_disk, without_objects
 from grid_kit import NODES, ROOT, Grid, odd_images, publish, wait_for
 from test_unchanged import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
 
@@ -30,7 +30,6 @@ from vmjobs.model import BootMethod
 
 #: What unchanged jobs have of HTCondor's policy: the job's own expression was true.
 JOB_POLICY = 3
-AGENT = "/var/lib/vmjobs/agent"
 
 #: Rows that no test makes happen, and why not.
 UNFORCED = {
@@ -266,26 +265,10 @@ def with_a_strange_starter(grid: Grid, node: str) -> Iterator[None]:
         grid.on(node, "sh", "-c", f"rm -f {file} {starter}; condor_reconfig")
 
 
-@contextmanager
-def small_disk(grid: Grid, node: str, name: str, kib: int) -> Iterator[None]:
-    """Have a directory of the agent's, which is empty, on a disk of its own."""
-    place, own = f"{AGENT}/{name}", ("-o", "vmjobs-agent", "-g", "vmjobs-agent")
-    grid.on(node, "install", "-d", *own, place)
-    wait_for(lambda: not grid.on(node, "ls", place) or None, f"nothing to be in {place}", 60)
-    owner = grid.on(node, "stat", "-c", "uid=%u,gid=%g", place).strip()
-    options = f"size={kib}k,mode=0755,{owner}"
-    as_root(grid, node, "mount", "-t", "tmpfs", "-o", options, "tmpfs", place)
-    try:
-        yield
-    finally:
-        as_root(grid, node, "umount", "--lazy", place)
-
-
 def fill_disk(desk: Desk, cluster: str) -> None:
     """Leave no room for what the job is about to leave."""
     desk.running(cluster)
-    full = f"dd if=/dev/zero of={AGENT}/handed/filler bs=1M 2>/dev/null; true"
-    desk.grid.on(NODES[0], "sh", "-c", full)
+    fill(desk.grid, NODES[0], f"{AGENT}/handed")
 
 
 @dataclass(frozen=True)

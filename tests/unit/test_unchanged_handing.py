@@ -21,9 +21,17 @@ def handing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Handing:
     monkeypatch.setattr(unchanged, "_empty", lambda _stream: None)
     place = tmp_path / "job"
     place.mkdir()
-    names = {"job": "1.0", "image": "generic", "user": "u", "group": "g"}
-    sizes = {"cpus": 1, "memory": 128, "disk": 64}
-    return Handing(HandMessage(directory=str(place), **names, **sizes), b"", place)  # type: ignore[arg-type]
+    message = HandMessage(
+        directory=str(place),
+        job="1.0",
+        image="generic",
+        user="u",
+        group="g",
+        cpus=1,
+        memory=128,
+        disk=64,
+    )
+    return Handing(message, b"", place)
 
 
 def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, handing: Handing) -> None:

@@ -93,7 +93,7 @@ class Entrance:
                 for thread in threads:
                     thread.start()
                 _await_leaving(connection)
-                _hang_up(guest)
+                streams.hang_up(guest)
                 for thread in threads:
                     thread.join()
         finally:
@@ -113,11 +113,6 @@ def _await_leaving(connection: socket.socket) -> None:
     poller.poll()
 
 
-def _hang_up(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
 def _pass_on(messages: Iterator[protocol.Message], guest: socket.socket) -> None:
     """What somebody types, into the machine."""
     try:
@@ -128,7 +123,7 @@ def _pass_on(messages: Iterator[protocol.Message], guest: socket.socket) -> None
                     guest.shutdown(socket.SHUT_WR)
     except (OSError, VMJobsError) as error:
         log.info("somebody who entered a machine is let go: %s", error)
-        _hang_up(guest)
+        streams.hang_up(guest)
 
 
 def _pass_back(guest: socket.socket, send: Send) -> None:

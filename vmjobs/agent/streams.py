@@ -86,7 +86,7 @@ class Streams:
             flooded = opened.waiting > MAX_WAITING
         if flooded:
             log.warning("%s: a connection takes nothing, and is closed", self.channel)
-            _hang_up(opened.socket)
+            hang_up(opened.socket)
             return
         if message.data:
             opened.queue.put(message.data)
@@ -99,7 +99,7 @@ class Streams:
             self._closed = True
             left = list(self._open.values())
         for opened in left:
-            _hang_up(opened.socket)
+            hang_up(opened.socket)
             opened.queue.put(None)
 
     @property
@@ -168,7 +168,8 @@ class Streams:
         threading.Thread(target=work, args=words, name=f"{self.channel}-{name}", daemon=True).start()
 
 
-def _hang_up(connection: socket.socket) -> None:
+def hang_up(connection: socket.socket) -> None:
+    """Have whoever reads or writes there come to an end. The socket is still to be closed."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -189,7 +190,7 @@ def listening(streams: Streams, path: Path) -> Iterator[None]:
             yield
         finally:
             streams.close()
-            _hang_up(server)  # wakes the thread
+            hang_up(server)  # wakes the thread
             thread.join()
             path.unlink(missing_ok=True)
 
