@@ -24,7 +24,7 @@ from api.operation import (
 )
 from api.problems import LengthRequired
 from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS, Cut, send
-from vmjobs.errors import JobFinal
+from vmjobs.errors import Conflict, JobFinal
 from vmjobs.model import AttemptClaim, Job, JobTicket, Output, Report, StreamName
 
 blueprint = Blueprint("attempts", __name__, url_prefix="/v1/jobs/<id:job>")
@@ -125,6 +125,35 @@ def put_output(job: str, attempt: str, path: str) -> Response:
         raise LengthRequired("the length of an output file must be told beforehand")
     stored = backend().repository.put_output(job, attempt, path, body_stream(), size)
     return json_reply(stored, 201)
+
+
+@blueprint.get("/end")
+@operation(
+    "readJobEnd",
+    tag=TAG,
+    access=AGENT,
+    replies={200: Reply("how the job ended", Report)},
+    errors=(404, 409),
+)
+def end(job: str) -> Response:
+    """How the job ended, whichever attempt it was.
+
+    For a node that is given a job by a scheduler which did not hear that it has ended. A job that has
+    not is refused with 409.
+    """
+    found = backend().repository.job(job)
+    if not found.state.final:
+        raise Conflict(f"job {job} has not ended: it is {found.state}")
+    return json_reply(
+        Report(
+            state=found.state,
+            reason=found.reason,
+            time=found.updated,
+            hypervisor=found.hypervisor,
+            exit=found.exit,
+            seconds=found.seconds,
+        )
+    )
 
 
 @blueprint.get("/inputs/<relative:name>")

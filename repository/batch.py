@@ -24,6 +24,7 @@ from vmjobs.ports import BatchStatus, Observation
 
 _GONE = [status.value for status in GONE]
 _FINAL = [state.value for state in JobState if state.final]
+_CANCELED = [JobState.CANCELING.value, JobState.CANCELED.value]
 PAGE = 1000
 #: Jobs changed in one transaction: enough to share a commit, few enough to let others in.
 AT_ONCE = 50
@@ -43,11 +44,15 @@ class Ready:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A job to take back from the scheduler. ``ref`` is missing where it may never have got there."""
+    """A job to take back from the scheduler. ``ref`` is missing where it may never have got there.
+
+    why: in words that the scheduler keeps.
+    """
 
     id: str
     array: str
     ref: CondorRef | None
+    why: str
 
 
 class Batch(Core):
@@ -85,7 +90,7 @@ class Batch(Core):
                 self._place(session, row, refs[job_id])
                 state = JobState(row.state)
                 if state.final or state is JobState.CANCELING:
-                    unwanted.append(Leftover(row.id, row.array_id, refs[job_id]))
+                    unwanted.append(Leftover(row.id, row.array_id, refs[job_id], "canceled"))
         return unwanted
 
     def note_unavailable(self, array: str, message: str) -> None:
@@ -164,19 +169,26 @@ class Batch(Core):
             state = JobState(row.state)
             if row.settled or not (state.final or state is JobState.CANCELING):
                 return None
-            return None if row.batch_status in _GONE else Leftover(row.id, row.array_id, ref_of(row))
+            if row.batch_status in _GONE:
+                return None
+            ended = state.final and state is not JobState.CANCELED
+            why = f"the job is {state} already" if ended else "canceled"
+            return Leftover(row.id, row.array_id, ref_of(row), why)
 
-    def leftovers(self, age: timedelta) -> list[str]:
-        """Jobs that are over, or to be, since ``age`` and may still be at the scheduler."""
+    def leftovers(self, canceled: timedelta, ended: timedelta) -> list[str]:
+        """Jobs that may still be at the scheduler so long after they were canceled, or had ended."""
+        now = utc_now()
         with self.database.read() as session:
             return list(
                 session.scalars(
                     select(JobRow.id)
                     .where(
                         JobRow.settled.is_(False),
-                        JobRow.state.in_([*_FINAL, JobState.CANCELING.value]),
                         JobRow.batch_status.not_in(_GONE),
-                        JobRow.updated < utc_now() - age,
+                        or_(
+                            JobRow.state.in_(_CANCELED) & (JobRow.updated < now - canceled),
+                            JobRow.state.in_(_FINAL) & (JobRow.updated < now - ended),
+                        ),
                     )
                     .order_by(JobRow.id)
                     .limit(PAGE)

@@ -26,8 +26,11 @@ Mint = Callable[[str, str, int], str]
 QUEUE_SECONDS: Final = 7 * 86400
 #: Jobs queued for longer than this without a scheduler are dispatched by the sweep.
 UNDISPATCHED: Final = timedelta(seconds=30)
-#: Jobs that ended this long ago and are still at the scheduler are removed there.
+#: Jobs that were canceled this long ago and are still at the scheduler are removed there.
 LEFT_OVER: Final = timedelta(seconds=60)
+#: The same of jobs that ended by themselves. Until then it may run them once more, not having been
+#: told of the end: on the node they end again at once, and so there too.
+ENDED: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def cancel_job(parts: Dispatch, job_id: str) -> None:
             repository.observe(parts.scheduler.query([job_id]))
         job = repository.leftover(job_id)
     if job is not None and job.ref is not None:
-        parts.scheduler.remove([job.ref], "canceled")
+        parts.scheduler.remove([job.ref], job.why)
 
 
 def track(parts: Dispatch) -> None:
@@ -129,7 +132,7 @@ def sweep(parts: Dispatch) -> None:
         _clean(remove_leftovers)
     for array in repository.undispatched(UNDISPATCHED):
         _carry_on(submit_array, parts, array)
-    left = repository.leftovers(LEFT_OVER)
+    left = repository.leftovers(LEFT_OVER, ENDED)
     if left:
         asked = utc_now()
         placed = [job for job in left if (x := repository.leftover(job)) is not None and x.ref]

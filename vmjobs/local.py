@@ -82,6 +82,10 @@ class LocalJob:
             spec=self.spec,
         )
 
+    def end(self) -> Report:
+        """A local job is run once."""
+        raise Conflict("the job has not ended")
+
     def resume(self, attempt: str) -> None:
         """A local job ends with its process."""
         raise Conflict(f"attempt {attempt} ended with the process that ran it")

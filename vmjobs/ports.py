@@ -47,6 +47,9 @@ class JobSource(Protocol):
     def claim(self, claim: AttemptClaim) -> JobTicket:
         """Take the job for this attempt; from now on older attempts are refused."""
 
+    def end(self) -> Report:
+        """How a job ended that refuses to be claimed, being over; ``Conflict`` if it is not."""
+
     def resume(self, attempt: str) -> None:
         """Speak for an attempt that was claimed earlier, by a process that is gone."""
 

@@ -320,6 +320,19 @@ def test_agent_learns_that_it_is_superseded(site: Site, url: str, client: Client
         new.append(StreamName.OUT, 0, b"x")
 
 
+def test_agent_learns_how_a_job_ended_that_is_run_again(site: Site, url: str, client: Client) -> None:
+    (job,) = client.submit(SPEC).jobs
+    agent = agent_for(site, url, job.id)
+    tell(agent, *UP, JobState.COLLECTING)
+    with pytest.raises(Conflict, match="has not ended"):
+        agent.end()
+    tell(agent, JobState.FAILED, exit={"code": 3, "channel": "endpoint"})
+    end = agent.end()
+    assert (end.state, end.exit.code) == (JobState.FAILED, 3)
+    with pytest.raises(JobFinal):
+        agent_for(site, url, job.id, OTHER_ATTEMPT)
+
+
 def test_agent_cannot_claim_what_is_canceled(site: Site, url: str, client: Client) -> None:
     (job,) = client.submit(SPEC).jobs
     client.cancel(job.id)

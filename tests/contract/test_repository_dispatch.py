@@ -387,7 +387,11 @@ def test_the_sweep_tidies_up_after_the_end(
     assert schedd.forgotten == []
     later(dispatch.LEFT_OVER)
     dispatch.sweep(parts)
+    assert schedd.removed == []  # it may not have heard of the end, and hear of it from a node
+    later(dispatch.ENDED)
+    dispatch.sweep(parts)
     assert schedd.removed == [schedd.queue[second.id].ref]
+    assert repository.leftover(second.id).why == "the job is FAILED already"
     dispatch.track(parts)
     dispatch.sweep(parts)
     dispatch.sweep(parts)

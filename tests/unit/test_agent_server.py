@@ -19,7 +19,7 @@ from vmjobs.agent import protocol, server
 from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SignalSent
 from vmjobs.agent.server import Agent, listening
 from vmjobs.agent.verdict import Verdict, stopped
-from vmjobs.errors import ConfigError, Unavailable
+from vmjobs.errors import ConfigError, JobFinal, Unavailable
 from vmjobs.execute import Refused, run_job
 from vmjobs.model import (
     ExitChannel,
@@ -84,7 +84,15 @@ def agent(
     def describe(running: tuple[str, ...]) -> Node:
         return Node(name="n1", cpus=1, memory=1, disk=1, running=running, updated=now())
 
-    serving = Agent(parts, lambda job, token: None, describe)  # type: ignore[arg-type, return-value]
+    class Source:
+        """A job that another attempt of has ended, if anybody asks."""
+
+        def end(self) -> Report:
+            status = ExitStatus(code=3, channel=ExitChannel.ENDPOINT)
+            why = reason(ReasonCode.SCRIPT_FAILED, "exit 3")
+            return Report(state=JobState.FAILED, reason=why, time=now(), exit=status)
+
+    serving = Agent(parts, lambda job, token: Source(), describe)  # type: ignore[arg-type, return-value]
     with listening(tmp_path / "s", serving.serve):
         yield serving, tmp_path / "s"
 
@@ -140,6 +148,13 @@ def test_the_same_job_is_not_run_twice_at_once(agent: tuple[Agent, Path], script
     agent[0].stop(10)
     assert agent[0].jobs() == ()
     assert agent[0].states() == {}
+
+
+def test_a_job_that_has_ended_before_ends_alike(agent: tuple[Agent, Path], script: Script) -> None:
+    script.fault = JobFinal("job job1 has ended: it is FAILED")
+    told: list[JobState] = []
+    assert run_job(agent[1], "job1", TOKEN, lambda m: told.append(m.report.state)) == 3
+    assert told == [JobState.FAILED, JobState.FAILED]
 
 
 def test_a_fault_of_the_agent_is_told_and_not_asked_for_again(

@@ -30,6 +30,7 @@ from vmjobs.errors import (
     Conflict,
     Forbidden,
     InvalidRequest,
+    JobFinal,
     Unavailable,
     VMJobsError,
 )
@@ -187,7 +188,10 @@ class Agent:
                 if verdict is None:
                     _listen(messages, inbox)
                     run = Run(source, lease, self.parts, message.job, uuid.uuid4().hex, inbox)
-                    verdict = run.execute()
+                    try:
+                        verdict = run.execute()
+                    except JobFinal:
+                        verdict = self._ended_before(message.job, source, lease)
             lease.end(verdict)
 
     def _hand(
@@ -291,6 +295,13 @@ class Agent:
         self.verdicts.pop(job, None)
         if report.state is JobState.PREEMPTED:
             return None
+        lease.progress(report)
+        return Verdict(report.state, report.reason, report.exit)
+
+    def _ended_before(self, job: str, source: JobSource, lease: SocketLease) -> Verdict:
+        """The verdict of a job that its scheduler runs again, as it was not told of the end."""
+        report = source.end()
+        log.info("job %s has ended before: it is %s", job, report.state)
         lease.progress(report)
         return Verdict(report.state, report.reason, report.exit)
 

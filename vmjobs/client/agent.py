@@ -69,6 +69,10 @@ class JobAgentClient:
         self._attempt = claim.attempt
         return parse(JobTicket, ticket)
 
+    def end(self) -> Report:
+        """See :class:`vmjobs.ports.JobSource`."""
+        return parse(Report, self._http.call("GET", f"{self._path}/end"))
+
     def resume(self, attempt: str) -> None:
         """See :class:`vmjobs.ports.JobSource`."""
         self._attempt = attempt
