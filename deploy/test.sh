@@ -1,7 +1,7 @@
 #!/bin/sh
 # All tests but the linters: unit, contract, integration on a grid. test.sh [soak] [PYTEST ARGUMENT...]
 # A grid that is up already is used and left up; one that is started here is taken down again.
-# soak: what dies under a virtual cluster, one thing after the other, and a line about each.
+# soak: what dies under a virtual cluster and under jobs, one thing after the other, and a line about each.
 set -eu
 cd "$(dirname "$0")/.."
 export COMPOSE_PROJECT_NAME="${VMJOBS_PROJECT:-vmjobs}"
@@ -35,7 +35,7 @@ export VMJOBS_GRID="$COMPOSE_PROJECT_NAME"
 if [ "${1:-}" = soak ]; then
     shift
     echo "== soak"
-    tests tests/integration/test_cluster_faults.py -n 0 "$@"
+    tests tests/integration/test_cluster_faults.py tests/integration/test_every_step.py -n 0 "$@"
     exit
 fi
 echo "== integration"

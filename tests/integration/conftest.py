@@ -7,6 +7,7 @@ them these tests fail: a grid that is not there is no reason to skip what it wou
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from grid_kit import NODES, ROOT, Grid, wait_for
 
 from images.store import ImageStore
 from vmjobs.client import Client
+
+#: Tests that break something, and have a line in the report.
+FAULTS = re.compile("test_cluster_faults|test_every_step")
 
 
 @pytest.fixture(scope="session")
@@ -35,16 +39,16 @@ def grid() -> Iterator[Grid]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A line for each fault under a virtual cluster: what became of the job that ran, and when."""
+    """A line for each fault: what became of the jobs that ran, and when."""
     reports = [
         report
         for outcome in ("passed", "failed")
         for report in terminalreporter.stats.get(outcome, ())
-        if report.when == "call" and "test_cluster_faults" in report.nodeid
+        if report.when == "call" and FAULTS.search(report.nodeid)
     ]
     if not reports:
         return
-    terminalreporter.section("faults under virtual clusters")
+    terminalreporter.section("faults")
     terminalreporter.line(f"{'fault':58} {'result':7} {'job back after':>14} {'begun':>6}")
     for report in reports:
         told = dict(report.user_properties)

@@ -1,0 +1,88 @@
+"""Planted in a node of the grid: runs of its agent stop at each of their steps until they may go on.
+
+It is loaded by every Python there (:mod:`steps_kit` has it named in a ``.pth`` file), and does
+something in the agent alone. Where :data:`GATES` is a directory the first run of a kind that comes to a
+step stops there, until there is a file ``open``; the next one goes on to the next step. So as many runs
+as there are steps stand at all of them at the same time.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GATES = Path("/run/vmjobs/gates")
+#: Of unchanged jobs alone, before their runs' own steps; what all have after these; and those again.
+TAKING, ENDING, GIVING = ("take over",), ("deliver", "clear away"), ("give back",)
+
+
+def points(kind: str) -> tuple[str, ...]:
+    """Where runs of a kind stop, in their order. kind: ``rest`` or ``unchanged``."""
+    from vmjobs.agent.steps import STEPS
+
+    steps = tuple(step.title for step in STEPS) + ENDING
+    return TAKING + steps + GIVING if kind == "unchanged" else steps
+
+
+def stop(job: str, point: str) -> None:
+    """Stop a job's run here, if it is the first one."""
+    kind = "unchanged" if job.startswith("condor.") else "rest"
+    if not GATES.is_dir() or (GATES / "open").exists():
+        return
+    try:
+        with (GATES / f"{kind}.{point}").open("x", encoding="utf-8") as taken:
+            taken.write(job)
+    except FileExistsError:
+        return
+    while GATES.is_dir() and not (GATES / "open").exists():
+        time.sleep(0.05)
+
+
+def before(point: str, job_of: Callable[..., str]) -> Callable[[Any], Any]:
+    """A decorator: stop where the function begins."""
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def stopping(*arguments: Any, **named: Any) -> Any:
+            stop(job_of(*arguments), point)
+            return function(*arguments, **named)
+
+        return stopping
+
+    return decorate
+
+
+def plant() -> None:
+    """Change this process's agent."""
+    from dataclasses import replace
+
+    from vmjobs.agent import handed, steps
+    from vmjobs.agent.handed import HandedJob
+
+    def name_of(job: HandedJob, *_: object) -> str:
+        return job.name
+
+    def job_of(run: Any, *_: object) -> str:
+        return str(run.job_id)
+
+    steps.STEPS = tuple(replace(s, action=before(s.title, job_of)(s.action)) for s in steps.STEPS)
+    from vmjobs.agent.run import Run  # it takes the steps when it is loaded
+
+    deliver = before("deliver", job_of)(Run._deliver)
+
+    def deliver_and_stop(run: Run, *arguments: Any) -> Any:
+        verdict = deliver(run, *arguments)
+        stop(run.job_id, "clear away")
+        return verdict
+
+    Run._deliver = deliver_and_stop  # type: ignore[method-assign]
+    handed.HandedJob.take = before("take over", name_of)(HandedJob.take)  # type: ignore[method-assign]
+    handed.HandedJob.send_back = before("give back", name_of)(HandedJob.send_back)  # type: ignore[method-assign]
+
+
+if "agent" in sys.argv[1:2] and Path(sys.argv[0]).name == "vmjobs":
+    plant()

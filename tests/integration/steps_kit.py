@@ -1,0 +1,243 @@
+"""Jobs that stand at every step of a run at the same time, and what holds whatever happens to them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import step_gates
+import step_watch
+from grid_kit import Grid, run, wait_for
+from test_unchanged import LOG, Desk
+
+from vmjobs.agent.node import ANNOUNCE_SECONDS
+from vmjobs.model import Job, JobState
+
+#: Where all of it happens.
+NODE = "node1"
+#: MiB of a machine.
+MEMORY = 96
+KINDS = ("rest", "unchanged")
+JOBS = {kind: len(step_gates.points(kind)) for kind in KINDS}
+#: Seconds that a schedd waits for a node that it lost.
+LEASE = 30
+#: Seconds until all jobs stand where they are to, all have ended, and all of theirs is gone.
+SETTLED, LATE, CLEAN = 180.0, 400.0, 2 * ANNOUNCE_SECONDS
+
+GATES = str(step_gates.GATES)
+PACKAGES = "/usr/lib/python3/dist-packages"
+PLANTED = f"{PACKAGES}/vmjobs_gates.pth"
+WATCH, SEEN = "/run/lock/step_watch.py", str(step_watch.SEEN)
+HERE = Path(__file__).parent
+
+SCRIPT = "echo begun; sleep 3; echo done"
+REST = f"#!/bin/sh\n{SCRIPT}; echo result >out.txt\n"
+UNCHANGED = f"{SCRIPT}; echo result >out.txt.$1"
+#: What there is of machines and jobs on a node: files, mounts, processes.
+LEFT = r"""
+agent=/var/lib/vmjobs/agent
+find $agent/runs $agent/handed /var/lib/condor/execute -mindepth 1 2>/dev/null
+find /run/vmjobs /dev/shm /tmp -mindepth 1 ! -path '/run/vmjobs/gates*' ! -name vmjobs-healthy
+cut -d ' ' -f 2 /proc/mounts
+pgrep -fa 'umid=|guest=|usernet|nbdkit|vmjobs exec|condor_starter' | cut -d ' ' -f 2-
+"""
+
+
+@contextmanager
+def planted(grid: Grid) -> Iterator[None]:
+    """Have the node's next agents stop where they are told to."""
+    container = grid.container(NODE)
+    run("docker", "cp", str(HERE / "step_gates.py"), f"{container}:{PACKAGES}/step_gates.py")
+    run("docker", "cp", str(HERE / "step_watch.py"), f"{container}:{WATCH}")
+    grid.on(NODE, "sh", "-c", f"echo 'import step_gates' >{PLANTED}")
+    try:
+        yield
+    finally:
+        grid.on(NODE, "rm", "-rf", PLANTED, f"{PACKAGES}/step_gates.py", GATES, WATCH, SEEN)
+
+
+@contextmanager
+def configured(grid: Grid, service: str, name: str, text: str) -> Iterator[None]:
+    """Have HTCondor on a host run with one more file of settings."""
+    file = f"/etc/condor/config.d/90-test-{name}.conf"
+    grid.on(service, "sh", "-c", 'printf "%s\\n" "$1" >"$2" && condor_reconfig', "sh", text, file)
+    try:
+        yield
+    finally:
+        grid.on(service, "sh", "-c", f"rm -f {file} && condor_reconfig")
+
+
+def closed(grid: Grid, node: str) -> AbstractContextManager[None]:
+    """Have a node take no jobs."""
+    return configured(grid, node, "closed", "START = False")
+
+
+def short_leases(grid: Grid) -> AbstractContextManager[None]:
+    """Have the site wait no longer than that for a node that forgot its jobs. [40 min]"""
+    names = "JOB_TRANSFORM_NAMES = $(JOB_TRANSFORM_NAMES) TestLease"
+    return configured(
+        grid, "site", "lease", f"{names}\nJOB_TRANSFORM_TestLease = SET JobLeaseDuration {LEASE}"
+    )
+
+
+def left(grid: Grid) -> set[str]:
+    """Whatever there is on the node that a job, or its machine, could have left."""
+    return set(grid.on(NODE, "sh", "-c", LEFT).splitlines())
+
+
+@dataclass
+class Volley:
+    """Jobs of both kinds, as many as there are steps. Those of the REST service come by Condor-C."""
+
+    grid: Grid
+    desk: Desk
+    before: set[str]
+    rest: list[Job] = field(default_factory=list)
+    cluster: str = ""
+    opened: float = 0.0
+
+    def fire(self) -> None:
+        """Submit them."""
+        grid = self.grid
+        grid.on(NODE, "sh", "-c", f"rm -rf {GATES} {SEEN}; mkdir -m 1777 {GATES}")
+        run("docker", "exec", "-d", grid.container(NODE), "python3", WATCH)
+        fields = {"outputs": ["out.txt"], "memory": MEMORY, "name": "every step"}
+        self.rest = grid.submit(REST, count=JOBS["rest"], **fields)
+        self.desk.describe(
+            UNCHANGED,
+            arguments="$(Process)",
+            count=JOBS["unchanged"],
+            output="out.$(Process)",
+            error="err.$(Process)",
+            request_memory=str(MEMORY),
+            __VMJobMaxStarts="20",
+        )
+        self.cluster = self.desk.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
+
+    def settle(self) -> None:
+        """Wait until there is one at each step."""
+        wait_for(lambda: not self.missing() or None, "a job to stand at each step", SETTLED)
+
+    def missing(self) -> set[str]:
+        """Steps at which no job stands."""
+        wanted = {f"{kind}.{point}" for kind in KINDS for point in step_gates.points(kind)}
+        return wanted - set(self.grid.on(NODE, "ls", GATES).splitlines())
+
+    def open(self) -> None:
+        """Let all go on."""
+        self.opened = time.monotonic()
+        self.grid.on(NODE, "touch", f"{GATES}/open")
+
+    # ------------------------------------------------------------------------------ how they ended
+
+    def ended(self) -> list[Job]:
+        """Wait until all jobs have ended; those of the service."""
+        wait_for(lambda: not self.queued() or None, "the unchanged jobs to leave the queue", LATE)
+        return self.grid.wait(*self.rest, timeout=LATE)
+
+    def queued(self) -> list[dict[str, Any]]:
+        """Ads of the unchanged jobs that have not ended. A job that is held is no end."""
+        asked = ("-attributes", "ProcId,JobStatus,HoldReason,ChirpVMReason,NumJobStarts", "-json")
+        ads: list[dict[str, Any]] = json.loads(self.desk("condor_q", self.cluster, *asked) or "[]")
+        held = [ad for ad in ads if ad["JobStatus"] == 5 and "HoldReason" in ad]
+        assert not held, held
+        return ads
+
+    def assert_ended_well(self) -> None:
+        """Each ended once, as if nothing had happened."""
+        for job in self.ended():
+            assert job.state is JobState.COMPLETED, (job.id, job.reason)
+            self._assert_whole(job)
+        self.assert_unchanged_ended_well()
+        self.assert_agreed()
+
+    def assert_unchanged_ended_well(self) -> None:
+        """The same, of the unchanged ones alone."""
+        asked = ("-af", "ProcId", "JobStatus", "ExitBySignal", "ExitCode")
+        ads = self.desk("condor_history", self.cluster, *asked).splitlines()
+        assert sorted(ads) == sorted(f"{n} 4 false 0" for n in range(JOBS["unchanged"]))
+        told = self.desk.read("log")
+        for number in range(JOBS["unchanged"]):
+            job = f"{int(self.cluster):03d}.{number:03d}."
+            assert told.count(f"005 ({job}") == 1, told
+            assert self.desk.read(f"out.{number}") == "begun\ndone\n"
+            assert self.desk.read(f"out.txt.{number}") == "result\n"
+        names = self.desk("ls", "-A", self.desk.folder).split()
+        assert len(names) == len({"data", "job.sh", "job.sub", "log"}) + 3 * JOBS["unchanged"], names
+
+    def _assert_whole(self, job: Job) -> None:
+        """All that it printed and left is there, once."""
+        assert self.grid.out(job) == "begun\ndone\n"
+        assert [o.path for o in job.outputs] == ["out.txt"]
+        assert [o.size for o in job.outputs] == [len("result\n")]
+
+    def assert_agreed(self) -> None:
+        """Of each job of the service there is one end, and the scheduler has the same one."""
+        for job in self.rest:
+            events = self.grid.api.events(job.id)
+            ends = [event.state for event in events if event.state.final]
+            assert len(ends) == 1, events
+            (state,) = ends
+            wait_for(
+                lambda job=job: not self._at_schedd("condor_q", job, "JobStatus") or None,
+                "the queue",
+                60,
+            )
+            found = self._at_schedd("condor_history", job, "JobStatus", "ExitCode")
+            canceled = found[0] == "3"
+            failed = found[1:] not in (["0"], ["undefined"])
+            assert canceled == (state is JobState.CANCELED), (job.id, state, found)
+            assert failed == (state is JobState.FAILED), (job.id, state, found)
+
+    def _left_queue(self, job: Job) -> bool:
+        return not self._at_schedd("condor_q", job, "JobStatus")
+
+    def _at_schedd(self, tool: str, job: Job, *names: str) -> list[str]:
+        wanted = f'VMJobsId == "{job.id}"'
+        everyone = () if tool == "condor_history" else ("-allusers",)
+        return self.grid.on("submit", tool, *everyone, "-constraint", wanted, "-af", *names).split()
+
+    def seconds(self) -> int:
+        """From when they went on until now."""
+        return round(time.monotonic() - self.opened)
+
+    def starts(self) -> int:
+        """How often jobs were begun, all in all."""
+        begun = self.desk("condor_history", self.cluster, "-af", "NumJobStarts").split()
+        return sum(map(int, begun)) + sum(self.grid.api.job(job.id).attempts for job in self.rest)
+
+    # ------------------------------------------------------------------------------ what is left
+
+    def assert_nothing_left(self) -> None:
+        """All there was of them on the node is gone within two heartbeats."""
+        more: set[str] = set()
+
+        def gone() -> bool:
+            more.clear()
+            more.update(left(self.grid) - self.before)
+            return not more
+
+        with suppress(AssertionError):
+            wait_for(gone, "nothing to be left", CLEAN)
+        assert not more
+
+    def assert_never_twice(self) -> None:
+        """No job had two machines at a time, by whatever names."""
+        self.grid.on(NODE, "pkill", "-f", WATCH)
+        told = self.grid.on(NODE, "grep", "-oE", r"condor\.[0-9]+ is job [0-9.]+ of", LOG)
+        jobs = dict(re.findall(r"(condor\.\d+) is job ([\d.]+)", told))
+        most = 0
+        for line in self.grid.on(NODE, "cat", SEEN).splitlines():
+            moment, living = json.loads(line)
+            names = [name.split()[0] for name in living]
+            running = [jobs.get(name, name) for name in names]
+            assert len(running) == len(set(running)), (moment, living)
+            assert not [name for name in living if name.startswith("of no run")], (moment, living)
+            most = max(most, len(running))
+        assert most >= 2, "whatever looked for machines saw too few of them"

@@ -1,0 +1,231 @@
+"""Whatever dies, at whatever step of a run: each job comes to one end, and nothing of it is left.
+
+Each test has jobs of both kinds stand at all steps at once, breaks one thing, and lets them go on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+
+import pytest
+from faults_kit import Tell, fill, room, silent, small_disk
+from grid_kit import NODES, Grid, healthy, run, wait_for
+from steps_kit import JOBS, MEMORY, NODE, Volley, closed, left, planted, short_leases
+from test_unchanged import LOG, Desk
+
+from vmjobs.errors import Conflict
+from vmjobs.model import JobState, ReasonCode
+
+pytestmark = pytest.mark.disruptive
+
+Fault = Callable[[Volley], AbstractContextManager[None]]
+
+
+@pytest.fixture(scope="module")
+def node(grid: Grid) -> Iterator[None]:
+    """The only node that runs jobs: as many as there are steps, each of which stops at one."""
+    jobs = sum(JOBS.values())
+    with ExitStack() as stack:
+        stack.enter_context(planted(grid))
+        stack.enter_context(room(grid, NODE, jobs, jobs * (MEMORY + 32)))
+        stack.enter_context(short_leases(grid))
+        for other in set(NODES) - {NODE}:
+            stack.enter_context(closed(grid, other))
+        yield
+
+
+@contextmanager
+def fired(grid: Grid) -> Iterator[Volley]:
+    """Jobs on their way to all steps; nothing of them afterwards."""
+    volley = Volley(grid, Desk(grid, "site"), left(grid))
+    try:
+        volley.fire()
+        yield volley
+    finally:
+        volley.open()
+        volley.desk("condor_rm", volley.cluster or "0", check=False)
+        for job in volley.rest:
+            with suppress(Conflict):
+                grid.api.cancel(job.id)
+        volley.desk("rm", "-rf", volley.desk.folder)
+
+
+@pytest.fixture
+def volley(grid: Grid, node: None) -> Iterator[Volley]:
+    """Jobs that stand at all steps."""
+    with fired(grid) as there:
+        there.settle()
+        yield there
+
+
+# --------------------------------------------------------------------------- what dies
+
+
+@contextmanager
+def killed(volley: Volley, *which: tuple[str, str]) -> Iterator[None]:
+    """kill -9 of all processes of hosts that match; what looks after them starts them again."""
+    for service, pattern in which:
+        volley.grid.on(service, "pkill", "-KILL", "-f", pattern)
+    yield
+
+
+@contextmanager
+def lost(volley: Volley, *services: str) -> Iterator[None]:
+    """Containers that die, and are there again."""
+    containers = [volley.grid.container(service) for service in services]
+    run("docker", "kill", "-s", "KILL", *containers)
+    try:
+        yield
+    finally:
+        run("docker", "start", *containers)
+        for container in containers:
+            healthy(container)
+
+
+@contextmanager
+def cut_off(volley: Volley, service: str) -> Iterator[None]:
+    """For as long as it takes any connection to notice, nothing comes from a host or gets there."""
+    with silent(volley.grid, service):
+        yield
+        time.sleep(30)
+
+
+def killing(*which: tuple[str, str]) -> Fault:
+    return lambda volley: killed(volley, *which)
+
+
+#: What has nothing to do with each other dies together: each volley takes a minute.
+FAULTS: dict[str, Fault] = {
+    "the agent": killing((NODE, "vmjobs agent")),
+    "what waits for the machines": killing((NODE, "vmjobs exec")),
+    "the starters": killing((NODE, "^condor_starter")),
+    "the startd": killing((NODE, "^condor_startd")),
+    "the shadows": killing(("site", "^condor_shadow")),
+    "both schedds": killing(("site", "^condor_schedd"), ("submit", "^condor_schedd")),
+    "the API and the worker": killing(("api", "vmjobs serve"), ("worker", "vmjobs worker")),
+    "the database and the broker": lambda volley: lost(volley, "postgres", "rabbitmq"),
+    "the node's network": lambda volley: cut_off(volley, NODE),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_it_dies(volley: Volley, what: str, record_property: Tell) -> None:
+    with FAULTS[what](volley):
+        volley.open()
+    volley.assert_ended_well()
+    _assert_clean(volley)
+    record_property("job", (volley.seconds(), volley.starts()))
+
+
+def test_the_machines_die(volley: Volley) -> None:
+    """An unchanged job is begun again. One of the service says what happened to it."""
+    with killed(volley, (NODE, "umid=vmjobs-")):
+        volley.open()
+    ends = volley.ended()
+    lost = [job for job in ends if job.state is JobState.FAILED]
+    assert {job.reason.code for job in lost} <= {ReasonCode.GUEST_LOST, ReasonCode.BOOT_FAILED}
+    assert {job.state for job in ends} == {JobState.COMPLETED, JobState.FAILED}
+    volley.assert_unchanged_ended_well()
+    volley.assert_agreed()
+    _assert_clean(volley)
+
+
+def test_the_disk_is_full(grid: Grid, node: None) -> None:
+    """An unchanged job is begun again. One of the service says what happened to it."""
+    full = f"grep -c 'No space left' {LOG}; true"
+    with small_disk(grid, NODE, "runs", 4 * 1024 * 1024) as runs, fired(grid) as volley:
+        volley.settle()
+        before = grid.on(NODE, "sh", "-c", full)
+        filler = fill(grid, NODE, runs)
+        volley.open()
+        wait_for(lambda: grid.on(NODE, "sh", "-c", full) != before, "a job to find the disk full", 60)
+        grid.on(NODE, "rm", filler)
+        lost = [job for job in volley.ended() if job.state is not JobState.COMPLETED]
+        assert {job.reason.code for job in lost} <= {ReasonCode.NODE_FAILED, ReasonCode.GUEST_LOST}
+        volley.assert_unchanged_ended_well()
+        volley.assert_agreed()
+        _assert_clean(volley)
+
+
+# --------------------------------------------------------------------------- what users and sites do
+
+
+def test_they_are_suspended(volley: Volley) -> None:
+    """All jobs of the site, however they came. A machine stands still while its job runs."""
+    volley.grid.on("site", "condor_suspend", "-all")
+    volley.open()
+    volley.grid.on("site", "condor_continue", "-all")
+    volley.assert_ended_well()
+    _assert_clean(volley)
+
+
+def test_they_are_removed(volley: Volley) -> None:
+    volley.desk("condor_rm", volley.cluster)
+    for job in volley.rest:
+        with suppress(Conflict):  # one has told its end
+            volley.grid.api.cancel(job.id)
+    volley.open()
+    ends = [job.state for job in volley.ended()]
+    assert sorted(ends) == [JobState.CANCELED] * (len(ends) - 1) + [JobState.COMPLETED]
+    volley.assert_agreed()
+    _assert_clean(volley)
+
+
+def test_they_are_held_and_released(volley: Volley) -> None:
+    volley.desk("condor_hold", volley.cluster)
+    _at_origin(volley, "condor_hold")
+    volley.open()
+    volley.assert_nothing_left()
+    volley.desk("condor_release", volley.cluster)
+    _at_origin(volley, "condor_release")
+    volley.assert_ended_well()
+    _assert_clean(volley)
+
+
+def test_they_are_vacated(volley: Volley) -> None:
+    volley.grid.on("site", "condor_vacate_job", "-all")
+    volley.open()
+    volley.assert_ended_well()
+    _assert_clean(volley)
+
+
+def test_they_are_vacated_at_once(volley: Volley) -> None:
+    volley.grid.on("site", "condor_vacate_job", "-fast", "-all")
+    volley.open()
+    volley.assert_ended_well()
+    _assert_clean(volley)
+
+
+def _assert_clean(volley: Volley) -> None:
+    volley.assert_nothing_left()
+    volley.assert_never_twice()
+
+
+def _at_origin(volley: Volley, tool: str) -> None:
+    for job in volley.rest:
+        volley.grid.on("submit", tool, "-constraint", f'VMJobsId == "{job.id}"')
+
+
+# --------------------------------------------------------------------------- at any moment
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("turn", range(int(os.environ.get("VMJOBS_SOAK_TURNS", "12"))))
+def test_at_any_moment(grid: Grid, node: None, turn: int, record_property: Tell) -> None:
+    """Jobs that stop nowhere, and something that dies whenever it does."""
+    seed = os.environ.get("VMJOBS_SOAK_SEED", "1")
+    chance = random.Random(f"{seed} {turn}")
+    what, moment = chance.choice(sorted(FAULTS)), chance.uniform(0, 30)
+    record_property("note", f"{what}, {moment:.1f} s after the submission; VMJOBS_SOAK_SEED={seed}")
+    with fired(grid) as volley:
+        volley.open()
+        time.sleep(moment)
+        with FAULTS[what](volley):
+            pass
+        volley.assert_ended_well()
+        _assert_clean(volley)
+        record_property("job", (volley.seconds(), volley.starts()))
