@@ -47,6 +47,17 @@ case $do in
 hello) ;;
 count) n=0; while :; do n=$((n + 1)); echo "count=$n"; usleep 50000; done ;;
 spin) echo "spinning"; while :; do :; done ;;
+work)
+    mount -t tmpfs tmp /tmp
+    dd if=/dev/zero of=/tmp/fill bs=1M count=64 2>/dev/null
+    began=$(uptime_now)
+    # Many processes, each soon over: what they used is known to who waited for them alone.
+    until [ $(($(uptime_now | tr -d .) - $(echo $began | tr -d .))) -ge 300 ]; do
+        (n=0; while [ $n -lt 20000 ]; do n=$((n + 1)); done)
+    done
+    echo "worked"
+    [ "$lines" ] || sleep 600
+    ;;
 panic) exec false ;;
 reset) reboot -f ;;
 flood) dmesg -n 1; seq 1 $lines | sed 's/$/ 0123456789012345678901234567890123456789/' ;;

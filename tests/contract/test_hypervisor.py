@@ -30,15 +30,18 @@ from vmjobs.hypervisor.base import (
     Machine,
     MachineState,
     Network,
+    Usage,
 )
 from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
-from vmjobs.model import HypervisorKind, NetworkMode
+from vmjobs.model import MIB, HypervisorKind, NetworkMode
 
 #: Seconds that a guest may take to boot and do its little work, on a slow machine too.
 BOOT = 90.0
 #: Seconds in which a machine must be gone after :meth:`Hypervisor.destroy` was called.
 DESTROY = 20.0
+#: Processor seconds that a guest which works for three has used at least, where others work as well.
+WORK = 1.5
 
 KINDS = [HypervisorKind.UML, HypervisorKind.QEMU, HypervisorKind.KVM]
 
@@ -222,6 +225,36 @@ def test_a_machine_that_is_killed_did_not_power_off(bench: Bench, number: signal
             os.kill(process.pid, number)
     assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE
     assert bench.driver.ending(machine.name) in {Ending.KILLED, Ending.CRASHED}
+
+
+def test_what_a_machine_has_used_is_seen_while_it_runs(bench: Bench) -> None:
+    machine = bench.machine("work")
+    assert bench.driver.usage(machine.name) == Usage()
+    began = time.monotonic()
+    bench.driver.start(machine)
+    at_first = bench.driver.usage(machine.name)
+    wait_until(lambda: "worked" in said(machine.console), BOOT, "the guest has worked")
+    then = bench.driver.usage(machine.name)
+    assert at_first.cpu_seconds + WORK <= then.cpu_seconds < 2 * (time.monotonic() - began)
+    assert MIB * 64 <= then.memory < MIB * (machine.memory + 256)
+    bench.driver.destroy(machine.name)
+    assert bench.driver.usage(machine.name) == Usage(), "it is forgotten"
+
+
+def test_what_a_machine_has_used_is_known_after_its_end(bench: Bench) -> None:
+    """In full where the kernel tells; of QEMU as much as was seen of it."""
+    with endpoint(bench.directory / "endpoint"):
+        network = Network(NetworkMode.REPOSITORY, bench.directory / "endpoint")
+        machine = bench.machine("work", network=network, words=("lines=0",))
+        bench.driver.start(machine)
+        if bench.driver.kind is not HypervisorKind.UML:
+            wait_until(lambda: "worked" in said(machine.console), BOOT, "the guest has worked")
+            bench.driver.usage(machine.name)
+        assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
+        used = bench.driver.usage(machine.name)
+    assert used.cpu_seconds > WORK
+    assert MIB * 64 <= used.memory < MIB * (machine.memory + 256)
+    assert bench.driver.usage(machine.name) == used, "it is remembered"
 
 
 def test_console_is_complete(bench: Bench) -> None:

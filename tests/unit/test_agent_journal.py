@@ -8,7 +8,7 @@ import pytest
 
 from vmjobs.agent.journal import RECORD, Journal, RunRecord, sweep
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import Ending, Machine, MachineLimits, MachineState, ProbeResult
+from vmjobs.hypervisor.base import Ending, Machine, MachineLimits, MachineState, ProbeResult, Usage
 from vmjobs.model import HypervisorKind
 
 ATTEMPT = "a" * 32
@@ -48,6 +48,9 @@ class Shelf:
 
     def ending(self, name: str) -> Ending:
         return Ending.UNKNOWN
+
+    def usage(self, name: str) -> Usage:
+        return Usage()
 
     def list(self) -> list[str]:
         return list(self.names)

@@ -83,6 +83,18 @@ def test_how_it_ended_is_told(shells: Shells, script: str, status: int) -> None:
     assert process.status(0) == status
 
 
+def test_what_it_has_used_is_told_with_its_end(shells: Shells) -> None:
+    """By its children as well, which were gone before it; memory is that of the largest."""
+    work = 'x = "x" * (48 << 20); n = 0\nwhile n < 3_000_000: n += 1'
+    process = shells(f"{sys.executable} -c '{work}'; exit 0")
+    used = process.used(60)
+    assert used is not None
+    assert used.cpu_seconds > 0.05
+    assert 48 << 20 < used.memory < 256 << 20
+    goes_on = shells("exec sleep 60")
+    assert goes_on.used(0.05) is None
+
+
 def test_one_that_goes_on_has_no_status_yet(shells: Shells) -> None:
     process = shells("exec sleep 60")
     assert process.status(0.05) is None

@@ -170,6 +170,18 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True)
+class Usage:
+    """What a machine has used so far.
+
+    cpu_seconds: of its node's processors, by all of its processes, those that carry its network too.
+    memory: bytes that its hypervisor's process had in memory at most, with what that needs itself.
+    """
+
+    cpu_seconds: float = 0.0
+    memory: int = 0
+
+
+@dataclass(frozen=True)
 class ProbeResult:
     """What a probe found. ``works`` is true only if a kernel really booted."""
 
@@ -223,6 +235,13 @@ class Hypervisor(Protocol):
     def ending(self, name: str) -> Ending:
         """How a machine ended that this process started; to be asked between its end and
         :meth:`destroy`, which forgets it. ``UNKNOWN`` for any other. Never ``POWEROFF`` by a guess.
+        """
+
+    def usage(self, name: str) -> Usage:
+        """What a machine has used; to be asked before :meth:`destroy`, which forgets it.
+
+        Of one that has ended: all of it where the kernel told (uml, started by this process), else what
+        was seen when this was asked last. Nothing for a name never seen.
         """
 
     def list(self) -> list[str]:

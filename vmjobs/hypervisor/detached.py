@@ -20,6 +20,7 @@ from pathlib import Path
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import launcher, procs
+from vmjobs.hypervisor.base import Usage
 from vmjobs.subprocess import environment
 
 #: Seconds in which a process must have been started.
@@ -36,6 +37,7 @@ class Detached:
         self.pid = pid
         self._report = report
         self._status: int | None = None
+        self._used: Usage | None = None
         self._lock = threading.Lock()
 
     def status(self, timeout: float) -> int | None:
@@ -46,8 +48,18 @@ class Detached:
         with self._lock:
             if self._report >= 0 and self._status is None:
                 words = _read_line(self._report, timeout).split()
-                self._status = int(words[1]) if words[:1] == [b"ended"] else None
+                if words[:1] == [b"ended"]:
+                    self._status = int(words[1])
+                    self._used = Usage(float(words[2]), int(words[3]) * 1024)
             return self._status
+
+    def used(self, timeout: float) -> Usage | None:
+        """What it, and all below it that were waited for, have used; None where its end is not known.
+
+        timeout: as of :meth:`status`.
+        """
+        self.status(timeout)
+        return self._used
 
     def kill(self) -> None:
         """End it; returns once it has ended."""

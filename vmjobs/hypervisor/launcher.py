@@ -87,11 +87,13 @@ def serve(control: socket.socket) -> None:
 
 def _tell_ends(reports: _Reports) -> None:
     with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = ended
+        while (ended := os.wait4(-1, os.WNOHANG))[0]:
+            pid, status, used = ended
             report = reports.pop(pid, None)
             if report is not None:
-                _tell(report, f"ended {os.waitstatus_to_exitcode(status)}")
+                # Only whoever reaps a process learns what it and those that it reaped have used.
+                spent = f"{used.ru_utime + used.ru_stime:.2f} {used.ru_maxrss}"
+                _tell(report, f"ended {os.waitstatus_to_exitcode(status)} {spent}")
                 os.close(report)
 
 

@@ -28,6 +28,7 @@ from vmjobs.hypervisor.base import (
     MachineLimits,
     MachineState,
     ProbeResult,
+    Usage,
 )
 from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.domain_xml import board, domain_xml
@@ -35,6 +36,7 @@ from vmjobs.hypervisor.embedded import EmbeddedRoot
 from vmjobs.hypervisor.endings import Endings, of_cause
 from vmjobs.hypervisor.limits import Holder, Plan
 from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
+from vmjobs.hypervisor.usage import Meter, family
 from vmjobs.model import BootMethod, HypervisorKind
 from vmjobs.subprocess import run
 
@@ -234,7 +236,9 @@ class Libvirt:
         self._kernels = kernels
         self._type = domain_type or kind.value
         self._helpers: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self._mains: dict[str, int] = {}
         self._holder = Holder(throttles_disks=True, one_processor=False)
+        self._meter = Meter(self._helpers_of)
 
     # ----------------------------------------------------------------- life and death
 
@@ -306,6 +310,8 @@ class Libvirt:
                 helper.wait()
             self._holder.release(name)
             self._connection.endings.forget(name)
+            self._meter.forget(name)
+            self._mains.pop(name, None)
 
     def pause(self, name: str) -> None:
         """See :meth:`Hypervisor.pause`."""
@@ -345,6 +351,11 @@ class Libvirt:
     def ending(self, name: str) -> Ending:
         """See :meth:`Hypervisor.ending`."""
         return self._connection.endings.of(name, ENDING_SECONDS)
+
+    def usage(self, name: str) -> Usage:
+        """See :meth:`Hypervisor.usage`. QEMU is nobody's child who would learn what it has used."""
+        main = self._main(name)
+        return self._meter.look(name, Usage() if main is None else family(main.pid))
 
     def list(self) -> _Names:
         """See :meth:`Hypervisor.list`."""
@@ -399,7 +410,21 @@ class Libvirt:
         return listen
 
     def _all_of(self, name: str) -> _Processes:
-        return self._processes(name) + netproc.find(name) + blockserver.find(name)
+        return self._processes(name) + self._helpers_of(name)
+
+    def _helpers_of(self, name: str) -> _Processes:
+        return netproc.find(name) + blockserver.find(name)
+
+    def _main(self, name: str) -> procs.Process | None:
+        """The machine's QEMU."""
+        known = self._mains.get(name)
+        if known is not None:
+            process = procs.read(known)  # a look at one process, not at all of them
+            return process if process is not None and self._name_of(process) == name else None
+        for process in self._processes(name):
+            self._mains[name] = process.pid
+            return process
+        return None
 
     def _pid(self, name: str) -> int:
         for process in self._processes(name):

@@ -25,11 +25,13 @@ from vmjobs.hypervisor.base import (
     MachineLimits,
     MachineState,
     ProbeResult,
+    Usage,
 )
 from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.hypervisor.endings import of_kernel
 from vmjobs.hypervisor.limits import Holder
 from vmjobs.hypervisor.probe import boot_probe
+from vmjobs.hypervisor.usage import Meter, family
 from vmjobs.model import HypervisorKind
 from vmjobs.subprocess import run
 
@@ -69,6 +71,7 @@ class UserModeLinux:
         self._kernels: _Kernels = {}
         self._lock = threading.Lock()
         self._holder = Holder(throttles_disks=False, one_processor=True)
+        self._meter = Meter(netproc.find)
 
     # ----------------------------------------------------------------- life and death
 
@@ -128,6 +131,7 @@ class UserModeLinux:
         # The kernel's processes live on, and spin, when only their leader is killed.
         procs.kill_all(lambda: self._find(name) + netproc.find(name), self._kill_seconds, name)
         self._holder.release(name)
+        self._meter.forget(name)
         with self._lock:
             self._mains.pop(name, None)
             kernel = self._kernels.pop(name, None)
@@ -189,6 +193,16 @@ class UserModeLinux:
         # A process that is about to end shows no command line any more, but has no status yet.
         status = process.status(ENDING_SECONDS)
         return Ending.UNKNOWN if status is None else of_kernel(status, console)
+
+    def usage(self, name: str) -> Usage:
+        """See :meth:`Hypervisor.usage`. The guest's processes are children of its kernel."""
+        with self._lock:
+            kernel = self._kernels.get(name)
+        if (main := self._main(name)) is not None:
+            seen = family(kernel[0].pid if kernel else main.pid)
+        else:
+            seen = (kernel[0].used(ENDING_SECONDS) if kernel else None) or Usage()
+        return self._meter.look(name, seen)
 
     def list(self) -> list[str]:
         """See :meth:`Hypervisor.list`; also machines of which only remains are left."""

@@ -1,0 +1,90 @@
+"""What processes have used of their node, and the most that was seen of each machine's."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from vmjobs.hypervisor import procs
+from vmjobs.hypervisor.base import Usage
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+_Processes = list[procs.Process]
+
+
+def family(pid: int) -> Usage:
+    """What a process, its descendants, and those of them that were reaped have used.
+
+    A parent is looked at before its children: one that is reaped in between is missed until somebody
+    looks again, and never counted twice.
+    """
+    cpu, memory = _processor_seconds(pid), _peak_memory(pid)
+    for child in procs.children(pid):
+        other = family(child)
+        cpu, memory = cpu + other.cpu_seconds, max(memory, other.memory)
+    return Usage(cpu, memory)
+
+
+class Meter:
+    """The most that was seen of machines. Safe to use from several threads.
+
+    helpers: finds the processes that serve a machine; they are there before it runs, and may end first.
+    """
+
+    def __init__(self, helpers: Callable[[str], _Processes]) -> None:
+        self._find = helpers
+        self._helpers: dict[str, _Processes] = {}
+        #: By process; the machine itself is 0.
+        self._seen: dict[str, dict[int, Usage]] = {}
+        self._lock = threading.Lock()
+
+    def look(self, name: str, machine: Usage) -> Usage:
+        """All that a machine has used, its helpers included. machine: what is seen of it now."""
+        with self._lock:
+            if name not in self._helpers:  # looking for them means a look at every process
+                self._helpers[name] = self._find(name)
+            seen = self._seen.setdefault(name, {})
+            _note(seen, 0, machine)
+            for helper in self._helpers[name]:
+                if _same(helper):
+                    _note(seen, helper.pid, Usage(family(helper.pid).cpu_seconds))
+            return Usage(sum(used.cpu_seconds for used in seen.values()), seen[0].memory)
+
+    def forget(self, name: str) -> None:
+        """The machine is gone, and its name may be used again."""
+        with self._lock:
+            self._helpers.pop(name, None)
+            self._seen.pop(name, None)
+
+
+def _same(process: procs.Process) -> bool:
+    """Whether it still is what it was; it may stand still meanwhile, or go on."""
+    found = procs.read(process.pid)
+    return found is not None and found.argv == process.argv
+
+
+def _note(seen: dict[int, Usage], which: int, used: Usage) -> None:
+    before = seen.get(which, Usage())
+    cpu = max(before.cpu_seconds, used.cpu_seconds)
+    seen[which] = Usage(cpu, max(before.memory, used.memory))
+
+
+def _processor_seconds(pid: int) -> float:
+    """Of a process and of its children that it has waited for (proc(5): utime to cstime)."""
+    with suppress(OSError):  # it has ended
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        return sum(int(field) for field in stat.rpartition(")")[2].split()[11:15]) / _TICKS
+    return 0.0
+
+
+def _peak_memory(pid: int) -> int:
+    """Bytes that a process had in memory at most."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
