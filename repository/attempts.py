@@ -208,6 +208,8 @@ def _start(session: Session, row: JobRow, claim: AttemptClaim) -> None:
             reached="",
             seen_running=False,
             seconds={"queued": round((present - waiting).total_seconds(), 3)},
+            bytes={},
+            cpu_seconds=0.0,
             rejected=[],
         )
     )
@@ -245,6 +247,9 @@ def _note_facts(row: JobRow, tried: AttemptRow, report: Report) -> None:
         tried.exit = report.exit.model_dump(mode="json")
     if report.seconds:
         tried.seconds = {**tried.seconds, **_sane(report.seconds)}
+    if report.bytes:
+        tried.bytes = {**tried.bytes, **report.bytes}
+    tried.cpu_seconds = max(tried.cpu_seconds, report.cpu_seconds)
     if report.rejected:
         tried.rejected = [item.model_dump(mode="json") for item in report.rejected]
     touch(row, tried.heard)

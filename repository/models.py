@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Double,
     ForeignKey,
     Index,
     Integer,
@@ -134,6 +135,7 @@ class AttemptRow(Base):
     reached: the last state that the agent itself reported, ``""`` before its first report.
     heard: when the agent was last heard of.  ended: when it said that its VM is gone.
     seen_running: the scheduler said, after the claim, that the job runs.
+    seconds, bytes, cpu_seconds: as of a report.
     """
 
     __tablename__ = "attempts"
@@ -151,6 +153,8 @@ class AttemptRow(Base):
     hypervisor: Mapped[str | None] = mapped_column(STATE)
     exit: Mapped[dict[str, Any] | None]
     seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    bytes: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    cpu_seconds: Mapped[float] = mapped_column(Double, default=0.0)
     rejected: Mapped[list[Any]] = mapped_column(default=list)
 
 

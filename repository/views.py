@@ -104,6 +104,8 @@ def _view(
         hypervisor=HypervisorKind(kind) if kind else None,
         exit=ExitStatus.model_validate(attempt.exit) if attempt and attempt.exit else None,
         seconds=attempt.seconds if attempt else {},
+        bytes=attempt.bytes if attempt else {},
+        cpu_seconds=attempt.cpu_seconds if attempt else 0.0,
         outputs=outputs,
         rejected=tuple(rejected_of(attempt)),
         condor=ref_of(row),

@@ -427,10 +427,25 @@ class RejectedEntry(Frozen):
     why: str = Field(max_length=512)
 
 
+#: What of a job is counted in bytes, in the order of its steps. ``image``: of its image, fetched while
+#: the job needed them, 0 where all was there; ``input``: of its inputs; ``memory``: of its node's, that
+#: its machine had at most; ``disk``: of its node's, that hold what its machine wrote; ``console``,
+#: ``log``: that it said there (log: standard output and error); ``output``: of files it delivered.
+AMOUNTS: Final = ("image", "input", "memory", "disk", "console", "log", "output")
+
+AmountName = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,32}$")]
+#: Below what every JSON reader takes for a whole number.
+Amount = Annotated[int, Field(ge=0, lt=2**53)]
+Amounts = Annotated[dict[AmountName, Amount], Field(max_length=32)]
+ProcessorSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class Report(Frozen):
     """What an agent tells about its attempt at a job: one event, and facts known by then.
 
     seconds: finished phases so far, by name (staging, booting, running, collecting).
+    bytes: what was counted so far, by name (:data:`AMOUNTS`).
+    cpu_seconds: of its node's processors that the machine has used so far, with its network.
     """
 
     state: JobState
@@ -439,6 +454,8 @@ class Report(Frozen):
     hypervisor: HypervisorKind | None = None
     exit: ExitStatus | None = None
     seconds: dict[str, float] = Field(default_factory=dict)
+    bytes: Amounts = Field(default_factory=dict)
+    cpu_seconds: ProcessorSeconds = 0.0
     rejected: tuple[RejectedEntry, ...] = Field(default=(), max_length=1000)
 
 
@@ -506,6 +523,8 @@ class Job(Frozen):
     hypervisor: HypervisorKind | None = None
     exit: ExitStatus | None = None
     seconds: dict[str, float] = Field(default_factory=dict)
+    bytes: dict[str, int] = Field(default_factory=dict)
+    cpu_seconds: float = 0.0
     outputs: tuple[Output, ...] = ()
     rejected: tuple[RejectedEntry, ...] = ()
     condor: CondorRef | None = None

@@ -47,6 +47,8 @@ def test_a_job_from_claim_to_completion(repository: Repository) -> None:
             time=now(),
             hypervisor=HypervisorKind.UML,
             seconds={"staging": 0.5, "booting": 1.5},
+            bytes={"image": 5, "memory": 100},
+            cpu_seconds=1.25,
         ),
     )
     repository.report(job.id, attempt, told(S.COLLECTING))
@@ -54,7 +56,12 @@ def test_a_job_from_claim_to_completion(repository: Repository) -> None:
         job.id,
         attempt,
         told(S.COMPLETED, ReasonCode.SUCCEEDED, 0).model_copy(
-            update={"seconds": {"running": 2.0}, "rejected": (RejectedEntry(path="x", why="y"),)}
+            update={
+                "seconds": {"running": 2.0},
+                "bytes": {"memory": 2**40, "output": 0},
+                "cpu_seconds": 2.5,
+                "rejected": (RejectedEntry(path="x", why="y"),),
+            }
         ),
     )
     done = repository.job(job.id)
@@ -64,6 +71,8 @@ def test_a_job_from_claim_to_completion(repository: Repository) -> None:
     assert (done.node, done.hypervisor, done.attempts) == ("node1", HypervisorKind.UML, 1)
     assert done.seconds.pop("queued") >= 0
     assert done.seconds == {"staging": 0.5, "booting": 1.5, "running": 2.0}
+    assert done.bytes == {"image": 5, "memory": 2**40, "output": 0}
+    assert done.cpu_seconds == 2.5
     assert done.rejected == (RejectedEntry(path="x", why="y"),)
     assert states(repository, job.id) == [
         "QUEUED", "QUEUED", "STAGING", "BOOTING", "RUNNING", "COLLECTING", "COMPLETED",

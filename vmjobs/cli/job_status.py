@@ -8,7 +8,7 @@ import click
 
 from vmjobs.cli.job_table import PHASES, exit_text, expand
 from vmjobs.cli.support import ago, client, json_option, print_json, print_table
-from vmjobs.model import Job, JobState
+from vmjobs.model import AMOUNTS, Job, JobState
 
 
 @click.command()
@@ -37,6 +37,8 @@ def _details(job: Job) -> list[tuple[str, str]]:
         ("condor", condor),
         ("attempts", str(job.attempts)),
         ("seconds", ", ".join(f"{p} {job.seconds[p]:.1f}" for p in PHASES if p in job.seconds) or "-"),
+        ("processor", f"{job.cpu_seconds:.1f} s" if job.cpu_seconds else "-"),
+        ("bytes", ", ".join(f"{a} {job.bytes[a]}" for a in AMOUNTS if a in job.bytes) or "-"),
     ]
     rows += [("output", f"{o.path}  {o.size} bytes  {o.digest}") for o in job.outputs]
     rows += [("rejected", f"{r.path}: {r.why}") for r in job.rejected]
