@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,28 +54,39 @@ class ChirpReporter:
         self._config = config or Path(os.environ.get("_CONDOR_CHIRP_CONFIG") or names.CHIRP_CONFIG)
         self._timeout = timeout
         self._told: dict[str, ClassAdValue] = {}
+        self._told_later: dict[str, ClassAdValue] = {}
 
     def publish(self, attributes: Mapping[str, ClassAdValue]) -> bool:
         """Write attributes into the job ad; failing to is logged, never raised. False: it failed.
 
         Only what has changed since: each attribute is an event of the job's log.
         """
+        return self._tell(attributes, self._told, b"set_job_attr")
+
+    def publish_later(self, attributes: Mapping[str, ClassAdValue]) -> bool:
+        """The same, but the starter passes them on with its own next update: they are no events, and
+        at the job's end they may not have come.
+        """
+        return self._tell(attributes, self._told_later, b"set_job_attr_delayed")
+
+    def _tell(
+        self, attributes: Mapping[str, ClassAdValue], told: dict[str, ClassAdValue], command: bytes
+    ) -> bool:
         unset = object()
-        fresh = {n: value for n, value in attributes.items() if self._told.get(n, unset) != value}
+        fresh = {n: value for n, value in attributes.items() if told.get(n, unset) != value}
         if not fresh or not self._config.is_file():
             return True
         try:
-            self._publish(fresh)
+            self._send([set_command(name, value, command) for name, value in fresh.items()])
         except (OSError, ValueError) as error:
             log.warning("progress did not get into the job ad: %s", error)
             return False
-        self._told.update(fresh)
+        told.update(fresh)
         return True
 
-    def _publish(self, attributes: Mapping[str, ClassAdValue]) -> None:
+    def _send(self, commands: Sequence[bytes]) -> None:
         host, port, cookie = self._config.read_text("ascii").split()
-        lines = [b"cookie " + _quote(cookie) + b"\n"]
-        lines += [set_command(name, value) for name, value in attributes.items()]
+        lines = [b"cookie " + _quote(cookie) + b"\n", *commands]
         with socket.create_connection((host, int(port)), self._timeout) as connection:
             connection.settimeout(self._timeout)
             with connection.makefile("rb") as answers:
@@ -153,15 +164,15 @@ def _carry_granted(job: socket.socket, starter: socket.socket) -> None:
             job.sendall(answer)
 
 
-def set_command(name: str, value: ClassAdValue) -> bytes:
-    """The line that sets an attribute.
+def set_command(name: str, value: ClassAdValue, command: bytes = b"set_job_attr") -> bytes:
+    """The line that sets an attribute. command: now, or later (``set_job_attr_delayed``).
 
     Raises:
         ValueError: the name is not one that is mirrored (``Chirp…``), or the line is too long.
     """
     if not _ATTRIBUTE.fullmatch(name):
         raise ValueError(f"{name!r} is not an attribute that travels back")
-    line = b"set_job_attr " + _quote(name) + b" " + _quote(literal(value)) + b"\n"
+    line = command + b" " + _quote(name) + b" " + _quote(literal(value)) + b"\n"
     if len(line) > LINE_MAX:
         raise ValueError(f"the value of {name} is too long")
     return line

@@ -24,6 +24,16 @@ VM_STAGE_SECONDS: Final = "ChirpVMStageSeconds"
 VM_BOOT_SECONDS: Final = "ChirpVMBootSeconds"
 VM_RUN_SECONDS: Final = "ChirpVMRunSeconds"
 VM_COLLECT_SECONDS: Final = "ChirpVMCollectSeconds"
+#: What the machine has used and moved so far: see ``vmjobs.model.AMOUNTS``. HTCondor's own numbers
+#: are those of the process in the machine's place; MemoryUsage is made of ours (node.conf).
+VM_CPU_SECONDS: Final = "ChirpVMCpuSeconds"
+VM_IMAGE_BYTES: Final = "ChirpVMImageBytes"
+VM_INPUT_BYTES: Final = "ChirpVMInputBytes"
+VM_MEMORY_BYTES: Final = "ChirpVMMemoryBytes"
+VM_DISK_BYTES: Final = "ChirpVMDiskBytes"
+VM_CONSOLE_BYTES: Final = "ChirpVMConsoleBytes"
+VM_LOG_BYTES: Final = "ChirpVMLogBytes"
+VM_OUTPUT_BYTES: Final = "ChirpVMOutputBytes"
 VM_EXIT_CHANNEL: Final = "ChirpVMExitChannel"
 VM_REASON: Final = "ChirpVMReason"
 #: Of an unchanged job: what is to become of it, and the HoldReasonSubCode of one that is held.

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from condor import names
+from condor.chirp import ChirpReporter
+from vmjobs.agent.protocol import EndMessage, ProgressMessage
 from vmjobs.model import Report
 from vmjobs.ports import ClassAdValue
 
@@ -15,6 +17,38 @@ _SECONDS: Final[Mapping[str, str]] = {
     "running": names.VM_RUN_SECONDS,
     "collecting": names.VM_COLLECT_SECONDS,
 }
+
+
+_BYTES: Final[Mapping[str, str]] = {
+    "image": names.VM_IMAGE_BYTES,
+    "input": names.VM_INPUT_BYTES,
+    "memory": names.VM_MEMORY_BYTES,
+    "disk": names.VM_DISK_BYTES,
+    "console": names.VM_CONSOLE_BYTES,
+    "log": names.VM_LOG_BYTES,
+    "output": names.VM_OUTPUT_BYTES,
+}
+
+
+def tell(reporter: ChirpReporter, message: ProgressMessage | EndMessage) -> None:
+    """Have the job's ad say what the agent says: states at once, what grows all the time along with
+    HTCondor's own numbers, and all of it at once at the end, when there will be no more of those.
+    """
+    reporter.publish(attributes(message.node, message.report))
+    used = usage(message.report)
+    reporter.publish_later(used)
+    if isinstance(message, EndMessage):
+        reporter.publish(used)
+
+
+def usage(report: Report) -> dict[str, ClassAdValue]:
+    """The attributes of what a report says was moved and used; what is not known is left out."""
+    found: dict[str, ClassAdValue] = {
+        _BYTES[name]: amount for name, amount in report.bytes.items() if name in _BYTES
+    }
+    if report.cpu_seconds:
+        found[names.VM_CPU_SECONDS] = report.cpu_seconds
+    return found
 
 
 def attributes(node: str, report: Report) -> dict[str, ClassAdValue]:

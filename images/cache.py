@@ -12,7 +12,7 @@ from typing import Final
 from images.fetch import ContentFetch
 from images.files import exclusive, write_atomically
 from images.manifest import ImageManifest, Part
-from images.remote import ImageFetcher
+from images.remote import Counting, ImageFetcher
 from images.room import Room, full, is_full
 from images.store import ImageStore, checked_digest, shifted
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, StorageFull
@@ -49,7 +49,7 @@ class ImageCache:
     ) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)  # not everybody may see every image
         self._store = ImageStore(root)
-        self._fetch = fetch
+        self._fetch = Counting(fetch)
         self._room = Room(self._store, limit, keep_free)
         self._trust = trust
         self.hits = self.misses = 0
@@ -82,6 +82,10 @@ class ImageCache:
     def cached(self) -> list[str]:
         """Digests of the images that are here, complete."""
         return self._store.cached()
+
+    def fetched(self, digest: str) -> int:
+        """Bytes of an image's contents that this process has fetched so far."""
+        return self._fetch.fetched(digest)
 
     def used(self) -> int:
         """Bytes of disk that images take."""

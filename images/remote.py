@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
@@ -43,6 +44,38 @@ class ImageFetcher(Protocol):
 
     def segment_range(self, image: str, segment: bytes, begin: int, end: int) -> tuple[bytes, int]:
         """Bytes of a stored segment, fewer where it ends; and how many bytes the whole has."""
+
+
+class Counting:
+    """A fetcher that counts what it brings: bytes of contents, by image. For several threads."""
+
+    def __init__(self, fetch: ImageFetcher) -> None:
+        self._fetch = fetch
+        self._bytes: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.manifest = fetch.manifest
+        self.signature = fetch.signature
+        self.layout = fetch.layout
+
+    def fetched(self, image: str) -> int:
+        """Bytes of an image's contents that were fetched so far."""
+        return self._bytes[image]
+
+    def segment(self, image: str, segment: bytes) -> bytes:
+        """See :class:`ImageFetcher`."""
+        data = self._fetch.segment(image, segment)
+        self._count(image, data)
+        return data
+
+    def segment_range(self, image: str, segment: bytes, begin: int, end: int) -> tuple[bytes, int]:
+        """See :class:`ImageFetcher`."""
+        data, size = self._fetch.segment_range(image, segment, begin, end)
+        self._count(image, data)
+        return data, size
+
+    def _count(self, image: str, data: bytes) -> None:
+        with self._lock:
+            self._bytes[image] += len(data)
 
 
 class SegmentSource:

@@ -81,6 +81,9 @@ class ImageSource(Protocol):
     def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
         """As :meth:`prepare`, and the image stays here for as long as the context lasts."""
 
+    def fetched(self, digest: str) -> int:
+        """Bytes of the image that were fetched so far, over all who needed it."""
+
     def cached(self) -> list[str]:
         """Digests of the images that are here already."""
 

@@ -109,6 +109,9 @@ class Images:
         yield self.image
         self.held -= 1
 
+    def fetched(self, digest: str) -> int:
+        return 0
+
     def cached(self) -> list[str]:
         return []
 

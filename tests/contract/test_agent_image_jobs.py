@@ -91,6 +91,9 @@ class Images:
     def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
         return nullcontext(self.image)
 
+    def fetched(self, digest: str) -> int:
+        return 0
+
     def cached(self) -> list[str]:
         return []
 
@@ -200,6 +203,27 @@ def node(own_image: BootImage, tmp_path: Path) -> Iterator[Node]:
 LEAVES = "echo 42 > outputs/answer; tar cf /dev/ubdd outputs; sync"
 SAYS = 'echo "vmjobs:$VMJOBS_SENTINEL:exit code=7"'
 POWERED_OFF = ExitStatus(code=0, channel=ExitChannel.POWEROFF)
+
+
+def test_what_a_job_used_is_told_at_its_end(node: Node) -> None:
+    """Though its machine was gone before anybody looked, and its disks are."""
+    work = "dd if=/dev/zero of=/dev/ubdc bs=1M count=8 conv=fsync; n=0"
+    work += "; while [ $n -lt 100000 ]; do n=$((n + 1)); done"
+    ended = node.run(f"{work}; {LEAVES}", exit="poweroff", outputs=("answer",))
+    told = ended.reports[-1]
+    assert told.cpu_seconds > 0.5
+    assert 8 * MIB < told.bytes.pop("disk") < 40 * MIB
+    assert 10 * MIB < told.bytes.pop("memory") <= 96 * MIB
+    assert told.bytes.pop("console") == len(ended.console)
+    assert told.bytes.pop("input") >= len(work)
+    assert told.bytes == {"image": 0, "log": 0, "output": len("42\n")}
+    assert [report.bytes.get("output", 0) for report in ended.reports[:-1]] == [0] * 4
+
+
+def test_a_machine_that_is_killed_has_used_something(node: Node) -> None:
+    ended = node.run("while :; do :; done", exit="poweroff", run_seconds=5)
+    assert ended.verdict.reason.code is C.TIMED_OUT
+    assert ended.reports[-1].cpu_seconds > 0.8
 
 
 def test_an_image_that_works_and_powers_off(node: Node) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import classad2
@@ -13,8 +13,10 @@ import pytest
 
 from condor import chirp, jobad, machine_ad, names, progress
 from condor.chirp import ChirpReporter
+from vmjobs.agent.protocol import EndMessage, ProgressMessage
 from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.model import (
+    AMOUNTS,
     ExitChannel,
     ExitStatus,
     HypervisorInfo,
@@ -26,6 +28,7 @@ from vmjobs.model import (
     now,
     reason,
 )
+from vmjobs.ports import ClassAdValue
 
 HOSTILE = [
     'a" + Owner + "',
@@ -194,6 +197,62 @@ def test_progress_says_what_is_known() -> None:
     assert (found["ChirpVMStageSeconds"], found["ChirpVMBootSeconds"]) == (0.123, 1.5)
     assert (found["ChirpVMRunSeconds"], found["ChirpVMCollectSeconds"]) == (9.0, 0.25)
     assert all(chirp.set_command(name, value) for name, value in found.items())
+
+
+class Noting(ChirpReporter):
+    """Writes down what is to be published."""
+
+    def __init__(self) -> None:
+        self.at_once: list[str] = []
+        self.later: list[str] = []
+
+    def publish(self, attributes: Mapping[str, ClassAdValue]) -> bool:
+        self.at_once += attributes
+        return True
+
+    def publish_later(self, attributes: Mapping[str, ClassAdValue]) -> bool:
+        self.later += attributes
+        return True
+
+
+def test_what_was_used_is_told_along_with_htcondors_numbers_and_at_the_end_at_once() -> None:
+    report = Report(
+        state=JobState.RUNNING,
+        reason=reason(ReasonCode.PROGRESS),
+        time=now(),
+        bytes={"memory": 2**33, "output": 0, "of_the_future": 1},
+        cpu_seconds=1.5,
+    )
+    used = progress.usage(report)
+    assert used == {"ChirpVMMemoryBytes": 2**33, "ChirpVMOutputBytes": 0, "ChirpVMCpuSeconds": 1.5}
+    assert all(chirp.set_command(name, value) for name, value in used.items())
+    reporter = Noting()
+    progress.tell(reporter, ProgressMessage(node="n1", report=report))
+    assert (set(reporter.later), set(reporter.at_once) & set(used)) == (set(used), set())
+    progress.tell(reporter, EndMessage(node="n1", report=report, exit_code=0))
+    assert set(used) < set(reporter.at_once)
+    assert len(reporter.later) == 2 * len(used), "what waits would be told last, and be of earlier"
+
+
+def test_every_amount_has_an_attribute() -> None:
+    everything = dict.fromkeys(AMOUNTS, 1)
+    report = Report(
+        state=JobState.RUNNING, reason=reason(ReasonCode.PROGRESS), time=now(), bytes=everything
+    )
+    assert [name.lower() for name in progress.usage(report)] == [f"chirpvm{a}bytes" for a in AMOUNTS]
+
+
+def test_what_is_told_later_is_told_at_once_as_well_if_need_be(folder: Path) -> None:
+    starter = Starter(folder, [b"0\n"] * 2)
+    reporter = ChirpReporter(starter.config)
+    assert reporter.publish_later({names.VM_MEMORY_BYTES: 5})
+    assert reporter.publish_later({names.VM_MEMORY_BYTES: 5})
+    starter.close()
+    assert starter.lines[1:] == [b"set_job_attr_delayed ChirpVMMemoryBytes 5\n"]
+    starter = Starter(folder, [b"0\n"] * 2)
+    assert reporter.publish({names.VM_MEMORY_BYTES: 5})
+    starter.close()
+    assert starter.lines[1:] == [b"set_job_attr ChirpVMMemoryBytes 5\n"]
 
 
 AD = """\

@@ -64,6 +64,17 @@ def test_it_says_how_often_an_image_was_here_and_what_all_take(node: Path, remot
     assert (cache.hits, cache.misses) == (2, 2)
 
 
+def test_it_says_how_much_of_an_image_came_from_elsewhere(node: Path, remote: Remote) -> None:
+    digest, _ = put(remote.store)
+    cache = ImageCache(node, remote)
+    assert cache.fetched(digest) == 0
+    cache.prepare(digest)
+    assert cache.fetched(digest) == remote.bytes > 0
+    cache.prepare(digest)
+    assert cache.fetched(digest) == remote.bytes, "it was all here"
+    assert cache.fetched("sha256:" + "0" * 64) == 0
+
+
 def test_many_at_once_fetch_once(node: Path, remote: Remote) -> None:
     digest, _ = put(remote.store)
     start = threading.Barrier(8)

@@ -122,7 +122,7 @@ def collect(run: Run) -> None:
         if _observe(run, deadline) is None:
             if run.reported is None and run.matched is None:
                 raise failed(ReasonCode.GUEST_LOST, "the guest did not deliver its outputs in time")
-            run.driver.destroy(run.machine)  # before its output disk is read
+            run.end_machine()  # before its output disk is read
             break
     raise Ended(_judge(run, ready=True))
 
@@ -133,7 +133,7 @@ def _overdue(run: Run) -> Ended:
     if spec.strategy is not Strategy.SCRIPT:
         message = with_console(message, _last_lines(run))
         # Whatever it has left by now is worth having: it says how far it came.
-        run.driver.destroy(run.machine)
+        run.end_machine()
         _read_output_disk(run)
     return failed(ReasonCode.TIMED_OUT, message)
 

@@ -134,7 +134,7 @@ class StatusMessage(Frozen):
 
 
 class ProgressMessage(Frozen):
-    """The job has come this far."""
+    """The job has come this far, and has used so much by now."""
 
     type: Literal["progress"] = "progress"
     node: str

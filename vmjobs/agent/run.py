@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from vmjobs.agent.counting import Tally, count_files, count_machine
 from vmjobs.agent.courier import FIRST_PAUSE, Courier
 from vmjobs.agent.endpoint import GuestLink
 from vmjobs.agent.inbox import (
@@ -145,7 +147,12 @@ class Run:
     inbox: Inbox
     #: What listens, on a Unix socket, where the guest connects to a port of the endpoint's address.
     doors: Mapping[int, Callable[[Path], AbstractContextManager[None]]] = field(default_factory=dict)
+    #: Hears from time to time, between states, what was used meanwhile. Must neither block nor raise.
+    on_usage: Callable[[Report], object] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    #: Bytes of the image that were fetched before this run needed it; None: it has not yet.
+    fetched_before: int | None = None
     sentinel: str = field(default_factory=lambda: secrets.token_hex(16))
     #: Machine, endpoint: whatever must be gone before anything is delivered.
     resources: ExitStack = field(default_factory=ExitStack)
@@ -163,6 +170,9 @@ class Run:
     boot_begun: float = 0.0
     stop_by: float = math.inf
     stopped_by: int = 0
+    #: What was said last of how far the run is; None: nothing, or its end.
+    _told: Verdict | None = None
+    _telling: threading.Lock = field(default_factory=threading.Lock)
 
     ticket: JobTicket = field(init=False)
     driver: Hypervisor = field(init=False)
@@ -193,7 +203,9 @@ class Run:
                 verdict = self._deliver(self._go_through(STEPS), record)
             finally:
                 self.courier.close()
-        self.lease.progress(self._report(verdict))
+        with self._telling:
+            self._told = None
+            self.lease.progress(self._report(verdict))
         return verdict
 
     @property
@@ -204,6 +216,31 @@ class Run:
     def stream(self, name: StreamName) -> Path:
         """The file in which a stream grows."""
         return self.directory / f"stream-{name}"
+
+    def count(self) -> None:
+        """Count what was moved and used so far."""
+        if self.fetched_before is not None:
+            fetched = self.parts.images.fetched(self.ticket.image_digest)
+            self.tally.reached("image", fetched - self.fetched_before)
+        if self.watch is not None:
+            count_machine(self.tally, self.driver, self.machine, self.ticket.spec.memory * MIB)
+            count_files(self.tally, self.directory, self.stream)
+
+    def end_machine(self) -> None:
+        """Have the machine verified gone, and what it has used counted."""
+        try:
+            self.count()
+        finally:
+            self.driver.destroy(self.machine)
+
+    def tell_usage(self) -> None:
+        """Count, and say it to whoever wants to hear. The repository hears of it with the next state:
+        each report is a write there.
+        """
+        self.count()
+        with self._telling:
+            if self._told is not None and self.on_usage is not None:
+                self.on_usage(self._report(self._told))
 
     def check_stop(self, wait: float = 0.0) -> None:
         """End the run if it is not wanted any more. For steps without a machine."""
@@ -258,9 +295,12 @@ class Run:
         return _Clock(self, phase, title)
 
     def _tell(self, state: JobState, message: str) -> None:
-        report = self._report(Verdict(state, reason(ReasonCode.PROGRESS, message)))
-        self.courier.report(report)
-        self.lease.progress(report)
+        self.count()
+        with self._telling:
+            self._told = Verdict(state, reason(ReasonCode.PROGRESS, message))
+            report = self._report(self._told)
+            self.courier.report(report)
+            self.lease.progress(report)
 
     def _report(self, verdict: Verdict) -> Report:
         return Report(
@@ -270,6 +310,8 @@ class Run:
             hypervisor=self.driver.kind if self.settled else None,
             exit=verdict.exit,
             seconds=dict(self.seconds),
+            bytes=dict(self.tally.bytes),
+            cpu_seconds=round(self.tally.cpu_seconds, 2),
             rejected=tuple(self.tray.rejected),
         )
 
@@ -281,6 +323,7 @@ class Run:
             with self._clock("collecting", "deliver"):
                 verdict = self._deliver_outputs(verdict)
                 self.courier.flush(patience)
+        self.count()
         report = self._report(verdict)
         try:
             self.parts.journal.conclude(self.attempt, report.model_dump_json())
@@ -314,6 +357,7 @@ class Run:
             try:
                 with kept.file.open("rb") as source:
                     self.source.put_output(kept.path, source, kept.size)
+                self.tally.add("output", kept.size)
                 return
             except Unavailable:
                 if time.monotonic() + pause > deadline:

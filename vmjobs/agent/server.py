@@ -188,6 +188,7 @@ class Agent:
                 if verdict is None:
                     _listen(messages, inbox)
                     run = Run(source, lease, self.parts, message.job, uuid.uuid4().hex, inbox)
+                    run.on_usage = lease.progress
                     try:
                         verdict = run.execute()
                     except JobFinal:
@@ -216,6 +217,7 @@ class Agent:
                     settings = replace(self.parts.settings, max_log=source.spec.disk * MIB)
                     parts = replace(self.parts, settings=settings)
                     run = Run(source, lease, parts, name, uuid.uuid4().hex, inbox, entrance.doors)
+                    run.on_usage = lease.progress
                     with pausing(run, peer.pid):
                         verdict = run.execute()
                 job.send_back(lease.send)

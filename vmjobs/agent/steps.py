@@ -63,6 +63,7 @@ class Step:
 def fetch_image(run: Run) -> None:
     """Have the image on this node, verified, until the machine is gone."""
 
+    run.fetched_before = run.parts.images.fetched(run.ticket.image_digest)
     begin = run.parts.live
     if begin is not None and run.driver.kind is not HypervisorKind.UML:
         _lease(run, partial(_live, run, begin))
@@ -130,6 +131,7 @@ def fetch_inputs(run: Run) -> None:
 def _fetch_input(run: Run, file: InputFile, target: Path) -> None:
     with target.open("wb") as sink:
         run.source.fetch_input(file, sink)
+    run.tally.add("input", file.size)
 
 
 def make_disks(run: Run) -> None:
@@ -223,13 +225,14 @@ def _running(run: Run, machine: Machine) -> Iterator[None]:
         silence=settings.silence_seconds,
         heard=lambda: _heard(run),
         on_console=run.courier.streams_grew,
+        on_time=run.tell_usage,
     )
     try:
         run.driver.start(machine)
         with watching(run.watch):
             yield
     finally:
-        run.driver.destroy(machine.name)
+        run.end_machine()
 
 
 def _heard(run: Run) -> float:

@@ -34,15 +34,19 @@ def exec_job(job: str, token_file: Path) -> None:
     Inside of an HTCondor job, progress goes into the job ad as ChirpVM* attributes.
     """
     from condor.chirp import ChirpReporter  # noqa: PLC0415
-    from condor.progress import attributes  # noqa: PLC0415
+    from condor.progress import tell  # noqa: PLC0415
 
     settings = config()
     configure_logging(settings.log_level, settings.log_format)
-    reporter = ChirpReporter()
+    reporter, said = ChirpReporter(), ""
 
     def on_progress(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
-        log.info("%s %s: %s", message.node, message.report.state, message.report.reason.message)
-        reporter.publish(attributes(message.node, message.report))
+        nonlocal said
+        words = f"{message.node} {message.report.state}: {message.report.reason.message}"
+        if words != said:  # else it tells what was used meanwhile
+            log.info("%s", words)
+        said = words
+        tell(reporter, message)
 
     try:
         sys.exit(run_job(settings.socket, job, read_token(token_file), on_progress))

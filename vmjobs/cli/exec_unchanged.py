@@ -48,7 +48,7 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
     reporter = ChirpReporter(own / names.CHIRP_CONFIG)
 
     def on_progress(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
-        reporter.publish(progress.attributes(message.node, message.report))
+        progress.tell(reporter, message)
 
     def run() -> End:
         variables = environment.read_bytes().split(b"\0")

@@ -45,6 +45,8 @@ class Meter:
     def look(self, name: str, machine: Usage) -> Usage:
         """All that a machine has used, its helpers included. machine: what is seen of it now."""
         with self._lock:
+            if machine == Usage() and name not in self._seen:
+                return machine  # there is none, and nobody would say that it is to be forgotten
             if name not in self._helpers:  # looking for them means a look at every process
                 self._helpers[name] = self._find(name)
             seen = self._seen.setdefault(name, {})

@@ -1,0 +1,95 @@
+"""What a run has moved and used is counted, and never becomes less."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import cast
+
+from vmjobs.agent.console import ConsoleReader
+from vmjobs.agent.counting import Tally, count_files, count_machine
+from vmjobs.agent.inbox import Inbox
+from vmjobs.agent.watch import Watch, watching
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor.base import Hypervisor, MachineState, Usage
+from vmjobs.model import MIB, StreamName
+
+
+class Driver:
+    """A driver that says what it is told to, or fails."""
+
+    said: Usage | None = None
+
+    def usage(self, name: str) -> Usage:
+        if self.said is None:
+            raise HypervisorError("it does not answer")
+        return self.said
+
+    def wait(self, name: str, timeout: float) -> MachineState:
+        time.sleep(timeout)
+        return MachineState.RUNNING
+
+
+def test_what_a_machine_used_stays_when_it_is_gone_or_not_to_be_asked() -> None:
+    tally, driver = Tally(), Driver()
+
+    def count(said: Usage | None) -> tuple[float, int]:
+        driver.said = said
+        count_machine(tally, cast(Hypervisor, driver), "it", 100 * MIB)
+        return tally.cpu_seconds, tally.bytes.get("memory", -1)
+
+    assert count(None) == (0.0, -1)
+    assert count(Usage(1.5, 60 * MIB)) == (1.5, 60 * MIB)
+    assert count(Usage()) == (1.5, 60 * MIB)
+    assert count(None) == (1.5, 60 * MIB)
+
+
+def test_what_its_hypervisor_needs_itself_is_not_the_machines() -> None:
+    tally = Tally()
+    tally.used(Usage(1.0, 150 * MIB), 100 * MIB)
+    assert tally.bytes == {"memory": 100 * MIB}
+
+
+def test_files_count_by_what_is_in_them(tmp_path: Path) -> None:
+    """Disks have holes, and count by what they take on the node; what lies elsewhere does not count."""
+    (tmp_path / "image").write_bytes(b"x" * MIB)
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine" / "base").symlink_to(tmp_path / "image")
+    (tmp_path / "machine" / "overlay").write_bytes(b"x" * 65536)
+    with (tmp_path / "scratch.disk").open("wb") as disk:
+        disk.truncate(64 * MIB)
+        disk.write(b"x" * 4096)
+    for name in ("console", "out", "err"):
+        (tmp_path / f"stream-{name}").write_bytes(b"x" * len(name))
+    tally = Tally()
+
+    def stream(name: StreamName) -> Path:
+        return tmp_path / f"stream-{name}"
+
+    count_files(tally, tmp_path, stream)
+    assert 69632 <= tally.bytes.pop("disk") < 2 * 69632
+    assert tally.bytes == {"console": 7, "log": 6}
+    (tmp_path / "stream-out").unlink()
+    count_files(tally, tmp_path, stream)
+    assert tally.bytes["log"] == 6
+
+
+def test_a_watch_says_from_time_to_time_that_it_is_time(tmp_path: Path) -> None:
+    times: list[float] = []
+    watch = Watch(
+        driver=cast(Hypervisor, Driver()),
+        machine="it",
+        inbox=Inbox(),
+        reader=ConsoleReader(tmp_path / "console", "sentinel"),
+        max_console=1000,
+        silence=60,
+        heard=lambda: 0.0,
+        on_console=lambda: None,
+        on_time=lambda: times.append(time.monotonic()),
+    )
+    began = time.monotonic()
+    with watching(watch):
+        while len(times) < 2 and time.monotonic() < began + 30:
+            time.sleep(0.05)
+    assert times[0] - began >= 1
+    assert times[1] - times[0] >= 2
