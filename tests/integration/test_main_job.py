@@ -7,9 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from grid_kit import ROOT, Grid, wait_for
+
+from vmjobs.model import AMOUNTS, MIB, JobState
 
 VMJOBS = Path(sys.executable).parent / "vmjobs"
 
@@ -65,6 +68,36 @@ def test_the_submit_side_shows_what_the_vm_does(grid: Grid) -> None:
     assert shown[0] in {"RUNNING", "COLLECTING", "COMPLETED"}
     assert float(shown[1]) > 0
     assert shown[2] == "0"
+
+
+def test_what_a_job_used_is_known_to_the_api_and_to_htcondor(grid: Grid) -> None:
+    script = """#!/bin/sh
+        dd if=/dev/zero of=filled bs=1M count=40 conv=fsync
+        end=$(($(date +%s) + 4)); while [ $(date +%s) -lt $end ]; do :; done
+        head -c 100000 /dev/zero >kept
+    """
+    (job,) = grid.submit(script, outputs=["kept"])
+    (ended,) = grid.wait(job)
+    assert ended.state is JobState.COMPLETED, ended.reason
+    assert ended.cpu_seconds > 1
+    assert 40 * MIB < ended.bytes["memory"] <= job.spec.memory * MIB
+    assert ended.bytes["disk"] > 40 * MIB
+    assert ended.bytes["output"] == 100_000
+    assert set(ended.bytes) == set(AMOUNTS)
+    asked = ("-constraint", f'VMJobsId == "{job.id}"', "-af")
+    asked += ("ChirpVMCpuSeconds", "ChirpVMMemoryBytes", "ChirpVMOutputBytes", "MemoryUsage")
+    for host in ("site", "submit"):
+        shown = wait_for(
+            partial(lambda h: grid.on(h, "condor_history", *asked).split(), host),
+            f"the job to be in the history of {host}",
+            60,
+        )
+        assert float(shown[0]) == ended.cpu_seconds
+        assert [int(word) for word in shown[1:3]] == [ended.bytes["memory"], 100_000]
+        assert int(shown[3]) == -(-ended.bytes["memory"] // MIB)
+    table = vmjobs("job", "status", job.id)
+    assert f"{ended.cpu_seconds:.1f} s" in table
+    assert "output 100000" in table
 
 
 def test_nodes_are_known_to_the_api_and_to_htcondor(grid: Grid) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 from grid_kit import NODES, PATIENCE, Grid, wait_for
+
+from vmjobs.model import MIB
 
 #: A job's way from the queue to its end, on a machine that has more to do.
 PATIENT = 240.0 * PATIENCE
@@ -160,6 +163,42 @@ def test_a_job_runs_unchanged(desk: Desk) -> None:
     assert desk.read("err") == "problem\n"
     assert desk.read("made") == "result\n"
     assert desk.read("data") == "from a file\nagain\n"
+
+
+def test_what_the_machine_used_is_in_the_jobs_ad(desk: Desk) -> None:
+    """At the site, and a hop of Condor-C away."""
+    script = """
+        dd if=/dev/zero of=filled bs=1M count=40 conv=fsync 2>/dev/null
+        end=$(($(date +%s) + 4)); while [ $(date +%s) -lt $end ]; do :; done
+        echo worked; rm filled; head -c 3000000 /dev/urandom >kept
+    """
+    began = time.monotonic()
+    cluster = desk.submit(script, transfer_output_files="kept")
+    ad = desk.ended(cluster)
+    assert ad["JobStatus"] == 4, ad.get("HoldReason")
+    assert 2 < ad["ChirpVMCpuSeconds"] < 2 * (time.monotonic() - began)
+    asked = ad["MemoryProvisioned"] * MIB
+    assert 40 * MIB < ad["ChirpVMMemoryBytes"] <= asked
+    assert ad["ChirpVMDiskBytes"] > 40 * MIB
+    assert ad["ChirpVMInputBytes"] > len(script)
+    assert ad["ChirpVMOutputBytes"] > 3_000_000
+    assert ad["ChirpVMLogBytes"] == len("worked\n")
+    assert ad["ChirpVMConsoleBytes"] > 0
+    assert ad["ChirpVMImageBytes"] >= 0
+    # HTCondor's own, an expression there; a job that went by Condor-C may be in the queue for a moment.
+    ask = ("-af", "MemoryUsage")
+    shown = desk("condor_q", cluster, *ask) or desk("condor_history", cluster, "-limit", "1", *ask)
+    assert int(shown) == -(-ad["ChirpVMMemoryBytes"] // MIB)
+
+
+def test_what_the_machine_uses_is_seen_while_it_runs(site: Desk) -> None:
+    """Without an event in the job's log each time."""
+    cluster = site.submit("while :; do :; done")
+    site.running(cluster)
+    wait_for(lambda: site.ad(cluster).get("ChirpVMCpuSeconds"), "its usage to be in the queue", PATIENT)
+    assert site.ad(cluster)["ChirpVMMemoryBytes"] > 10 * MIB
+    assert "ChirpVMCpuSeconds" not in site.read("log")
+    site("condor_rm", cluster)
 
 
 def test_a_job_that_kills_itself(site: Desk) -> None:

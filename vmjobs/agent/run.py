@@ -339,6 +339,7 @@ class Run:
 
     def _deliver_outputs(self, verdict: Verdict) -> Verdict:
         deadline = time.monotonic() + self.parts.settings.deliver_seconds
+        self.tally.add("output", 0)  # there may be none
         for kept in self.tray.kept.values():
             try:
                 self._deliver_output(kept, deadline)

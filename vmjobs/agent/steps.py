@@ -121,6 +121,7 @@ def fetch_inputs(run: Run) -> None:
     """Have script and inputs on this node, verified."""
     inputs = run.directory / "inputs"
     inputs.mkdir()
+    run.tally.add("input", 0)  # there may be none
     for file in run.ticket.spec.inputs:
         target = below(inputs, file.name)
         target.parent.mkdir(parents=True, exist_ok=True)
