@@ -50,13 +50,13 @@ spin) echo "spinning"; while :; do :; done ;;
 work)
     mount -t tmpfs tmp /tmp
     dd if=/dev/zero of=/tmp/fill bs=1M count=64 2>/dev/null
-    began=$(uptime_now)
+    echo "filled"
     # Many processes, each soon over: what they used is known to who waited for them alone.
-    until [ $(($(uptime_now | tr -d .) - $(echo $began | tr -d .))) -ge 300 ]; do
+    until [ $lines -eq 0 ]; do
         (n=0; while [ $n -lt 20000 ]; do n=$((n + 1)); done)
+        lines=$((lines - 1))
     done
     echo "worked"
-    [ "$lines" ] || sleep 600
     ;;
 panic) exec false ;;
 reset) reboot -f ;;
