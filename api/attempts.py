@@ -152,6 +152,8 @@ def end(job: str) -> Response:
             hypervisor=found.hypervisor,
             exit=found.exit,
             seconds=found.seconds,
+            bytes=found.bytes,
+            cpu_seconds=found.cpu_seconds,
         )
     )
 
