@@ -169,6 +169,11 @@ class Config(BaseModel):
     hypervisors: tuple[HypervisorKind, ...] = Field(
         tuple(HypervisorKind), description="hypervisors to try, best first"
     )
+    isolation: Literal["required", "preferred"] = Field(
+        "required",
+        description="of uml machines from the node; preferred: where that does not work they run all "
+        "the same, with all rights of the agent",
+    )
     probe_seconds: float = Field(30.0, gt=0, description="deadline for a probe's boot")
     max_console_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, description="a console longer than this ends the job"

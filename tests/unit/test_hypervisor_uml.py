@@ -64,6 +64,7 @@ def test_too_many_disks(tmp_path: Path) -> None:
 
 def test_no_such_program(tmp_path: Path) -> None:
     driver = UserModeLinux("no-such-uml")
+    (tmp_path / "root").write_bytes(bytes(4096))
     with pytest.raises(HypervisorError, match="no-such-uml"):
         driver.start(_machine(tmp_path, "vmjobs-1"))
     result = driver.probe(5)

@@ -17,6 +17,7 @@ from vmjobs.cli.support import config, json_option, print_json, print_table, rea
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
 from vmjobs.hypervisor import firmware
+from vmjobs.hypervisor import sandbox as isolation
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,14 @@ def doctor(no_boot: bool, as_json: bool) -> None:
     Exits with 1 if nothing here could run a VM, or if a configured API does not answer.
     """
     settings = config()
-    findings = [*_programs(), _firmware(), *_libraries(), _sandbox(), *_clusters(settings)]
+    findings = [
+        *_programs(),
+        _firmware(),
+        *_libraries(),
+        _sandbox(),
+        _isolation(),
+        *_clusters(settings),
+    ]
     findings += [Finding("HTCondor", False, fault, use) for fault, use in faults_of_condor()]
     hypervisors = [] if no_boot else list(_hypervisors(settings))
     api = list(_api(settings))
@@ -94,6 +102,13 @@ def _sandbox() -> Finding:
     except VMJobsError as error:
         return Finding("sandbox", False, error.message, "images that are not raw")
     return Finding("sandbox", True, "bubblewrap ran a program", "images that are not raw")
+
+
+def _isolation() -> Finding:
+    """Whether UML machines can be isolated here: it is tried."""
+    fault = isolation.fault()
+    detail = f"{fault}: {isolation.HINT}" if fault else isolation.ISOLATION
+    return Finding("isolation", not fault, detail, "uml machines that reach nothing of this node")
 
 
 def _clusters(settings: Config) -> Iterator[Finding]:

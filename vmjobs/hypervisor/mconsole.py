@@ -5,19 +5,27 @@ The protocol is that of ``arch/um/drivers/mconsole.h``, version 2.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import secrets
 import socket
+import stat
 import struct
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
 
 _MAGIC = 0xCAFEBABE
 _VERSION = 2
+_CLONE_FS = 0x200
 _MAX_DATA = 512
+#: More than the answer to any of our commands has.
+_MOST_PARTS = 256
 _REQUEST = struct.Struct(f"=III{_MAX_DATA}s")
 _REPLY = struct.Struct("=III")
 
@@ -32,8 +40,8 @@ def short_path(path: Path) -> Iterator[str]:
         os.close(directory)
 
 
-def command(path: Path, words: str, timeout: float) -> str:
-    """Send a command to the console at ``path``; the answer's text.
+def command(pid: int, name: str, words: str, timeout: float) -> str:
+    """Send a command to the console of machine ``name``, whose kernel is ``pid``; the answer's text.
 
     Raises:
         HypervisorError: nobody listens there, the command was refused, or no answer came within
@@ -43,13 +51,88 @@ def command(path: Path, words: str, timeout: float) -> str:
     request = _REQUEST.pack(_MAGIC, _VERSION, len(data), data)
     deadline = time.monotonic() + timeout
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer, short_path(path) as address:
-            peer.bind("")  # the kernel gives it an abstract name, to which the answer comes
+        with (
+            _directory(f"/proc/{pid}/cwd") as home,
+            _console(home, name) as address,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer,
+            _address(peer, pid, home),
+        ):
             peer.settimeout(timeout)
             peer.sendto(request, address)
             return _answer(peer, deadline, words)
     except OSError as error:
         raise HypervisorError(f"the guest kernel does not answer to '{words}': {error}") from error
+
+
+@contextmanager
+def _directory(path: str) -> Iterator[int]:
+    handle = os.open(path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _console(home: int, name: str) -> Iterator[str]:
+    """A machine's console in its kernel's working directory, of which the guest may have made anything.
+
+    No link of it is followed: none leads us to another machine's console, or out of a sandbox.
+    """
+    own = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=home)
+    try:
+        console = os.open("mconsole", os.O_PATH | os.O_NOFOLLOW, dir_fd=own)
+    finally:
+        os.close(own)
+    try:
+        if not stat.S_ISSOCK(os.fstat(console).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
+        yield f"/proc/self/fd/{console}"
+    finally:
+        os.close(console)
+
+
+@contextmanager
+def _address(peer: socket.socket, pid: int, home: int) -> Iterator[None]:
+    """Have a socket where the answer comes to: an abstract name, which the kernel gives it.
+
+    One in another network namespace knows no such name; but a file's in its own directory.
+    """
+    if Path(f"/proc/{pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink():
+        peer.bind("")
+        yield
+        return
+    name = f"answer-{secrets.token_hex(8)}"
+    _bind_in(home, peer, name)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=home)
+
+
+def _bind_in(directory: int, peer: socket.socket, name: str) -> None:
+    """Bind a socket to a name without a directory: whoever answers looks for it where it is itself.
+
+    That takes a thread that is in ``directory`` while the others stay where they are.
+    """
+    failed: list[OSError] = []
+
+    def bind() -> None:
+        try:
+            if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS):
+                number = ctypes.get_errno()
+                raise OSError(number, f"unshare: {os.strerror(number)}")
+            os.fchdir(directory)
+            peer.bind(name)
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=bind, name="mconsole")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
 
 
 def _answer(peer: socket.socket, deadline: float, words: str) -> str:
@@ -61,6 +144,8 @@ def _answer(peer: socket.socket, deadline: float, words: str) -> str:
             raise HypervisorError(f"the guest kernel's answer to '{words}' is cut short")
         failed, more, length = _REPLY.unpack_from(reply)
         parts.append(reply[_REPLY.size : _REPLY.size + length])
+        if len(parts) > _MOST_PARTS:
+            raise HypervisorError(f"the guest kernel's answer to '{words}' has no end")
         if not more:
             text = b"".join(parts).rstrip(b"\0").decode("utf-8", "replace")
             if failed:

@@ -62,6 +62,7 @@ def boot_probe(
     cmdline: tuple[str, ...] = (),
     where: str = "",
     by_bios: bool = False,
+    isolation: str = "",
 ) -> ProbeResult:
     """Boot a kernel whose first program speaks and powers off.
 
@@ -71,6 +72,7 @@ def boot_probe(
         kernel: what to boot, where the hypervisor brings none.
         by_bios: boot a disk of one sector instead.
         cmdline: parameters of the kernel.
+        isolation: what its machines have of it, in a few words.
         where: what a failure is blamed on, e.g. ``/dev/kvm``.
     """
     began = time.monotonic()
@@ -87,10 +89,11 @@ def boot_probe(
             heard = _boot(driver, Path(scratch), deadline, image, cmdline)
     except (VMJobsError, OSError) as error:
         subject = f"{where} opens, but no machine starts on it: " if where else ""
-        return result(False, subject + " ".join(str(error).split()))
+        remedy = f" ({error.hint})" if isinstance(error, VMJobsError) and error.hint else ""
+        return result(False, subject + " ".join(str(error).split()) + remedy)
     if heard is None:
         what = "a boot sector ran" if by_bios else "a kernel booted"
-        return result(True, f"{what} and powered off", told)
+        return result(True, f"{what} and powered off{f', {isolation}' if isolation else ''}", told)
     subject = f"{where} opens, but no kernel boots on it" if where else "no kernel boots"
     return result(False, f"{subject}: {heard} in {time.monotonic() - began:.0f} s", told)
 

@@ -34,13 +34,19 @@ class Process:
 
 
 def scan() -> Iterator[Process]:
-    """All processes of this user that live now."""
-    uid = os.getuid()
+    """All processes of this user that live now, but for those within a pid namespace of their own.
+
+    What is in there may be in the hands of a guest, and give itself any command line. It is found as a
+    descendant of what started it.
+    """
+    uid, ours = os.getuid(), Path("/proc/self/ns/pid").readlink()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         with suppress(OSError):  # it ended while we looked
-            if entry.stat(follow_symlinks=False).st_uid == uid:
+            if entry.stat(follow_symlinks=False).st_uid != uid:
+                continue
+            if Path(f"/proc/{entry.name}/ns/pid").readlink() == ours:
                 found = read(int(entry.name))
                 if found:
                     yield found

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import mconsole, netproc, procs, uml_boot
+from vmjobs.hypervisor import mconsole, netproc, procs, sandbox, uml_boot
 from vmjobs.hypervisor.base import (
     NAME_PREFIX,
     Ending,
@@ -51,6 +51,8 @@ class UserModeLinux:
     """The UML driver.
 
     program: the UML kernel.
+    isolated: whether machines run in a sandbox (:mod:`vmjobs.hypervisor.sandbox`); none starts without
+        it then. Machines that were started otherwise are found and ended all the same.
     launcher: what starts machines, so that they outlive this process, whoever supervises it.
     kill_seconds: how long :meth:`destroy` waits for killed processes.
     """
@@ -61,10 +63,12 @@ class UserModeLinux:
         self,
         program: str = "linux.uml",
         *,
+        isolated: bool = True,
         launcher: Launcher | None = None,
         kill_seconds: float = KILL_SECONDS,
     ) -> None:
         self._program = program
+        self._isolated = isolated
         self._launcher = launcher or Launcher()
         self._kill_seconds = kill_seconds
         self._mains: dict[str, int] = {}
@@ -78,7 +82,13 @@ class UserModeLinux:
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""
         # A UML kernel takes the initial file system as a parameter of its own.
-        return boot_probe(self, version=self._version, deadline=deadline, cmdline=("initrd=initrd",))
+        return boot_probe(
+            self,
+            version=self._version,
+            deadline=deadline,
+            cmdline=("initrd=initrd",),
+            isolation=f"isolated: {sandbox.ISOLATION}" if self._isolated else "NOT ISOLATED",
+        )
 
     def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
         """See :meth:`Hypervisor.unenforced`."""
@@ -94,7 +104,7 @@ class UserModeLinux:
             raise HypervisorError(f"{machine.name} runs already")
         with ExitStack() as after, ExitStack() as undo:
             undo.callback(self.destroy, machine.name)
-            disks = uml_boot.lay_out(machine)
+            disks = uml_boot.lay_out(machine, isolated=self._isolated)
             network, carrier = netproc.wanted(machine), None
             with uml_boot.cable(network) as (outer, inner), uml_boot.private_cables(machine) as links:
                 if network is not None and outer is not None:
@@ -108,16 +118,17 @@ class UserModeLinux:
                     )
                     after.callback(carrier.close)
                 cables = links if inner is None else [inner, *links]
-                argv = [*uml_boot.command(self._program, machine), *disks]
+                argv = [*uml_boot.command(self._program, machine), *disks.devices]
                 argv += [uml_boot.network_device()] if inner is not None else []
                 argv += uml_boot.private_devices(machine, first=len(cables) - len(links))
-                kernel = uml_boot.boot(self._launcher, machine, argv, cables)
+                started = uml_boot.boot(self._launcher, machine, argv, cables, disks.binds)
             with self._lock:
-                self._kernels[machine.name] = (kernel, machine.console)
-                self._mains[machine.name] = kernel.pid
+                self._kernels[machine.name] = (started, machine.console)
+                self._mains[machine.name] = started.pid
             self._holder.hold(held, machine.name, lambda: self._pids(machine.name))
             if carrier is not None:
-                carrier.regulate(kernel.pid)
+                kernel = self._kernel(machine.name)
+                carrier.regulate(started.pid if kernel is None else kernel.pid)
                 carrier.ready()  # long since: the kernel takes longer to come up
             undo.pop_all()
 
@@ -140,30 +151,30 @@ class UserModeLinux:
 
     def pause(self, name: str) -> None:
         """See :meth:`Hypervisor.pause`."""
-        main = self._main(name)
-        if main is None:
+        kernel = self._kernel(name)
+        if kernel is None:
             raise HypervisorError(f"{name} does not run")
-        if self._paused(main, name):
+        if self._paused(kernel, name):
             return
         # What halts it and lets it go on at times must not do so now.
         for process in netproc.regulating(name):
             _signal(process.pid, signal.SIGSTOP)
             procs.wait_stopped(process.pid, ANSWER_SECONDS)
-            _signal(main.pid, signal.SIGCONT)
+            _signal(kernel.pid, signal.SIGCONT)
         # First the guest is halted at a point of the kernel's choice, with no process of it
         # running; only then can the kernel itself be stopped, which shows from outside.
-        mconsole.command(_console(main.pid, name), "stop", ANSWER_SECONDS)
-        _signal(main.pid, signal.SIGSTOP)
-        procs.wait_stopped(main.pid, ANSWER_SECONDS)
+        mconsole.command(kernel.pid, name, "stop", ANSWER_SECONDS)
+        _signal(kernel.pid, signal.SIGSTOP)
+        procs.wait_stopped(kernel.pid, ANSWER_SECONDS)
 
     def resume(self, name: str) -> None:
         """See :meth:`Hypervisor.resume`."""
-        main = self._main(name)
-        if main is None:
+        kernel = self._kernel(name)
+        if kernel is None:
             raise HypervisorError(f"{name} does not run")
-        if self._paused(main, name):
-            _signal(main.pid, signal.SIGCONT)
-            mconsole.command(_console(main.pid, name), "go", ANSWER_SECONDS)
+        if self._paused(kernel, name):
+            _signal(kernel.pid, signal.SIGCONT)
+            mconsole.command(kernel.pid, name, "go", ANSWER_SECONDS)
         for process in netproc.regulating(name):
             _signal(process.pid, signal.SIGCONT)
 
@@ -174,7 +185,9 @@ class UserModeLinux:
         main = self._main(name)
         if main is None:
             return MachineState.GONE
-        return MachineState.PAUSED if self._paused(main, name) else MachineState.RUNNING
+        kernel = self._kernel_of(main, name)
+        paused = kernel is not None and self._paused(kernel, name)
+        return MachineState.PAUSED if paused else MachineState.RUNNING
 
     def wait(self, name: str, timeout: float) -> MachineState:
         """See :meth:`Hypervisor.wait`."""
@@ -192,6 +205,8 @@ class UserModeLinux:
         process, console = kernel
         # A process that is about to end shows no command line any more, but has no status yet.
         status = process.status(ENDING_SECONDS)
+        if status is not None and status > sandbox.BY_SIGNAL:
+            status = sandbox.BY_SIGNAL - status
         return Ending.UNKNOWN if status is None else of_kernel(status, console)
 
     def usage(self, name: str) -> Usage:
@@ -211,13 +226,14 @@ class UserModeLinux:
     # ----------------------------------------------------------------- inside
 
     def _tell(self, name: str, words: str) -> None:
-        main = self._main(name)
-        if main is not None:
-            mconsole.command(_console(main.pid, name), words, ANSWER_SECONDS)
+        kernel = self._kernel(name)
+        if kernel is not None:
+            mconsole.command(kernel.pid, name, words, ANSWER_SECONDS)
 
     def _name_of(self, process: procs.Process) -> str:
         """The machine that a process belongs to, ``""`` if to none."""
-        if Path(process.argv[0]).name != Path(self._program).name:
+        first = Path(process.argv[0]).name
+        if first not in {Path(self._program).name, sandbox.PROGRAM} and not sandbox.leads(process):
             return ""
         names = [word.removeprefix("umid=") for word in process.argv if word.startswith("umid=")]
         return names[0] if names and names[0].startswith(NAME_PREFIX) else ""
@@ -228,14 +244,16 @@ class UserModeLinux:
         # A session with another leader is not one that start() made: leave the rest of it alone.
         foreign = {process.pid for process in everyone if process.leads and process not in ours}
         sessions = {process.session for process in ours} - foreign
-        return [p for p in everyone if p in ours or p.session in sessions]
+        found = {p.pid: p for p in everyone if p in ours or p.session in sessions}
+        # Of a sandbox's inner processes nothing but their parents is to be believed.
+        return [*found.values(), *(p for p in sandbox.within(ours) if p.pid not in found)]
 
-    def _paused(self, main: procs.Process, name: str) -> bool:
+    def _paused(self, kernel: procs.Process, name: str) -> bool:
         """Whether it is stopped until it is resumed, and not for having used its share."""
-        if not main.stopped:
+        if not kernel.stopped:
             return False
         carriers = netproc.find(name)
-        if not carriers and any(word.startswith("vec0:") for word in main.argv):
+        if not carriers and any(word.startswith("vec0:") for word in kernel.argv):
             return False  # what would let it go on has died: it is lost, and must not look well
         return all(process.stopped for process in carriers if netproc.regulates(process))
 
@@ -243,7 +261,7 @@ class UserModeLinux:
         return [process.pid for process in self._find(name) + netproc.find(name)]
 
     def _main(self, name: str) -> procs.Process | None:
-        """The guest's kernel itself: it leads its session."""
+        """The first of its processes, which leads its session: the kernel, or its sandbox's first."""
         known = self._mains.get(name)
         if known is not None:
             process = procs.read(known)  # a look at one process, not at all of them
@@ -256,14 +274,20 @@ class UserModeLinux:
                 return process
         return None
 
+    def _kernel(self, name: str) -> procs.Process | None:
+        main = self._main(name)
+        return None if main is None else self._kernel_of(main, name)
+
+    def _kernel_of(self, main: procs.Process, name: str) -> procs.Process | None:
+        """The guest's kernel itself; None: it has not begun, or has ended."""
+        if not sandbox.leads(main):
+            return main
+        inner = sandbox.innermost(main)
+        return next((process for process in inner if f"umid={name}" in process.argv), None)
+
     def _version(self) -> str:
         told = run([self._program, "--version"], timeout=10, error=HypervisorError)
         return f"UML {told.text.strip()}"
-
-
-def _console(pid: int, name: str) -> Path:
-    """The management console's socket, seen through the machine's own working directory."""
-    return Path(f"/proc/{pid}/cwd") / name / "mconsole"
 
 
 def _signal(pid: int, which: signal.Signals) -> None:

@@ -10,15 +10,16 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import mconsole, procs
+from vmjobs.hypervisor import mconsole, procs, sandbox
 from vmjobs.hypervisor.base import NAME_PREFIX, Machine, Network
 from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.hypervisor.endings import tail
-from vmjobs.hypervisor.uml_cow import follow
+from vmjobs.hypervisor.uml_cow import create, follow
 from vmjobs.model import MIB, BootMethod
 
 log = getLogger(__name__)
@@ -32,6 +33,8 @@ MAX_NAME = 63
 MAX_DATA_DISKS = 7
 #: Seconds in which the kernel must be up so far that it has a console.
 START_SECONDS = 120.0
+#: Bytes beside a machine's memory for what else its kernel keeps there.
+MEMORY_ROOM = 4 * MIB
 #: Bytes in an IP packet between the guest and its network process.
 MTU = 1500
 #: The kernel's handle that is its first cable.
@@ -101,25 +104,49 @@ def allowed_parameters(words: Sequence[str]) -> list[str]:
     return allowed
 
 
-def lay_out(machine: Machine) -> list[str]:
-    """Put links to the disks into the working directory; the devices' parameters.
+@dataclass(frozen=True)
+class Layout:
+    """A machine's disks: what the kernel is told, and which files are to be there under which names."""
+
+    devices: tuple[str, ...]
+    binds: tuple[sandbox.Bind, ...] = ()
+
+
+def lay_out(machine: Machine, *, isolated: bool) -> Layout:
+    """Have the disks be found in the kernel's working directory.
+
+    That is the machine's own, with links to them; or, isolated, one that nobody else has, with the
+    files themselves: then the kernel cannot make the overlay, which is made here.
 
     The flag ``d`` says "data": without it UML looks for a copy-on-write header in what a user
     may have written, and would open the file that is named there.
     """
+    # c: no locks. A lock on the base would keep QEMU from using the same image.
+    devices = ["ubd0c=overlay,base"]
+    overlay = machine.overlay or machine.workdir / "overlay"
+    home = sandbox.HOME if isolated else machine.workdir.absolute()
+    binds = [sandbox.Bind(machine.image.root, "base", read_only=True), sandbox.Bind(overlay, "overlay")]
     try:
-        (machine.workdir / "base").symlink_to(machine.image.root.absolute())
-        if machine.overlay is not None:
-            follow(machine.overlay, machine.image.root)
-            (machine.workdir / "overlay").symlink_to(machine.overlay.absolute())
-        # c: no locks. A lock on the base would keep QEMU from using the same image.
-        devices = ["ubd0c=overlay,base"]
+        follow(overlay, machine.image.root, home / "base")
         for number, disk in enumerate(machine.disks, start=1):
-            (machine.workdir / f"disk{number}").symlink_to(disk.path.absolute())
+            binds.append(sandbox.Bind(disk.path, f"disk{number}", disk.read_only))
             devices.append(f"ubd{number}{'dr' if disk.read_only else 'd'}=disk{number}")
+        if not isolated:
+            _link(machine.workdir, binds)
+            return Layout(tuple(devices))
+        if not overlay.exists():
+            create(overlay, machine.image.root, home / "base")
     except OSError as error:
         raise HypervisorError(f"cannot lay out {machine.workdir}: {error}") from error
-    return devices
+    if (machine.workdir / "initrd").exists():  # a probe's
+        binds.append(sandbox.Bind(machine.workdir / "initrd", "initrd", read_only=True))
+    return Layout(tuple(devices), tuple(binds))
+
+
+def _link(workdir: Path, files: Sequence[sandbox.Bind]) -> None:
+    for file in files:
+        if workdir / file.name != file.source:
+            (workdir / file.name).symlink_to(file.source.absolute())
 
 
 def _memory_directory(machine: Machine) -> Path:
@@ -179,24 +206,34 @@ def private_devices(machine: Machine, first: int) -> list[str]:
 
 
 def boot(
-    launcher: Launcher, machine: Machine, argv: Sequence[str], cables: Sequence[socket.socket]
+    launcher: Launcher,
+    machine: Machine,
+    argv: Sequence[str],
+    cables: Sequence[socket.socket],
+    binds: Sequence[sandbox.Bind],
 ) -> Detached:
     """Start the kernel, with ``cables`` from handle :data:`FIRST_CABLE` on; returns once it is up.
+
+    binds: the files that it is to see, in a sandbox; none: it runs without one.
 
     Raises:
         HypervisorError: it cannot be started, or does not come up; it may be there all the same.
     """
-    env = {"PATH": "/usr/bin:/bin", "TMPDIR": str(_memory_directory(machine))}
-    with (
-        _notify_socket(machine.workdir) as ready,
-        machine.console.open("ab", buffering=0) as console,
-        open(os.devnull, "rb") as nothing,  # noqa: PTH123
-    ):
+    with ExitStack() as stack:
+        ready = stack.enter_context(_notify_socket(machine.workdir))
+        console = stack.enter_context(machine.console.open("ab", buffering=0))
+        nothing = stack.enter_context(open(os.devnull, "rb"))  # noqa: PTH123
         began = console.seek(0, os.SEEK_END)
         handles = [nothing.fileno(), console.fileno(), console.fileno()]
         handles += [cable.fileno() for cable in cables]
+        env, cwd = {"PATH": "/usr/bin:/bin", "TMPDIR": str(_memory_directory(machine))}, machine.workdir
+        if binds:
+            filtered = sandbox.filter_file()
+            stack.callback(os.close, filtered)
+            handles.append(filtered)
+            argv, cwd = _isolated(machine, argv, binds, len(handles) - 1), Path("/")
         try:
-            process = launcher.start(argv, handles, env, machine.workdir)
+            process = launcher.start(argv, handles, env, cwd)
         except OSError as error:
             raise HypervisorError(f"cannot run {argv[0]}: {error.strerror}") from error
         try:
@@ -207,6 +244,16 @@ def boot(
             process.close()
             raise
         return process
+
+
+def _isolated(
+    machine: Machine, argv: Sequence[str], binds: Sequence[sandbox.Bind], filtered: int
+) -> list[str]:
+    # The kernel's memory is one file, of a whole number of pages; others of its files are small.
+    memory = machine.memory * MIB + MEMORY_ROOM
+    seen = [*binds, sandbox.Bind(machine.workdir / "notify", "notify")]
+    env = {"TMPDIR": "/dev/shm"}  # noqa: S108 - the sandbox's own
+    return sandbox.command(argv, binds=seen, memory=memory, filtered=filtered, env=env)
 
 
 @contextmanager
@@ -232,7 +279,10 @@ def _wait_up(pid: int, ready: socket.socket, console: Path, began: int) -> None:
     if ready.fileno() in happened:
         return
     why = "ended at once" if happened else f"is not up after {START_SECONDS:g} s"
-    raise HypervisorError(f"UML {why}: {_last_words(console, began)}")
+    words = _last_words(console, began)
+    if words.startswith("bwrap:"):
+        raise HypervisorError(f"no machine is isolated here: {words}", hint=sandbox.HINT)
+    raise HypervisorError(f"UML {why}: {words}")
 
 
 def _last_words(console: Path, began: int) -> str:

@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
 
 _MAGIC, _VERSION = 0x4F4F4F4D, 3
-#: Magic, version, the base's time of modification, its size; what follows is left alone.
+_SECTOR, _PAGE = 512, 4096
+#: Magic, version, the base's time of modification, its size.
 _HEADER = struct.Struct(">IIIQ")
+#: Bytes of a sector, alignment of what follows, format: one that the kernel knows.
+_SHAPE = struct.Struct(">III")
+#: The base's path, as the kernel sees it.
+_NAME = struct.Struct(">4096s")
 
 
-def follow(overlay: Path, base: Path) -> None:
+def create(overlay: Path, base: Path, name: Path) -> None:
+    """Make an overlay with nothing in it, as the kernel would; whole or not at all.
+
+    Args:
+        name: absolute path by which the kernel sees the base.
+    """
+    found = base.stat()
+    head = _HEADER.pack(_MAGIC, _VERSION, int(found.st_mtime) & 0xFFFFFFFF, found.st_size)
+    head += _SHAPE.pack(_SECTOR, _PAGE, 0) + _NAME.pack(os.fsencode(name))
+    bitmap = (found.st_size + 8 * _SECTOR - 1) // (8 * _SECTOR)
+    data = -(-(len(head) + bitmap) // _PAGE) * _PAGE
+    fresh = overlay.with_name(f"{overlay.name}.new")
+    with fresh.open("wb") as file:
+        file.write(head)
+        file.truncate(data + found.st_size)
+    fresh.rename(overlay)
+
+
+def follow(overlay: Path, base: Path, name: Path) -> None:
     """Have an overlay go with its base as it lies here now, if there is an overlay yet.
 
-    The kernel takes a base of another time for another one. But images go by their digests: one that
-    was fetched again, or came with a backup, is the same.
+    The kernel takes a base of another time for another one, and looks at the one that the overlay
+    names. But images go by their digests: one that was fetched again, or came with a backup, is the
+    same.
+
+    Args:
+        name: absolute path by which the kernel sees the base.
 
     Raises:
         HypervisorError: it is no overlay of UML's, or was made for something of another size.
@@ -38,3 +66,5 @@ def follow(overlay: Path, base: Path) -> None:
             raise HypervisorError(f"{overlay} was made for another image than {base}")
         file.seek(0)
         file.write(_HEADER.pack(magic, version, int(found.st_mtime) & 0xFFFFFFFF, size))
+        file.seek(_HEADER.size + _SHAPE.size)
+        file.write(_NAME.pack(os.fsencode(name)))

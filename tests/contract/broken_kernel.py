@@ -1,0 +1,218 @@
+#!/usr/bin/python3
+"""A UML kernel that its guest has broken: started in its place, it tries what it must not do.
+
+It is told what to try by its command line (``tries=``: JSON in base64), tells what came of each try in
+a line of JSON on the console, and then ends, or does what ``then=`` says. Python's own modules only.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import errno
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+#: By the numbers of x86-64, which C libraries do not wrap.
+CALLS = {
+    "bpf": 321,
+    "io_uring_setup": 425,
+    "keyctl": 250,
+    "open_by_handle_at": 304,
+    "perf_event_open": 298,
+}
+CLONE_NEWUSER, CLONE_NEWNS, MS_BIND, PTRACE_SEIZE, IPC_CREAT = 0x10000000, 0x20000, 4096, 0x4206, 0o1000
+
+
+def checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def read(path: str) -> str:
+    with Path(path).open("rb") as file:
+        return repr(file.read(16))
+
+
+def write(path: str) -> str:
+    with Path(path).open("ab") as file:
+        file.write(b"broken")
+    return "written"
+
+
+def create(path: str) -> str:
+    with Path(path).open("xb"):
+        return "created"
+
+
+def listing(path: str) -> str:
+    return ",".join(sorted(one.name for one in Path(path).iterdir())[:8]) or "empty"
+
+
+def connect(path: str) -> str:
+    """To a Unix socket; a leading @ is that of an abstract name."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(5)
+        peer.connect("\0" + path[1:] if path.startswith("@") else path)
+        return "connected"
+
+
+def tcp(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5):
+        return "connected"
+
+
+def family(number: str) -> str:
+    with socket.socket(
+        int(number), socket.SOCK_RAW if int(number) == socket.AF_NETLINK else socket.SOCK_STREAM
+    ):
+        return "made"
+
+
+def processes(pid: str) -> str:
+    if not any(one.name == pid for one in Path("/proc").iterdir()):
+        raise OSError(errno.ESRCH, "not seen")
+    return "seen"
+
+
+def kill(pid: str) -> str:
+    os.kill(int(pid), 0)
+    return "may be killed"
+
+
+def trace(pid: str) -> str:
+    checked(LIBC.ptrace(PTRACE_SEIZE, int(pid), 0, 0))
+    return "traced"
+
+
+def capability(_: str) -> str:
+    header, data = struct.pack("=II", 0x20080522, 0), ctypes.create_string_buffer(24)
+    checked(LIBC.capget(header, data))
+    effective, permitted, inheritable = struct.unpack("=III", data.raw[:12])
+    if not effective | permitted | inheritable:
+        raise OSError(errno.EPERM, "none")
+    return f"{effective:x} {permitted:x} {inheritable:x}"
+
+
+def gain(_: str) -> str:
+    """Whether a program may give it rights that it has not: PR_GET_NO_NEW_PRIVS."""
+    if LIBC.prctl(39, 0, 0, 0, 0) == 1:
+        raise OSError(errno.EPERM, "none")
+    return "by a setuid program"
+
+
+def in_child(action: Callable[[], int]) -> str:
+    """Try it where success changes nothing of this process."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if action() >= 0 else ctypes.get_errno() or 255)
+    number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if number:
+        raise OSError(number, os.strerror(number))
+    return "done"
+
+
+def mount(_: str) -> str:
+    def action() -> int:
+        if LIBC.unshare(CLONE_NEWNS):  # mounts are to be gone with the child
+            return -1
+        return int(LIBC.mount(b"/usr", b"/usr", None, MS_BIND, None))
+
+    return in_child(action)
+
+
+def userns(_: str) -> str:
+    return in_child(lambda: int(LIBC.unshare(CLONE_NEWUSER)))
+
+
+def clone(_: str) -> str:
+    pid = checked(LIBC.syscall(56, CLONE_NEWUSER | 17, 0, 0, 0, 0))
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return "done"
+
+
+def call(name: str) -> str:
+    """Whether the kernel looks at such a call at all: it is given nonsense."""
+    ctypes.set_errno(0)
+    found = LIBC.syscall(CALLS[name], -1, 0, 0, 0, 0)
+    if found < 0 and ctypes.get_errno() == errno.EPERM:
+        raise OSError(errno.EPERM, "refused")
+    return f"answered: {found}, {errno.errorcode.get(ctypes.get_errno())}"
+
+
+def setns(_: str) -> str:
+    ctypes.set_errno(0)
+    if LIBC.setns(-1, 0) < 0 and ctypes.get_errno() == errno.EPERM:
+        raise OSError(errno.EPERM, "refused")
+    return "answered"
+
+
+def shm(key: str) -> str:
+    """Whether it sees another's System V shared memory."""
+    checked(LIBC.shmget(int(key), 0, 0))
+    return "found"
+
+
+def environment(name: str) -> str:
+    return os.environ[name]
+
+
+def handles(_: str) -> str:
+    """Whether it has any but standard input, output and error."""
+    found = []
+    for number in range(3, 256):
+        try:
+            found.append(f"{number}:{os.fstat(number).st_mode:o}")
+        except OSError:
+            continue
+    if not found:
+        raise OSError(errno.EBADF, "none")
+    return ",".join(found)
+
+
+def attempt(what: str, argument: str) -> tuple[bool, str]:
+    try:
+        return True, globals()[what](argument)
+    except (OSError, KeyError) as error:
+        return False, f"{type(error).__name__}: {error}"
+
+
+def say(words: str) -> None:
+    os.write(1, f"{words}\n".encode())
+
+
+def main() -> None:
+    """Say that the kernel is up, as the driver waits for, then try everything."""
+    words = dict(word.partition("=")[::2] for word in sys.argv[1:])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as up:
+        up.sendto(b"up", "notify")
+    for name, (what, argument) in json.loads(base64.b64decode(words["tries"])).items():
+        done, told = attempt(what, argument)
+        say(json.dumps({"try": name, "done": done, "told": told}))
+    say("tried all")
+    if words["then"] == "hide":  # with a descendant that nobody hears of any more
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(600)
+        os._exit(0)
+    if words["then"] == "pose":  # as another machine
+        command = ["linux.uml", "-c", "import time; time.sleep(600)", f"umid={words['as']}"]
+        os.execv("/usr/bin/python3", command)  # noqa: S606
+    if words["then"] == "stay":
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()

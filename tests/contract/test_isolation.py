@@ -1,0 +1,383 @@
+"""What a UML guest reaches that has broken its kernel: a hostile program runs in the kernel's place.
+
+Each test has its control: the same program, started by the same driver without the sandbox, gets what
+it tries. ``docs/isolation.md`` maps the tries to these tests.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypervisor_guest import root_disk_guest
+from hypervisor_host import said, wait_until
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import mconsole, procs, sandbox
+from vmjobs.hypervisor.base import BootImage, DataDisk, Ending, Machine, MachineState
+from vmjobs.hypervisor.uml import UserModeLinux
+
+BOOT = 90.0
+ROOT = os.geteuid() == 0
+_Tries = dict[str, tuple[str, str]]
+_Found = dict[str, bool]
+
+
+@dataclass
+class Node:
+    """A node with things of others on it, and machines of one driver, isolated or not."""
+
+    directory: Path
+    program: Path
+    names: list[str] = field(default_factory=list)
+
+    def machine(self, image: BootImage, *words: str, **changes: Path) -> Machine:
+        name = f"vmjobs-test-{secrets.token_hex(6)}"
+        self.names.append(name)
+        workdir = self.directory / name
+        workdir.mkdir()
+        disk = workdir.with_suffix(".disk")
+        disk.write_bytes(b"the disk of " + name.encode().ljust(1 << 20, b"\0"))
+        return Machine(
+            name=name,
+            cpus=1,
+            memory=128,
+            image=image,
+            disks=(DataDisk(disk),),
+            console=self.directory / f"{name}.console",
+            workdir=workdir,
+            cmdline=words,
+            **changes,  # type: ignore[arg-type]
+        )
+
+    def broken(self, tries: _Tries, then: str = "end", posing: str = "") -> Machine:
+        """A machine whose kernel is in the hands of its guest."""
+        root = self.directory / "root"
+        root.write_bytes(bytes(4096))
+        told = base64.b64encode(json.dumps(tries).encode()).decode()
+        return self.machine(BootImage("", root), f"tries={told}", f"then={then}", f"as={posing}")
+
+    def driver(self, *, isolated: bool) -> UserModeLinux:
+        return UserModeLinux(str(self.program), isolated=isolated)
+
+    def reached(self, tries: _Tries, *, isolated: bool) -> _Found:
+        """Which of the tries succeeded."""
+        driver, machine = self.driver(isolated=isolated), self.broken(tries)
+        driver.start(machine)
+        assert driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
+        driver.destroy(machine.name)
+        lines = said(machine.console).splitlines()
+        assert "tried all" in lines, said(machine.console)
+        told = [json.loads(line) for line in lines if line.startswith('{"try"')]
+        assert [one["try"] for one in told] == list(tries)
+        sys.stdout.write("\n".join(map(str, told)))  # shown where a test fails
+        return {one["try"]: one["done"] for one in told}
+
+    def check(self, tries: _Tries, *, control: Callable[[str], bool] = lambda _: True) -> None:
+        """No try succeeds, and those for which ``control`` says so would without a sandbox."""
+        assert self.reached(tries, isolated=True) == dict.fromkeys(tries, False)
+        wanted = {name: True for name in tries if control(name)}
+        found = self.reached(tries, isolated=False)
+        assert {name: done for name, done in found.items() if name in wanted} == wanted
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    program = tmp_path / "broken-kernel"
+    shutil.copy(Path(__file__).with_name("broken_kernel.py"), program)
+    program.chmod(0o755)
+    made = Node(tmp_path, program)
+    yield made
+    for name in made.names:
+        made.driver(isolated=True).destroy(name)
+        UserModeLinux().destroy(name)
+    assert mentioning(str(tmp_path)) == []
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
+    return root_disk_guest(tmp_path_factory.mktemp("guest"))
+
+
+@pytest.fixture
+def victim(node: Node, image: BootImage) -> Iterator[Machine]:
+    """Another machine, that runs."""
+    driver, machine = UserModeLinux(), node.machine(image, "do=count")
+    driver.start(machine)
+    wait_until(lambda: "count=2" in said(machine.console), BOOT, "the guest counts")
+    yield machine
+    assert driver.state(machine.name) is MachineState.RUNNING
+    driver.destroy(machine.name)
+
+
+def mentioning(words: str) -> list[int]:
+    """Processes, wherever they are, whose command line has these words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if words.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def kernel_of(name: str) -> int:
+    """The machine's kernel, as seen from outside."""
+    words = f"umid={name}"
+    (first,) = (one for one in procs.scan() if sandbox.leads(one) and words in one.argv)
+    return sandbox.innermost(first)[0].pid
+
+
+def _started(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def test_files_of_others_and_of_the_agent(node: Node, victim: Machine) -> None:
+    state = node.directory / "state"
+    state.mkdir()
+    token = state / "token"
+    token.write_text("a secret")
+    run = victim.workdir
+    tries: _Tries = {
+        "read the agent's token": ("read", str(token)),
+        "write the agent's state": ("write", str(token)),
+        "list the agent's state": ("listing", str(state)),
+        "make a file there": ("create", str(state / "new")),
+        "read another's disk": ("read", str(victim.disks[0].path)),
+        "write another's disk": ("write", str(victim.disks[0].path)),
+        "read another's console": ("read", str(victim.console)),
+        "write another's console": ("write", str(victim.console)),
+        "list another's directory": ("listing", str(run)),
+        "make a file in it": ("create", str(run / "new")),
+        "read another's overlay": ("read", str(run / "overlay")),
+        "through a process of its": ("listing", f"/proc/{kernel_of(victim.name)}/cwd"),
+        "through a file's link": ("listing", "/proc/self/cwd/.."),
+        "read the node's users": ("read", "/etc/passwd"),
+        "write its own image": ("write", str(node.directory / "root")),
+    }
+    before = token.read_bytes(), victim.disks[0].path.read_bytes()
+    assert node.reached(tries, isolated=True) == dict.fromkeys(tries, False)
+    assert (token.read_bytes(), victim.disks[0].path.read_bytes()) == before
+    assert node.reached(tries, isolated=False) == dict.fromkeys(tries, True)
+
+
+def test_its_own_image_cannot_be_written_by_its_own_name(node: Node) -> None:
+    tries: _Tries = {
+        "write the image": ("write", "base"),
+        "write /usr": ("create", f"/usr/{secrets.token_hex(8)}"),
+    }
+    assert not any(node.reached(tries, isolated=True).values())
+    assert node.reached({"write the image": ("write", "base")}, isolated=False) == {
+        "write the image": True
+    }
+
+
+def test_what_is_its_own_it_has(node: Node) -> None:
+    """The sandbox is not just empty: what a kernel needs is there."""
+    tries: _Tries = {
+        "image": ("read", "base"),
+        "overlay": ("write", "overlay"),
+        "disk": ("write", "disk1"),
+        "memory": ("create", "/dev/shm/memory"),  # noqa: S108
+        "management": ("create", "mine"),
+    }
+    assert all(node.reached(tries, isolated=True).values())
+
+
+def test_sockets_of_the_agent_and_of_other_machines(node: Node, victim: Machine) -> None:
+    with ExitStack() as stack:
+        abstract = f"vmjobs-test-{secrets.token_hex(6)}"
+        for address in (node.directory / "agent.sock", node.directory / "endpoint", f"\0{abstract}"):
+            server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            server.bind(str(address))
+            server.listen()
+        console = f"/proc/{kernel_of(victim.name)}/cwd/{victim.name}/mconsole"
+        node.check(
+            {
+                "agent's socket": ("connect", str(node.directory / "agent.sock")),
+                "another's endpoint": ("connect", str(node.directory / "endpoint")),
+                "abstract socket": ("connect", f"@{abstract}"),
+            }
+        )
+        # It takes datagrams: what tells is that the name leads somewhere.
+        node.check({"another's management": ("listing", str(Path(console).parent))})
+
+
+def test_the_hosts_network(node: Node) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104
+        port = server.getsockname()[1]
+        tries: _Tries = {
+            f"tcp to {host}": ("tcp", f"{host}:{port}") for host in ("127.0.0.1", *addresses())
+        }
+        tries |= {
+            f"a socket of family {number.name}": ("family", str(number.value))
+            for number in (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+        }
+        node.check(tries)
+    # Not every kernel has them, and their controls may fail.
+    others = (socket.AF_VSOCK, socket.AF_ALG, socket.AF_PACKET)
+    rare: _Tries = {number.name: ("family", str(number.value)) for number in others}
+    assert not any(node.reached(rare, isolated=True).values())
+
+
+def addresses() -> list[str]:
+    listed = subprocess.run(["ip", "-j", "-4", "addr"], capture_output=True, check=True).stdout
+    found = [entry["local"] for link in json.loads(listed) for entry in link["addr_info"]]
+    return [address for address in found if not address.startswith("127.")]
+
+
+def test_processes_of_others(node: Node, victim: Machine) -> None:
+    with subprocess.Popen(["sleep", "600"]) as bystander:
+        try:
+            tries: _Tries = {}
+            for who, pid in (("kernel", kernel_of(victim.name)), ("bystander", bystander.pid)):
+                tries |= {
+                    f"see the {who}": ("processes", str(pid)),
+                    f"signal the {who}": ("kill", str(pid)),
+                }
+            tries["trace the bystander"] = ("trace", str(bystander.pid))
+            tries["trace the test"] = ("trace", str(os.getpid()))
+            node.check(tries, control=lambda name: ROOT or not name.startswith("trace"))
+        finally:
+            bystander.kill()
+
+
+def test_rights_and_kernel_interfaces(node: Node) -> None:
+    tries: _Tries = {
+        "capabilities": ("capability", ""),
+        "rights by a setuid program": ("gain", ""),
+        "mount": ("mount", ""),
+        "a user namespace": ("userns", ""),
+        "one by clone": ("clone", ""),
+        "another's namespace": ("setns", ""),
+        "io_uring": ("call", "io_uring_setup"),
+        "keys": ("call", "keyctl"),
+        "bpf": ("call", "bpf"),
+        "events": ("call", "perf_event_open"),
+        "handles of files": ("call", "open_by_handle_at"),
+        "the environment": ("environment", "HOME"),
+        "handles that were left open": ("handles", ""),
+    }
+    sure = {"rights by a setuid program", "a user namespace", "one by clone", "another's namespace"}
+    rare = {"io_uring", "keys", "bpf", "events", "handles of files", "the environment"}
+    rare |= {"handles that were left open"}
+    node.check(tries, control=lambda name: name in sure or (ROOT and name not in rare))
+
+
+def test_memory_that_processes_share(node: Node) -> None:
+    key = secrets.randbits(30) | 1
+    libc = ctypes.CDLL(None, use_errno=True)
+    segment = libc.shmget(key, 4096, 0o1600)
+    assert segment >= 0
+    try:
+        node.check({"another's segment": ("shm", str(key))})
+    finally:
+        libc.shmctl(segment, 0, None)
+
+
+def test_nothing_is_left_of_it_however_it_hides(node: Node) -> None:
+    driver, machine = node.driver(isolated=True), node.broken({}, then="hide")
+    driver.start(machine)
+    assert driver.wait(machine.name, BOOT) is MachineState.GONE
+    assert mentioning(machine.name) == []
+    driver.destroy(machine.name)
+
+
+def test_it_cannot_pass_for_another_machine(node: Node, victim: Machine) -> None:
+    driver = node.driver(isolated=True)
+    machine = node.broken({}, then="pose", posing=victim.name)
+    phantom = node.broken({}, then="pose", posing="vmjobs-test-phantom")
+    for one in (machine, phantom):
+        driver.start(one)
+        wait_until(lambda m=one: "tried all" in said(m.console), BOOT, "it has begun")  # type: ignore[misc]
+    wait_until(lambda: len(mentioning(f"umid={victim.name}")) > 4, 10, "it poses")
+    names = driver.list()
+    assert {machine.name, phantom.name, victim.name} <= set(names)
+    assert "vmjobs-test-phantom" not in names
+    driver.destroy(machine.name)
+    driver.destroy(phantom.name)
+    assert mentioning(machine.name) == mentioning("vmjobs-test-phantom") == []
+    assert UserModeLinux().state(victim.name) is MachineState.RUNNING
+
+
+# The first process of a namespace, the third of a machine, takes no SIGTERM.
+@pytest.mark.parametrize(
+    ("which", "number"),
+    [(which, signal.SIGKILL) for which in range(4)] + [(which, signal.SIGTERM) for which in (0, 1, 3)],
+)
+def test_when_one_of_its_processes_is_killed_all_are_gone(
+    node: Node, which: int, number: signal.Signals
+) -> None:
+    driver, machine = node.driver(isolated=True), node.broken({}, then="stay")
+    driver.start(machine)
+    wait_until(lambda: "tried all" in said(machine.console), BOOT, "it has begun")
+    chain = sorted(mentioning(f"umid={machine.name}"), key=lambda pid: (int(_started(pid)), pid))
+    assert len(chain) == 4
+    os.kill(chain[which], number)
+    assert driver.wait(machine.name, BOOT) is MachineState.GONE
+    wait_until(lambda: mentioning(machine.name) == [], 10, "all are gone")
+    assert driver.ending(machine.name) in {Ending.KILLED, Ending.CRASHED}
+
+
+def test_its_management_console_cannot_be_anothers(node: Node, victim: Machine) -> None:
+    """It makes a link of the name by which its own is known; the driver does not follow."""
+    home = node.directory / "home"
+    (home / "vmjobs-a").mkdir(parents=True)
+    (home / "vmjobs-a" / "mconsole").symlink_to(
+        f"/proc/{kernel_of(victim.name)}/cwd/{victim.name}/mconsole"
+    )
+    (home / "vmjobs-b").symlink_to(f"/proc/{kernel_of(victim.name)}/cwd/{victim.name}")
+    with subprocess.Popen(["sleep", "600"], cwd=home) as broken:
+        try:
+            for name in ("vmjobs-a", "vmjobs-b"):
+                with pytest.raises(HypervisorError):
+                    mconsole.command(broken.pid, name, "version", 5.0)
+        finally:
+            broken.kill()
+    assert "Linux" in mconsole.command(kernel_of(victim.name), victim.name, "version", 5.0)
+
+
+def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where bubblewrap fails, and where it is not there."""
+    empty = node.directory / "bin"
+    empty.mkdir()
+    fake = empty / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{empty}:{os.environ['PATH']}")
+    driver, machine = node.driver(isolated=True), node.broken({})
+    with pytest.raises(
+        HypervisorError, match="no machine is isolated here: bwrap: No permissions"
+    ) as refused:
+        driver.start(machine)
+    assert "isolation" in refused.value.hint
+    assert not UserModeLinux().probe(BOOT).works
+    monkeypatch.setenv("PATH", str(empty))
+    fake.unlink()
+    with pytest.raises(HypervisorError, match="bwrap is not installed"):
+        node.driver(isolated=True).start(node.broken({}))
+    assert mentioning(machine.name) == []
+
+
+def test_bytes_of_memory_are_bounded(node: Node) -> None:
+    driver, machine = node.driver(isolated=True), node.broken({}, then="stay")
+    driver.start(machine)
+    wait_until(lambda: "tried all" in said(machine.console), BOOT, "it has begun")
+    shared = os.statvfs(f"/proc/{kernel_of(machine.name)}/root/dev/shm")
+    home = os.statvfs(f"/proc/{kernel_of(machine.name)}/root/vm")
+    assert shared.f_blocks * shared.f_frsize < 140 << 20
+    assert home.f_blocks * home.f_frsize <= 1 << 20
