@@ -122,6 +122,13 @@ door)
     until answer=$(echo hello | nc -w 30 10.0.2.100 22) && [ "$answer" ]; do sleep 1; done
     echo "door=$answer"
     ;;
+fill)
+    free=$(awk '/^MemAvailable/ { print int($2 / 1024) - 24 }' /proc/meminfo)
+    mount -t tmpfs -o size=${free}m none /mnt
+    seq 1 100000000 | head -c ${free}m > /mnt/all
+    echo "sum=$(head -c ${free}m /mnt/all | md5sum)"
+    echo "again=$(seq 1 100000000 | head -c ${free}m | md5sum)"
+    ;;
 hostfs) mount -t hostfs none /mnt 2>&1 && ls /mnt && echo "mounted" ;;
 esac
 echo "guest: done"

@@ -373,6 +373,16 @@ def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPa
     assert mentioning(machine.name) == []
 
 
+def test_a_guest_can_use_all_of_its_memory(node: Node, image: BootImage) -> None:
+    """The bound of what its kernel may keep in memory is not below it."""
+    driver, machine = UserModeLinux(), node.machine(image, "do=fill")
+    driver.start(machine)
+    assert driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
+    told = dict(line.partition("=")[::2] for line in said(machine.console).splitlines())
+    assert told["sum"] == told["again"]
+    assert len(told["sum"].split()[0]) == 32
+
+
 def test_bytes_of_memory_are_bounded(node: Node) -> None:
     driver, machine = node.driver(isolated=True), node.broken({}, then="stay")
     driver.start(machine)
