@@ -47,6 +47,11 @@ WANTED_NETWORK: Final = "VMJobNetwork"
 WANTED_BOOT_TIMEOUT: Final = "VMJobBootTimeout"
 #: What the schedd's drop-in adds to such jobs (condor/config/schedd.conf).
 POLICY: Final = "VMJobPolicy"
+#: Instead of that on a schedd whose job router has it leave (condor/config/submit-router.conf).
+ROUTED: Final = "route"
+#: What a job router writes into a job's ad: who looks after it, and the copy that leaves.
+MANAGED: Final = "Managed"
+ROUTED_TO: Final = "RoutedToJobId"
 MAX_STARTS: Final = "VMJobMaxStarts"
 OWN_REQUIREMENTS: Final = "VMJobOwnRequirements"
 

@@ -27,6 +27,7 @@ VANILLA, GRID = 5, 9
 
 _CONSOLE: Final = "; the console's last lines:"
 _RESOURCE: Final = re.compile(r"condor +([^ ]+) +([^ ]+)")
+_COPY_ID: Final = re.compile(r"([0-9]{1,10})\.([0-9]{1,10})")
 _JOB_ID: Final = re.compile(r"condor +([^ ]+) +([^ ]+) +([0-9]{1,10})\.([0-9]{1,10})")
 
 
@@ -86,6 +87,11 @@ class JobFacts:
         return self.count("JobUniverse") == GRID
 
     @property
+    def routed(self) -> bool:
+        """Whether a job router has a copy of it leave its schedd."""
+        return self.told.get(names.POLICY) == names.ROUTED
+
+    @property
     def wants_vm(self) -> bool:
         """Whether it runs in a machine of ours."""
         return names.WANTED_IMAGE in self.told or names.JOB_ID in self.told
@@ -139,15 +145,19 @@ def _held(job: JobFacts) -> Finding:
         said += f"; condor_q -af HoldReason {job.id} has the console's last lines"
     starts = job.count("NumJobStarts")
     remedy = hold_advice.remedy(code, subcode, job.id, starts=starts, remote=job.remote)
+    if job.routed and hop(job):
+        remedy += "; not at once: as long as the job router has its copy, that holds it again"
     return Finding("HELD", f"{said} [HoldReasonCode {code}, sub-code {subcode}]", remedy)
 
 
-# --------------------------------------------------------------------------- Condor-C
+# --------------------------------------------------------------------------- Condor-C, the job router
 
 
 @dataclass(frozen=True)
 class Hop:
-    """Where a job was sent: the site's schedd and its collector, and the job's id there."""
+    """Where a job was sent: the site's schedd and its collector, and the job's id there. For a job
+    router's copy, which is where the job is, the first two are ``""``.
+    """
 
     schedd: str
     collector: str
@@ -156,9 +166,28 @@ class Hop:
 
 
 def hop(job: JobFacts) -> Hop | None:
-    """Where an idle grid job is; None if it was sent nowhere yet, or not by Condor-C."""
+    """Where a job is; None if it was sent nowhere yet, or neither by Condor-C nor by a job router."""
+    if job.routed:
+        copy = _COPY_ID.fullmatch(job.text(names.ROUTED_TO))
+        # One that it had before it was held goes on to be named.
+        taken = job.text(names.MANAGED) == "External"
+        return Hop("", "", int(copy[1]), int(copy[2])) if copy and taken else None
     found = _JOB_ID.fullmatch(job.text(names.GRID_JOB_ID))
     return Hop(found[1], found[2], int(found[3]), int(found[4])) if found else None
+
+
+def of_router(job: JobFacts) -> list[Finding]:
+    """Why a job that a job router is to take is not on its way; or that it is."""
+    if at := hop(job):
+        return [Finding("AT_SITE", f"its copy is job {at.cluster}.{at.proc}")]
+    return [
+        Finding(
+            "NOT_ROUTED",
+            f"the job router at {job.schedd} has not taken it yet{_since(job, 'EnteredCurrentStatus')}",
+            "JobRouterLog there says what it does, if this lasts for minutes; `vmjobs doctor` there, "
+            "what it lacks",
+        )
+    ]
 
 
 def of_grid(job: JobFacts) -> list[Finding]:
@@ -197,10 +226,11 @@ def of_grid(job: JobFacts) -> list[Finding]:
 def of_unread(at: Hop, why: str) -> list[Finding]:
     """A job at a site whose daemons do not say more of it."""
     unknown = "does not know schedd" in why
+    where = at.schedd or "the same schedd"
     return [
         Finding(
             "NO_ROUTE" if unknown else "SITE_UNREADABLE",
-            f"it waits at {at.schedd} as job {at.cluster}.{at.proc}, and why could not be read: {why}",
+            f"it waits at {where} as job {at.cluster}.{at.proc}, and why could not be read: {why}",
             f"ask there: vmjobs job why {at.cluster}.{at.proc}",
         )
     ]

@@ -79,12 +79,12 @@ class Reader:
         """The job as the last place has it that it was sent to, and why; ``way`` gets the places."""
         if findings := why.of_status(job):
             return job, findings, None
-        if not job.remote:
+        if not job.remote and not job.routed:
             return job, *self._waiting(job, place)
         at = why.hop(job)
         if at is None or len(way) > HOPS:
-            return job, why.of_grid(job), None
-        there = Place(at.schedd, at.collector, at.cluster, at.proc)
+            return job, why.of_router(job) if job.routed else why.of_grid(job), None
+        there = Place(at.schedd or place.schedd, at.collector or place.pool, at.cluster, at.proc)
         try:
             copy = self.find(there)
             way.append(_at(copy, there))

@@ -69,6 +69,13 @@ NODE = {
     "STARTD_CRON_JOBLIST": " VMJOBS",
     "USER_JOB_WRAPPER": "{folder}/job-wrapper",
 }
+ROUTER = {
+    "DAEMON_LIST": "MASTER, SCHEDD, JOB_ROUTER",
+    "JOB_TRANSFORM_NAMES": "VMJobsRoute",
+    "JOB_ROUTER_ROUTE_NAMES": " VMJobs",
+    "JOB_ROUTER_RELEASE_ON_HOLD": "FALSE",
+    "VMJOBS_ROUTE": "condor site.grid cm.grid",
+}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +85,11 @@ NODE = {
         ({"DAEMON_LIST": "MASTER, COLLECTOR"}, []),
         ({"DAEMON_LIST": "MASTER SCHEDD", "JOB_TRANSFORM_NAMES": "Other VMJobs"}, []),
         ({"DAEMON_LIST": "MASTER, SCHEDD"}, ["JOB_TRANSFORM_NAMES has no VMJobs"]),
+        (ROUTER, []),
+        ({**ROUTER, "DAEMON_LIST": "MASTER, SCHEDD"}, ["DAEMON_LIST has no JOB_ROUTER"]),
+        ({**ROUTER, "JOB_ROUTER_ROUTE_NAMES": ""}, ["JOB_ROUTER_ROUTE_NAMES has no VMJobs"]),
+        ({**ROUTER, "VMJOBS_ROUTE": "condor site.grid"}, ["VMJOBS_ROUTE is no"]),
+        ({**ROUTER, "JOB_ROUTER_RELEASE_ON_HOLD": "true"}, ["JOB_ROUTER_RELEASE_ON_HOLD is not FALSE"]),
         ({**NODE, "STARTD_CRON_JOBLIST": "OTHER"}, ["STARTD_CRON_JOBLIST has no VMJOBS"]),
         ({**NODE, "USER_JOB_WRAPPER": ""}, ["USER_JOB_WRAPPER is not set"]),
         ({**NODE, "USER_JOB_WRAPPER": "/x/other"}, ["USER_JOB_WRAPPER is /x/other"]),

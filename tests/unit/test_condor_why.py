@@ -428,6 +428,41 @@ def test_a_job_that_is_sent_round_in_circles() -> None:
     assert len(found.way) == 4
 
 
+ROUTED = {"VMJobPolicy": '"route"', "RoutedToJobId": '"4.0"', "Managed": '"External"'}
+
+
+def test_a_job_that_a_router_takes_is_followed_by_its_copy() -> None:
+    said = at_site(queued(7, 1, RequestMemory="9999"))
+    (copy,) = said.schedds[""].jobs
+    copy["ClusterId"], copy["GlobalJobId"] = 4, "here#4.0#1"
+    said.schedds[""] = Schedd([queued(3, schedd="here", **ROUTED), copy])
+    found = explain(said)
+    assert (found.id, codes(found)) == ("3.0", ["TOO_LARGE"])
+    assert found.way == ["3.0 at here", "4.0 at here", "7.1 at site.grid"]
+
+
+@pytest.mark.parametrize("more", [{"Managed": ""}, {"Managed": '"Schedd"'}, {"RoutedToJobId": ""}])
+def test_a_job_that_no_router_has_taken(more: dict[str, str]) -> None:
+    found = explain(daemons(queued(schedd="here", **{**ROUTED, **more})))
+    assert codes(found) == ["NOT_ROUTED"]
+    assert "the job router at here" in found.findings[0].message
+
+
+def test_a_routed_job_that_is_held_is_not_released_at_once() -> None:
+    held = {**ROUTED, "JobStatus": "5", "HoldReasonCode": "3", "HoldReasonSubCode": "101"}
+    (finding,) = explain(daemons(queued(**held))).findings
+    assert "condor_release 3.0" in finding.remedy and "not at once" in finding.remedy
+    (finding,) = explain(daemons(queued(**{**held, "Managed": '"Schedd"'}))).findings
+    assert "not at once" not in finding.remedy
+
+
+def test_a_copy_that_is_not_there_or_the_job_itself() -> None:
+    found = explain(daemons(queued(**ROUTED)))
+    assert codes(found) == ["SITE_UNREADABLE"]
+    found = explain(daemons(queued(**{**ROUTED, "RoutedToJobId": '"3.0"'})))
+    assert codes(found) == ["AT_SITE"]
+
+
 def test_an_ad_that_is_too_long_is_not_looked_at() -> None:
     found = explain(daemons(queued(Long='"' + "x" * 2_000_000 + '"'), nodes=[node()]))
     assert codes(found) == ["UNREAD"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +23,33 @@ def faults_of_condor() -> Iterator[tuple[str, str]]:
     daemons = _words(tool, "DAEMON_LIST")
     if "STARTD" in daemons:
         yield from ((fault, "jobs of HTCondor in VMs here") for fault in _faults_of_node(tool))
-    if "SCHEDD" in daemons and "VMJOBS" not in _words(tool, "JOB_TRANSFORM_NAMES"):
+    if "SCHEDD" in daemons:
+        yield from (
+            (fault, "jobs of HTCondor in VMs from here") for fault in _faults_of_schedd(tool, daemons)
+        )
+
+
+def _faults_of_schedd(tool: str, daemons: set[str]) -> Iterator[str]:
+    transforms = _words(tool, "JOB_TRANSFORM_NAMES")
+    if "VMJOBSROUTE" in transforms:
+        yield from _faults_of_router(tool, daemons)
+    elif "VMJOBS" not in transforms:
         yield (
             "JOB_TRANSFORM_NAMES has no VMJobs: jobs with +VMJobImage match no node unless they leave "
-            "by Condor-C; copy condor/config/schedd.conf into config.d",
-            "jobs of HTCondor in VMs from here",
+            "by Condor-C; copy condor/config/schedd.conf into config.d"
         )
+
+
+def _faults_of_router(tool: str, daemons: set[str]) -> Iterator[str]:
+    """Of a schedd that leaves jobs to its job router (condor/config/submit-router.conf)."""
+    if "JOB_ROUTER" not in daemons:
+        yield "DAEMON_LIST has no JOB_ROUTER: jobs with +VMJobImage wait here for ever"
+    if "VMJOBS" not in _words(tool, "JOB_ROUTER_ROUTE_NAMES"):
+        yield "JOB_ROUTER_ROUTE_NAMES has no VMJobs: jobs with +VMJobImage wait here for ever"
+    if not re.fullmatch(r"condor +[^ ]+ +[^ ]+", _value(tool, "VMJOBS_ROUTE")):
+        yield "VMJOBS_ROUTE is no 'condor SCHEDD COLLECTOR': the job router has nowhere to send jobs"
+    if _value(tool, "JOB_ROUTER_RELEASE_ON_HOLD").upper() not in ("FALSE", "F", "NO", "0"):
+        yield "JOB_ROUTER_RELEASE_ON_HOLD is not FALSE: jobs that are held are sent again and again"
 
 
 def _faults_of_node(tool: str) -> Iterator[str]:

@@ -1,0 +1,211 @@
+"""Unchanged jobs that reach their node by the job router, and by two hops of Condor-C: each end of
+theirs is read where they were submitted. All are submitted together; each test looks at one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from grid_kit import Grid, wait_for
+from test_unchanged import PATIENT, Desk, kill_machine, where
+from test_why import why
+
+#: A job of the submit side's own schedd, which the job router finds: nothing says so.
+BY_ROUTER = ""
+#: To the submit side's schedd, as anybody's that sends on, and from there to the site.
+BY_TWO_HOPS = """
+universe = grid
+grid_resource = condor submit.grid submit.grid
+remote_universe = grid
+remote_grid_resource = condor site.grid site.grid
++remote_remote_JobUniverse = 5
++remote_remote_ShouldTransferFiles = "YES"
++remote_remote_WhenToTransferOutput = "ON_EXIT"
+"""
+WAYS = {"router": BY_ROUTER, "two-hops": BY_TWO_HOPS}
+
+JOB_POLICY = 3
+FULL = """
+    printf '<%s>' "$@"; echo; echo "$GREETING"; cat data; id -un; uname -n
+    echo result >made; echo again >>data; echo other >other; echo problem >&2; exit 3
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A job. only: the one way by which it is sent."""
+
+    script: str
+    image: str = "generic"
+    arguments: str = ""
+    only: str = ""
+    lines: dict[str, str] = field(default_factory=dict)
+
+
+KINDS = {
+    "full": Kind(
+        FULL,
+        arguments="\"'it''s' 'a  b'\"",
+        lines={
+            "transfer_output_files": "made,data,other",
+            "transfer_output_remaps": '"other=renamed"',
+        },
+    ),
+    "signal": Kind("kill -ABRT $$"),
+    "no image": Kind("echo ran", "no-such-image"),
+    "lost": Kind("sleep 1000", lines={"__VMJobMaxStarts": "1"}),
+    "removed": Kind("sleep 1000"),
+    "large": Kind("true", lines={"request_memory": "999999"}),
+    "on_exit_hold": Kind(
+        "exit 4",
+        only="router",
+        lines={"on_exit_hold": "ExitCode == 4", "on_exit_hold_subcode": "77"},
+    ),
+    "max_retries": Kind("exit 4", only="router", lines={"max_retries": "1"}),
+    "periodic_hold": Kind(
+        "sleep 1000",
+        only="router",
+        lines={
+            "periodic_hold": 'ChirpVMState =?= "RUNNING"',
+            "periodic_hold_subcode": "88",
+        },
+    ),
+}
+JOBS = [(way, kind) for kind, job in KINDS.items() for way in WAYS if job.only in ("", way)]
+Jobs = Mapping[tuple[str, str], tuple[Desk, str]]
+both = pytest.mark.parametrize("way", WAYS)
+
+
+@pytest.fixture(scope="module")
+def jobs(grid: Grid) -> Iterator[Jobs]:
+    found = {(way, kind): _submit(grid, way, kind) for way, kind in JOBS}
+    yield found
+    for desk, cluster in found.values():
+        desk("condor_rm", cluster, check=False)
+        desk("rm", "-rf", desk.folder, check=False)
+
+
+def _submit(grid: Grid, way: str, kind: str) -> tuple[Desk, str]:
+    desk, job = Desk(grid, "submit", WAYS[way]), KINDS[kind]
+    return desk, desk.submit(job.script, job.image, job.arguments, **job.lines)
+
+
+def at_site(desk: Desk, cluster: str) -> tuple[Desk, str]:
+    """The same job in the site's queue, once it runs there."""
+    ad = desk.running(cluster)
+    while True:
+        if "RoutedToJobId" in ad and "RoutedBy" not in ad:
+            name, job = "submit.grid", ad["RoutedToJobId"]
+        else:
+            name, _, job = ad["GridJobId"].split()[1:]
+        cluster = job.split(".")[0]
+        if name == "site.grid":
+            return Desk(desk.grid, "site"), cluster
+        ad = desk.ad(cluster)
+
+
+def held(desk: Desk, cluster: str) -> dict[str, Any]:
+    """The job's ad once it is held, by policy."""
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad["HoldReasonCode"]) == (5, JOB_POLICY), ad
+    return ad
+
+
+@both
+def test_a_job_that_is_removed_takes_its_machine_along(jobs: Jobs, way: str) -> None:
+    desk, cluster = jobs[way, "removed"]
+    site, there = at_site(desk, cluster)
+    node, name = where(site, there)
+    desk("condor_rm", cluster)
+    runs = f"! grep -q '\"{name}\"' /var/lib/vmjobs/agent/runs/*/run.json && echo gone"
+    wait_for(
+        lambda: "gone" in desk.grid.on(node, "sh", "-c", runs, check=False) or None,
+        "the machine to go",
+        PATIENT,
+    )
+    wait_for(lambda: not site.ad(there) or None, "the site's copy to go", PATIENT)
+
+
+@both
+def test_a_job_whose_machine_dies(jobs: Jobs, way: str) -> None:
+    desk, cluster = jobs[way, "lost"]
+    kill_machine(*at_site(desk, cluster))
+    ad = held(desk, cluster)
+    assert ad["HoldReasonSubCode"] == 123
+    assert ad["HoldReason"].startswith("GUEST_LOST: ")
+    assert "killed from outside" in ad["HoldReason"]
+
+
+@both
+def test_a_job_comes_back_with_all_that_is_its_own(jobs: Jobs, way: str) -> None:
+    desk, cluster = jobs[way, "full"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad.get("ExitCode"), ad["ExitBySignal"]) == (4, 3, False), ad
+    assert ad["ChirpVMRunSeconds"] > 0
+    out = desk.read("out").splitlines()
+    assert out == ["<it's><a  b>", "two words", "from a file", "vmjobs", "vmjob-0"]
+    assert desk.read("err") == "problem\n"
+    assert desk.read("made") == "result\n"
+    assert desk.read("data") == "from a file\nagain\n"
+    assert desk.read("renamed") == "other\n"
+    assert "Job terminated" in desk.read("log")
+
+
+@both
+def test_a_job_that_ends_by_a_signal(jobs: Jobs, way: str) -> None:
+    desk, cluster = jobs[way, "signal"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitBySignal"], ad["ExitSignal"]) == (4, True, 6), ad
+
+
+@both
+def test_a_hold_reads_where_the_job_was_submitted(jobs: Jobs, way: str) -> None:
+    ad = held(*jobs[way, "no image"])
+    assert ad["HoldReasonSubCode"] == 101
+    assert ad["HoldReason"].startswith("NOT_FOUND: ")
+    assert "no-such-image" in ad["HoldReason"]
+
+
+def test_a_routed_job_is_mended_and_released(jobs: Jobs) -> None:
+    """Not before its copy is gone, which is not changed with it."""
+    desk, cluster = jobs["router", "no image"]
+    held(desk, cluster)
+    wait_for(lambda: desk.ad(cluster)["Managed"] == "Schedd" or None, "the copy to go", PATIENT)
+    desk("condor_qedit", cluster, "VMJobImage", '"generic"')
+    desk("condor_release", cluster)
+    wait_for(lambda: desk.ad(cluster, ended=True) or None, "the job to end", PATIENT)
+    assert desk.ad(cluster, ended=True)["ExitCode"] == 0
+    assert desk.read("out") == "ran\n"
+
+
+@both
+def test_why_a_job_waits_at_its_site(jobs: Jobs, way: str) -> None:
+    desk, cluster = jobs[way, "large"]
+
+    def look() -> dict[str, Any] | None:
+        found = why(desk, cluster)
+        return found if found["findings"][0]["code"] == "TOO_LARGE" else None
+
+    found = wait_for(look, f"what job {cluster} waits for", PATIENT)
+    assert [place.split()[-1] for place in found["way"]] == ["submit.grid", "submit.grid", "site.grid"]
+
+
+def test_the_policy_of_a_routed_job_is_its_own(jobs: Jobs) -> None:
+    assert held(*jobs["router", "on_exit_hold"])["HoldReasonSubCode"] == 77
+    assert held(*jobs["router", "periodic_hold"])["HoldReasonSubCode"] == 88
+    desk, cluster = jobs["router", "max_retries"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 2), ad
+
+
+def test_a_job_that_does_not_want_to_be_routed_stays(grid: Grid) -> None:
+    desk = Desk(grid, "submit")
+    cluster = desk.submit("true", __WantJobRouter="false")
+    try:
+        assert "VMJobPolicy" not in desk.ad(cluster)
+        assert why(desk, cluster)["findings"][0]["code"] == "NO_POLICY"
+    finally:
+        desk("condor_rm", cluster)
