@@ -15,6 +15,7 @@ import logging
 import os
 import pwd
 import re
+import shutil
 import socket
 import stat
 import tempfile
@@ -49,7 +50,7 @@ ENDING = frozenset({*range(1, 17), *range(24, 28), 29, 30, 31, *range(34, 65)})
 #: The code of an end whose image cannot run such jobs.
 UNSUITABLE = "IMAGE_UNSUITABLE"
 
-OUT, ERR = 1, 2
+STDIN, OUT, ERR = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def run_handed(
 
     def converse(connection: socket.socket, heard: Callable[[], None]) -> End | None:
         nonlocal beginnings
-        conversation = _Conversation(connection, handing, on_progress, heard, signals)
+        conversation = _Conversation(connection, handing, read, on_progress, heard, signals)
         ended = conversation.hold()
         beginnings += conversation.begun
         if ended is None and beginnings >= MAX_BEGINNINGS:
@@ -137,7 +138,8 @@ def run_handed(
             raise NotNow(conversation.refusal)
         return ended
 
-    with Signals() as signals:
+    # (Who waits for a stream is ended by a signal, as the job would be.)
+    with _standard_input(handing.directory) as read, Signals() as signals:
         return insist(path, converse, signals, patience) or End(stopped=signals.stopping)
 
 
@@ -145,11 +147,13 @@ def run_handed(
 class _Conversation:
     """One connection's worth of a job.
 
-    begun: it was taken, and what it prints may have come. refusal: why it does not run now.
+    read: what it reads. begun: it was taken, and what it prints may have come. refusal: why it does
+    not run now.
     """
 
     connection: socket.socket
     handing: Handing
+    read: IO[bytes] | None
     on_progress: Callable[[ProgressMessage | EndMessage], None]
     heard: Callable[[], None]
     signals: Signals
@@ -187,10 +191,9 @@ class _Conversation:
     def _send(self) -> frozenset[str]:
         protocol.send(self.connection, self.handing.message)
         self._send_all(Channel.START, io.BytesIO(self.handing.start))
-        if stat.S_ISREG(os.fstat(0).st_mode):
-            with os.fdopen(os.dup(0), "rb") as source:
-                source.seek(0)
-                self._send_all(Channel.INPUT, source)
+        if self.read is not None:
+            self.read.seek(0)
+            self._send_all(Channel.INPUT, self.read)
         sink = cast("IO[bytes]", _Sender(self.connection))
         sent = tree.pack(self.handing.directory, sink, KEPT)
         protocol.send(self.connection, DataMessage(channel=Channel.TREE, size=0, last=True))
@@ -280,6 +283,32 @@ class _Conversation:
         missing = [name for name in sorted(there - SAFE) if not os.path.lexists(directory / name)]
         if missing:
             raise FileNotFoundError(f"{missing[0]} and {len(missing) - 1} others did not come")
+
+
+@contextmanager
+def _standard_input(directory: Path) -> Iterator[IO[bytes] | None]:
+    """What the job is to read; None for nothing.
+
+    What HTCondor streams (``stream_input``) is taken in whole, out of sight in the job's directory:
+    each beginning of the job reads it anew.
+
+    Raises:
+        Unavailable: this node cannot keep it.
+    """
+    kind = os.fstat(STDIN).st_mode
+    if stat.S_ISREG(kind):
+        with os.fdopen(os.dup(STDIN), "rb") as file:
+            yield file
+    elif stat.S_ISFIFO(kind):
+        with os.fdopen(os.dup(STDIN), "rb") as stream, tempfile.TemporaryFile(dir=directory) as kept:
+            try:
+                shutil.copyfileobj(stream, kept)
+                kept.flush()
+            except OSError as error:
+                raise Unavailable("node", f"what the job reads cannot be kept: {error}") from error
+            yield kept
+    else:
+        yield None
 
 
 def _exit_of(word: str) -> ExitStatus | None:

@@ -201,6 +201,13 @@ def test_what_the_machine_uses_is_seen_while_it_runs(site: Desk) -> None:
     site("condor_rm", cluster)
 
 
+def test_what_is_streamed_to_a_job(site: Desk) -> None:
+    cluster = site.submit("cat; echo end", input="data", stream_input="true")
+    ad = site.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), ad.get("HoldReason")
+    assert site.read("out") == "from a file\nend\n"
+
+
 def test_a_job_that_kills_itself(site: Desk) -> None:
     ad = site.ended(site.submit("kill -ABRT $$"))
     assert (ad["ExitBySignal"], ad["ExitSignal"]) == (True, 6)

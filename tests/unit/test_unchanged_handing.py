@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -32,6 +33,42 @@ def handing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Handing:
         disk=64,
     )
     return Handing(message, b"", place)
+
+
+def test_what_is_streamed_to_a_job_is_there_at_each_beginning(
+    tmp_path: Path, handing: Handing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unchanged, "STDIN", _stream(b"one\ntwo\n"))
+    heard: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            read = b""
+            for message in protocol.receive(connection):
+                if isinstance(message, DataMessage) and message.channel is Channel.INPUT:
+                    read += message.data
+                if (
+                    isinstance(message, DataMessage)
+                    and message.channel is Channel.TREE
+                    and message.last
+                ):
+                    break
+            heard.append(read)
+            again = len(heard) == 1
+            protocol.send(connection, ErrorMessage(code="NOT_FOUND", message="no", retry=again))
+
+    with listening(tmp_path / "s", serve):
+        ended = run_handed(tmp_path / "s", handing, lambda _message: None, patience=30.0)
+    assert ended.code == "NOT_FOUND"
+    assert heard == [b"one\ntwo\n"] * 2
+    assert list(handing.directory.iterdir()) == []
+
+
+def _stream(data: bytes) -> int:
+    out, into = os.pipe()
+    os.write(into, data)
+    os.close(into)
+    return out
 
 
 def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, handing: Handing) -> None:
