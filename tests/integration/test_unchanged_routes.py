@@ -5,6 +5,7 @@ theirs is read where they were submitted. All are submitted together; each test 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +82,9 @@ both = pytest.mark.parametrize("way", WAYS)
 
 @pytest.fixture(scope="module")
 def jobs(grid: Grid) -> Iterator[Jobs]:
-    found = {(way, kind): _submit(grid, way, kind) for way, kind in JOBS}
+    with ThreadPoolExecutor(4) as pool:
+        made = pool.map(lambda job: _submit(grid, *job), JOBS)
+        found = dict(zip(JOBS, made, strict=True))
     yield found
     for desk, cluster in found.values():
         desk("condor_rm", cluster, check=False)
