@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import secrets
 import signal
 import subprocess
 import sys
@@ -204,6 +205,31 @@ def test_who_is_somebody_else_stays_outside(site: Site, resident: Job) -> None:
     assert out == b""
     assert b"no machine of this job's runs here" in err
     assert visitor.returncode == 125
+
+
+def test_no_token_is_in_sight_in_there(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever knows that of the door could stand at it, in place of who was sent for."""
+    made, real = [], secrets.token_hex
+
+    def note(size: int | None = None) -> str:
+        made.append(real(size))
+        return made[-1]
+
+    monkeypatch.setattr(secrets, "token_hex", note)
+    script = """
+        sleep 3; for n in 1 2 3 4; do
+            for file in /proc/[0-9]*/cmdline /proc/[0-9]*/environ; do
+                tr '\\0' ' ' <$file; echo
+            done 2>/dev/null
+            sleep 0.5
+        done
+        find / -xdev -name door 2>/dev/null | xargs -r cat
+    """
+    job = site.run("/bin/sh", "-c", script)
+    assert job.status == 0, job.err
+    assert "visit.sh keep" in job.out
+    assert made
+    assert [token for token in made if token in job.out] == []
 
 
 def test_nobody_enters_where_no_machine_is(site: Site) -> None:

@@ -57,10 +57,14 @@ class Entrance:
         return doors
 
     @property
-    def words(self) -> tuple[str, str]:
-        """What ``unchanged.sh`` is told: of its door, and of Chirp. Empty where there is none."""
-        at = f"{ENDPOINT_ADDRESS} {DOOR_PORT} {self._token}" if self._online else ""
-        return at, f"{ENDPOINT_ADDRESS} {CHIRP_PORT}" if self._chirps else ""
+    def key(self) -> str:
+        """What ``unchanged.sh`` needs for its door, a secret. Empty where there is none."""
+        return f"{ENDPOINT_ADDRESS} {DOOR_PORT} {self._token}" if self._online else ""
+
+    @property
+    def chirp(self) -> str:
+        """Where ``unchanged.sh`` finds Chirp. Empty where there is none."""
+        return f"{ENDPOINT_ADDRESS} {CHIRP_PORT}" if self._chirps else ""
 
     def take(self, message: DataMessage) -> None:
         """Something from whoever handed the job over."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from vmjobs.agent import protocol
+from vmjobs.agent.entrance import Entrance
 from vmjobs.agent.protocol import Channel, DataMessage, HandMessage, Peer
 from vmjobs.errors import InvalidRequest, PayloadTooLarge, StorageFull
 from vmjobs.local import LocalJob, describe_inputs
@@ -27,6 +28,8 @@ from vmjobs.model import MIB, JobSpec, Report, Strategy, StreamName
 #: What is handed over, and its name as an input of the script; in any order, each to its end.
 _INPUTS = {Channel.START: "start", Channel.INPUT: "input", Channel.TREE: "tree.tar"}
 _NEEDED = frozenset({Channel.START, Channel.TREE})
+#: Another input, of ours.
+_DOOR = "door"
 #: What there is to run in its machine.
 _INSIDE = Path(__file__).with_name("inside")
 _SCRIPT = _INSIDE / "unchanged.sh"
@@ -100,17 +103,21 @@ class HandedJob:
                 sink.close()
 
     def source(
-        self, digest: str, send: Callable[[protocol.Message], None], words: tuple[str, str]
+        self, digest: str, send: Callable[[protocol.Message], None], entrance: Entrance
     ) -> LocalJob:
         """The job as the steps of a run want it; what it prints is sent on.
 
-        digest: of its image. words: for the script, about the doors that there are.
+        digest: of its image. entrance: the doors that there are.
         """
+        if entrance.key:
+            # Not an argument of the script: whoever is in the guest can list those of all processes.
+            self.files[_DOOR] = self.directory / _DOOR
+            self.files[_DOOR].write_text(f"{entrance.key}\n", "ascii")
         outputs = self.directory / "outputs"
         outputs.mkdir()
         return LocalJob(
             job_id=self.name,
-            spec=self._spec(words),
+            spec=self._spec(entrance.chirp),
             image_digest=digest,
             files=self.files | _PROGRAMS,
             output_directory=outputs,
@@ -135,9 +142,9 @@ class HandedJob:
                     for piece in protocol.pieces(channel, file):
                         send(piece)
 
-    def _spec(self, words: tuple[str, str]) -> JobSpec:
+    def _spec(self, chirp: str) -> JobSpec:
         said = self.message
-        arguments = (said.user, self.owner, said.group, self.group, said.directory, *words)
+        arguments = (said.user, self.owner, said.group, self.group, said.directory, chirp)
         return JobSpec(
             strategy=Strategy.SCRIPT,
             image=said.image,

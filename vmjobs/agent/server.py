@@ -213,7 +213,7 @@ class Agent:
                 with self._registered(name, peer.uid, lease, entrance) as inbox:
                     log.info("%s is job %s of uid %d", name, message.job, peer.uid)
                     _listen(messages, inbox, entrance.take)
-                    source = job.source(hands.resolve(message.image), lease.send, entrance.words)
+                    source = job.source(hands.resolve(message.image), lease.send, entrance)
                     settings = replace(self.parts.settings, max_log=source.spec.disk * MIB)
                     parts = replace(self.parts, settings=settings)
                     run = Run(source, lease, parts, name, uuid.uuid4().hex, inbox, entrance.doors)

@@ -1,15 +1,22 @@
 #!/bin/sh
 # Runs a job of HTCondor's in a guest as it would run on the node:
-# unchanged.sh USER UID GROUP GID DIRECTORY DOOR CHIRP
+# unchanged.sh USER UID GROUP GID DIRECTORY CHIRP
 #
 # Beside this script's directory lie, as inputs: `start`, words of a shell that become the job; `tree.tar`,
-# its directory; perhaps `input`, what it reads; programs for it. DOOR is address, port and token of the host's
-# door, CHIRP address and port of the job's Chirp service; empty where there is none. As outputs it leaves: `ended`, how the job ended; `left`, all
-# names in its directory; `changed.tar`, what the job made or changed there.
+# its directory; perhaps `input`, what it reads; perhaps `door`, address, port and token of the host's door;
+# programs for it. CHIRP is address and port of the job's Chirp service, empty where there is none. As outputs it
+# leaves: `ended`, how the job ended; `left`, all names in its directory; `changed.tar`, what the job made or
+# changed there.
 #
 # shellcheck disable=SC1091,SC2034,SC2154 # parts of the guest program, and their variables
 here=$PWD
-user=$1 uid=$2 group=$3 gid=$4 directory=$5 door=$6 chirp=$7
+user=$1 uid=$2 group=$3 gid=$4 directory=$5 chirp=$6 door=
+
+# The token is for root alone, and the job's user is not there yet.
+if [ -f "$here/door" ]; then
+    read -r door <"$here/door"
+    rm "$here/door"
+fi
 
 # give_up SENTENCE: this image cannot run such jobs.
 give_up() {
