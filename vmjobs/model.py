@@ -223,7 +223,9 @@ _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 def _environment(value: dict[str, str]) -> dict[str, str]:
     for name, text in value.items():
         if not _ENV_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a variable name (letters, digits and '_')")
+            # What stands behind a '=' was meant for a value, which nobody is to be told.
+            said = name.partition("=")[0]
+            raise ValueError(f"{said!r} is not a variable name (letters, digits and '_')")
         if "\0" in text:
             raise ValueError(f"the value of {name} has a NUL byte")
     return value

@@ -67,6 +67,14 @@ def test_a_bad_field_is_refused_by_name(field: str, value: Any) -> None:
     assert any(fault.field.split(".")[0] == field for fault in refused.value.faults)
 
 
+def test_a_value_that_got_into_a_name_is_not_told() -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        parse_spec(spec(environment={"PASSWORD=hunter2": ""}))
+    (fault,) = refused.value.faults
+    assert "'PASSWORD'" in fault.message
+    assert "hunter2" not in repr(refused.value.faults) + str(refused.value)
+
+
 def test_all_faults_come_in_one_answer() -> None:
     with pytest.raises(InvalidSpec) as refused:
         parse_spec({"cpus": 0, "memory": -1, "script": "", "outputs": ["/x"]})
