@@ -1,0 +1,240 @@
+"""Another user on a node, and another user of the service: what they get of somebody's machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from grid_kit import NODES, Grid, wait_for
+from secrets_kit import STRANGER, feed
+
+from vmjobs.client import Client
+from vmjobs.model import Job, JobSpec, JobState, StreamName
+
+TRIES = Path(__file__).with_name("node_tries.py").read_text("utf-8")
+STATE = "/var/lib/vmjobs/agent"
+AGENT = "vmjobs-agent"
+#: As whom jobs run on a node. Their owner's own try is the control of what the socket says.
+OWNER = "vmjobs"
+DOMAIN = "safety-test"
+SOCKET = f"qemu+unix:///session?socket={STATE}/.cache/libvirt/libvirt-sock"
+#: What is asked of the agent, and the first line of its answer.
+ASK = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as agent:
+    agent.connect("/run/vmjobs/agent.sock")
+    agent.sendall(sys.stdin.buffer.read())
+    agent.shutdown(socket.SHUT_WR)
+    print(agent.makefile().readline())
+"""
+
+
+@dataclass
+class Victim:
+    """A job that runs, its machine, and clients of its owner and of somebody else.
+
+    files, sockets, folders: all that its run has on the node.
+    """
+
+    grid: Grid
+    job: Job
+    owner: Client
+    other: Client
+    tokens: dict[str, str]
+    others_job: Job
+    node: str
+    pids: list[int]
+    files: list[str]
+    sockets: list[str]
+    folders: list[str]
+
+    def tries(self, user: str) -> dict[str, str]:
+        """How each try of some user on the node ended."""
+        wish = {
+            "pids": self.pids,
+            "folders": self.folders,
+            "files": self.files,
+            "sockets": self.sockets,
+            "libvirt": [SOCKET],
+            "domain": DOMAIN,
+        }
+        home = STATE if user == AGENT else "/nonexistent"
+        command = ("env", f"HOME={home}", "python3", "-c", TRIES)
+        said = feed(self.grid, self.node, json.dumps(wish), *command, user=user)
+        found: dict[str, str] = json.loads(said)
+        return found
+
+    def ask_agent(self, user: str, **message: Any) -> dict[str, Any]:
+        """What the agent answers to some user."""
+        line = json.dumps(message) + "\n"
+        said = feed(self.grid, self.node, line, "python3", "-c", ASK, user=user)
+        found: dict[str, Any] = json.loads(said.strip() or b"{}")
+        return found
+
+
+@pytest.fixture(scope="module")
+def victim(grid: Grid) -> Iterator[Victim]:
+    make = ("vmjobs", "token", "user")
+    tokens = {n: grid.on("api", *make, f"safety-{n}").strip() for n in ("owner", "other")}
+    spec = JobSpec(
+        image="generic", memory=128, disk=64, run_seconds=600, hypervisor="uml", outputs=("left",),
+        script="#!/bin/sh\necho to the owner; echo x >left; while :; do sleep 1; done\n",
+    )  # fmt: skip
+    with Client(grid.url, tokens["owner"]) as owner, Client(grid.url, tokens["other"]) as other:
+        (job,), (others,) = owner.submit(spec).jobs, other.submit(spec).jobs
+        try:
+            for client, one in ((owner, job), (other, others)):
+                wait_for(lambda c=client, j=one: _runs(c, j), f"job {one.id} to run", 240)  # type: ignore[misc]
+            yield _found(Victim(grid, job, owner, other, tokens, others, "", [], [], [], []))
+            assert _runs(owner, job), "the job was harmed by what others tried"
+        finally:
+            owner.cancel(job.id)
+            other.cancel(others.id)
+
+
+def _runs(client: Client, job: Job) -> bool:
+    said = client.job(job.id)
+    assert not said.state.final, said.reason
+    return said.state is JobState.RUNNING
+
+
+def _found(victim: Victim) -> Victim:
+    """Where it runs, and what its run has there."""
+    grid = victim.grid
+    attempt = next(e.attempt for e in reversed(victim.owner.events(victim.job.id)) if e.attempt)
+    for node in NODES:
+        listed = [
+            line.split(None, 2) for line in grid.on(node, "ps", "-eo", "pid,ppid,args").splitlines()
+        ]
+        pids = {pid: parent for pid, parent, args in listed if attempt in args}
+        # A kernel's children are its guest's processes: they come and go, and it traces them.
+        if found := [int(pid) for pid, parent in pids.items() if parent not in pids]:
+            victim.node, victim.pids = node, found
+    assert victim.pids
+    run = f"{STATE}/runs/{attempt}"
+    for kind, paths in (("f", victim.files), ("s", victim.sockets), ("d", victim.folders)):
+        paths.extend(grid.on(victim.node, "find", run, "-type", kind).split())
+    scratch = "/var/lib/condor/execute"
+    victim.files += grid.on(victim.node, "find", scratch, "-name", "job.token").split()
+    victim.folders += [STATE, f"{STATE}/runs", f"{STATE}/images", f"{STATE}/.cache/libvirt"]
+    victim.sockets.append(f"{STATE}/.cache/libvirt/libvirt-sock")
+    assert any("stream-console" in path for path in victim.files), victim.files
+    assert any("mconsole" in path for path in victim.sockets), victim.sockets
+    return victim
+
+
+@pytest.fixture(scope="module")
+def domain(victim: Victim) -> Iterator[None]:
+    """Something that the agent's libvirt knows, though it never runs."""
+    grid, virsh = victim.grid, ("env", f"HOME={STATE}", "virsh", "-c", "qemu:///session")
+    inside = f"<name>{DOMAIN}</name><memory>65536</memory><os><type>hvm</type></os>"
+    text = f"<domain type='qemu'>{inside}</domain>"
+    feed(grid, victim.node, text, *virsh, "define", "/dev/stdin", user=AGENT)
+    yield
+    grid.on(victim.node, *virsh, "undefine", DOMAIN, user=AGENT, check=False)
+
+
+@pytest.mark.usefixtures("domain")
+def test_nothing_of_a_machine_is_in_anothers_reach(victim: Victim) -> None:
+    """The agent's own user gets everywhere by the same tries; the job's token is its owner's."""
+    control = victim.tries(AGENT)
+    tokens = {name for name in control if name.endswith("job.token")}
+    refused = {name: said for name, said in control.items() if said != "ok" and name not in tokens}
+    assert not refused, refused
+    assert tokens
+    for user in (STRANGER, OWNER):
+        got = victim.tries(user)
+        assert got.keys() == control.keys()
+        open_to = {name for name, said in got.items() if said == "ok"}
+        assert open_to <= (tokens if user == OWNER else set())
+        kinds = {said.partition(":")[0] for said in got.values()}
+        assert kinds <= {"PermissionError", "ok"}, got
+
+
+def test_the_agents_user_has_no_port_and_no_abstract_socket(victim: Victim) -> None:
+    """Those have no permissions: whoever is on the node, or even off it, could connect."""
+    said = victim.grid.on(
+        victim.node, "sh", "-c", "ls -l /proc/[0-9]*/fd 2>/dev/null; true", user=AGENT
+    )
+    inodes = set(re.findall(r"socket:\[(\d+)\]", said))
+    table = [line.split() for line in victim.grid.on(victim.node, "cat", "/proc/net/unix").splitlines()]
+    names = {words[7] for words in table[1:] if len(words) > 7 and words[6] in inodes}
+    assert "/run/vmjobs/agent.sock" in names
+    assert [name for name in names if name.startswith("@")] == []
+    uid = victim.grid.on(victim.node, "id", "-u", AGENT).strip()
+    tables = victim.grid.on(victim.node, "sh", "-c", "cat /proc/net/tcp /proc/net/tcp6 /proc/net/udp")
+    rows = [line.split() for line in tables.splitlines() if ":" in line.split()[0]]
+    assert any(row[3] == "0A" for row in rows), "nothing listens at all"
+    assert [row for row in rows if row[7] == uid and row[3] == "0A"] == []
+
+
+def test_the_agents_socket_knows_who_asks(victim: Victim) -> None:
+    def status(user: str) -> list[str]:
+        running: list[str] = victim.ask_agent(user, type="status")["node"]["running"]
+        return running
+
+    assert victim.job.id in status(OWNER)
+    assert victim.job.id in status(AGENT)
+    assert status(STRANGER) == []
+    message = {"job": victim.job.id, "token": victim.tokens["other"]}
+    for user in (STRANGER, OWNER):
+        assert victim.ask_agent(user, type="run", **message)["type"] == "error"
+    entering = victim.ask_agent(STRANGER, type="enter", mark="0" * 32)
+    assert (entering["type"], entering["code"]) == ("error", "FORBIDDEN")
+    # Signals belong to the connection of a run: here there is none.
+    assert victim.ask_agent(STRANGER, type="signal", number=9) == {}
+    assert _runs(victim.owner, victim.job)
+
+
+ROUTES = ("", "/events", "/out", "/err", "/console", "/outputs", "/outputs/left")
+
+
+def test_the_service_tells_others_nothing(victim: Victim) -> None:
+    url = f"{victim.grid.url}/v1/jobs"
+
+    def status(who: str, path: str, method: str = "GET") -> int:
+        head = {"Authorization": f"Bearer {victim.tokens[who]}"}
+        return requests.request(method, f"{url}{path}", headers=head, timeout=60).status_code
+
+    for route in ROUTES:
+        there = f"/{victim.job.id}{route}"
+        assert status("other", there) == 404, route
+        # What is not there yet is not found by its owner either; all else is.
+        assert status("owner", there) == (404 if route == "/outputs/left" else 200), route
+    assert status("other", f"/{victim.job.id}", "DELETE") == 404
+    assert {job.id for job in victim.other.jobs(array=victim.job.array)} == set()
+    assert {job.id for job in victim.owner.jobs(array=victim.job.array)} == {victim.job.id}
+    assert victim.job.id not in {job.id for job in victim.other.jobs()}
+    assert b"".join(victim.owner.stream(victim.job.id, StreamName.OUT)) == b"to the owner\n"
+    assert _runs(victim.owner, victim.job)
+
+
+def test_a_jobs_token_is_good_for_no_other_job(victim: Victim) -> None:
+    def token(job: Job) -> str:
+        place = f"/var/lib/vmjobs/spool/{job.array}/{job.id}/job.token"
+        return victim.grid.on("submit", "cat", place, user=OWNER).strip()
+
+    def claim(with_token_of: Job) -> requests.Response:
+        head = {"Authorization": f"Bearer {token(with_token_of)}"}
+        url = f"{victim.grid.url}/v1/jobs/{victim.job.id}/attempts"
+        return requests.post(url, headers=head, json={}, timeout=60)
+
+    refused, heard = claim(victim.others_job), claim(victim.job)
+    assert (refused.status_code, refused.json()["detail"]) == (403, "this token belongs to another job")
+    assert heard.status_code in (400, 422)  # it says nothing, but it may
+    head = {"Authorization": f"Bearer {token(victim.others_job)}"}
+    for route in ROUTES:
+        url = f"{victim.grid.url}/v1/jobs/{victim.job.id}{route}"
+        assert requests.get(url, headers=head, timeout=60).status_code == 403, route
+
+
+def test_the_spool_is_the_services_alone(victim: Victim) -> None:
+    place = f"/var/lib/vmjobs/spool/{victim.job.array}/{victim.job.id}/job.token"
+    assert victim.grid.on("submit", "cat", place, user=OWNER)
+    assert victim.grid.on("submit", "cat", place, user=STRANGER, check=False) == ""
