@@ -1,0 +1,309 @@
+"""Secrets that jobs and the service have: planted, run through the grid, and looked for everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import requests
+from grid_kit import NODES, PATIENCE, Grid, wait_for
+from secrets_kit import (
+    HOSTS,
+    STRANGER,
+    TMP,
+    Findings,
+    feed,
+    look_everywhere,
+    needle,
+    planted,
+    watching_processes,
+)
+from test_unchanged import BY_CONDOR_C, Desk
+
+from vmjobs.client import Client
+from vmjobs.errors import VMJobsError
+from vmjobs.model import Job, JobSpec, JobState, StreamName
+
+JOBS = "rest-environment rest-script rest-input rest-out rest-err rest-bad unchanged-input "
+JOBS += "unchanged-stdin unchanged-out unchanged-environment unchanged-argument refused wrong-token"
+
+REST = """#!/bin/sh
+# {script}
+cat input >/dev/null; cat /proc/cmdline; echo "of the environment: $SECRET"; echo {out}; echo {err} >&2
+sleep 4; exit {status}
+"""
+UNCHANGED = """
+cat data /dev/stdin >seen; cat seen; echo {out}; echo "in the machine: $SECRET"; cat /proc/cmdline
+for file in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$file; done >processes 2>/dev/null
+cp processes cmdlines; sleep 4; exit {status}
+"""
+
+
+class QuietDesk(Desk):
+    """Writes files where nobody sees what is in them, as everybody sees arguments."""
+
+    def write(self, name: str, text: str) -> None:
+        feed(self.grid, self.host, text, "tee", f"{self.folder}/{name}", user="vmjobs")
+
+
+def service_secrets(grid: Grid) -> dict[str, str]:
+    """What the deployment itself keeps secret."""
+    files = {
+        "agent-token": ("node1", "/etc/vmjobs/token/token"),
+        "rooster-token": ("site", "/etc/vmjobs/rooster/token"),
+        "daemon-token": ("node1", "/etc/condor/tokens.d/condor"),
+        "condor-user-token": ("submit", "/home/vmjobs/.condor/tokens.d/vmjobs"),
+        "pool-key": ("submit", "/etc/condor/passwords.d/POOL"),
+        "cluster-key": ("site", "/etc/condor/passwords.d/site"),
+        "database-password": ("postgres", "/run/secrets/vmjobs/password"),
+    }
+    found = {name: grid.on(service, "cat", path).strip() for name, (service, path) in files.items()}
+    lines = grid.on("rabbitmq", "cat", "/etc/rabbitmq/conf.d/90-vmjobs.conf").splitlines()
+    (found["broker-password"],) = (x.partition("= ")[2] for x in lines if x.startswith("default_pass "))
+    key = grid.on("api", "sh", "-c", "cat /var/lib/vmjobs/data/keys/*")
+    found["issuer-key"] = key.splitlines()[1]
+    assert all(len(needle(secret)) >= 32 for secret in found.values())
+    return found
+
+
+@dataclass
+class Tour:
+    """Jobs that have been through the grid, and what came to light on their way."""
+
+    grid: Grid
+    findings: Findings
+    answers: list[bytes] = field(default_factory=list)
+    rest: list[Job] = field(default_factory=list)
+    out: str = ""
+    kernel: str = ""
+
+
+@pytest.fixture(scope="module")
+def tour(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tour]:
+    secrets = {name: planted(name) for name in JOBS.split()} | service_secrets(grid)
+    tokens = {n: grid.on("api", "vmjobs", "token", "user", f"secrets-{n}").strip() for n in ("a", "b")}
+    secrets["user-token"] = tokens["a"]
+    made = Tour(grid, Findings(secrets))
+    desks = [QuietDesk(grid, "site"), QuietDesk(grid, "submit", BY_CONDOR_C)]
+    with Client(grid.url, tokens["a"]) as owner, Client(grid.url, tokens["b"]) as other:
+        try:
+            # The tokens of jobs become known on the way, so that processes are looked at for them too.
+            with watching_processes(grid, made.findings):
+                _go(made, owner, desks, tmp_path_factory.mktemp("input"))
+            made.out = b"".join(owner.stream(made.rest[0].id, StreamName.OUT)).decode()
+            _ask(made, owner, other)
+            look_everywhere(grid, made.findings)
+            yield made
+        finally:
+            for desk in desks:
+                for cluster in desk.clusters:
+                    desk("condor_rm", "-forcex", cluster, check=False)
+                    desk("condor_rm", cluster, check=False)
+
+
+def _go(tour: Tour, owner: Client, desks: list[Desk], folder: Path) -> None:
+    """Run jobs that succeed, fail, and cannot run at all."""
+    grid, secrets = tour.grid, tour.findings.secrets
+    (folder / "input").write_text(secrets["rest-input"])
+    sent = owner.upload_input(folder / "input")
+    for status in (0, 3):
+        words = {n: secrets[f"rest-{n}"] for n in ("script", "out", "err")}
+        spec = JobSpec(
+            image="generic", memory=128, disk=64, run_seconds=120, inputs=(sent,),
+            environment={"SECRET": secrets["rest-environment"]},
+            script=REST.format(status=status, **words),
+        )  # fmt: skip
+        tour.rest += owner.submit(spec).jobs
+    broken = JobSpec(image="generic", memory=128, disk=64, script=f"#!/no/{secrets['rest-bad']}\n")
+    tour.rest += owner.submit(broken).jobs
+    clusters = [(desk, cluster) for desk in desks for cluster in _unchanged(desk, secrets)]
+    _learn_the_jobs_token(tour)
+    running = wait_for(
+        lambda: _machines(grid, owner, tour.rest[0]), "the machine of a job", 240 * PATIENCE
+    )
+    tour.kernel = running
+    for desk, cluster in clusters:
+        desk.ended(cluster)
+    tour.rest = grid_wait(owner, tour.rest)
+
+
+def _unchanged(desk: Desk, secrets: dict[str, str]) -> Iterator[str]:
+    fields = {
+        "environment": f'"SECRET={secrets["unchanged-environment"]}"',
+        "input": "stdin",
+        "transfer_output_files": "cmdlines",
+    }
+    desk("mkdir", "-p", desk.folder)
+    desk.write("stdin", secrets["unchanged-stdin"])
+    for status, image in ((0, "generic"), (3, "generic"), (0, "no-such-image")):
+        script = UNCHANGED.format(out=secrets["unchanged-out"], status=status)
+        desk.describe(script, image, secrets["unchanged-argument"], **fields)
+        desk.write("data", secrets["unchanged-input"])
+        yield desk.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
+
+
+def _learn_the_jobs_token(tour: Tour) -> None:
+    job = tour.rest[0]
+    place = f"/var/lib/vmjobs/spool/{job.array}/{job.id}/job.token"
+
+    def look() -> str:
+        return tour.grid.on("submit", "cat", place, check=False)
+
+    tour.findings.secrets["job-token"] = wait_for(look, "the job's token", 120 * PATIENCE)
+    mode = tour.grid.on("submit", "stat", "-c", "%a %U", place).split()
+    assert mode == ["600", "vmjobs"]
+
+
+def _machines(grid: Grid, owner: Client, job: Job) -> str:
+    """The command line of the job's machine, once it has one."""
+    attempts = {event.attempt for event in owner.events(job.id) if event.attempt}
+    listed = [grid.on(node, "ps", "-eo", "args", user=STRANGER) for node in ("node1", "node2")]
+    lines = [line for text in listed for line in text.splitlines() if "umid=" in line]
+    return "\n".join(line for line in lines if any(attempt in line for attempt in attempts))
+
+
+def grid_wait(owner: Client, jobs: list[Job]) -> list[Job]:
+    ended = owner.wait([job.id for job in jobs], timeout=240 * PATIENCE)
+    assert all(job.state.final for job in ended)
+    return ended
+
+
+def _ask(tour: Tour, owner: Client, other: Client) -> None:
+    """Ask the service what it ought to refuse, and look at all that it answers."""
+    secrets, url = tour.findings.secrets, f"{tour.grid.url}/v1/jobs"
+    token, bad = secrets["user-token"], secrets["refused"]
+    spec = {"image": "generic", "script": "#!/bin/sh\n"}
+    fields: list[dict[str, object]] = [
+        {"environment": {"A": [bad]}},
+        {"environment": {f"PASSWORD={bad}": ""}},
+        {"environment": {"1": bad}},
+        {"environment": {"A": f"{bad}\0"}},
+        {"environment": bad},
+        {"script": f"{bad}\0"},
+        {"script": [bad]},
+        {"inputs": [{"name": "x", "digest": bad, "size": 1}]},
+        {"inputs": bad},
+        {"user_data": [bad]},
+        {"surprise": bad},
+        {"arguments": [f"{bad}\0"]},
+    ]
+    bodies = [requests.Request("POST", url, json={"spec": spec | more}) for more in fields]
+    bodies.append(
+        requests.Request(
+            "POST", url, data=f'{{"spec": {bad}', headers={"Content-Type": "application/json"}
+        )
+    )
+    wrong = secrets["wrong-token"]
+    heads = [
+        f"Bearer {wrong}",
+        f"Basic {wrong}",
+        f"Bearer a {wrong}",
+        f"Bearer {token}x",
+        f"Bearer a.{wrong}.b",
+    ]
+    with requests.Session() as session:
+        for wanted in bodies:
+            wanted.headers["Authorization"] = f"Bearer {token}"
+            _collect(tour, session, wanted, (400, 422))
+        for head in heads:
+            _collect(
+                tour, session, requests.Request("GET", url, headers={"Authorization": head}), (401,)
+            )
+    for job in tour.rest:
+        for ask in (other.job, other.events, other.outputs, other.cancel):
+            with pytest.raises(VMJobsError) as refused:
+                ask(job.id)
+            tour.answers.append(repr(refused.value).encode())
+    tour.answers.append(repr(list(other.jobs())).encode())
+    tour.answers += [repr(owner.events(job.id)).encode() for job in tour.rest]
+    tour.answers += [b"".join(owner.stream(job.id, StreamName.CONSOLE)) for job in tour.rest]
+
+
+def _collect(
+    tour: Tour, session: requests.Session, wanted: requests.Request, statuses: tuple[int, ...]
+) -> None:
+    answer = session.send(session.prepare_request(wanted), timeout=60)
+    assert answer.status_code in statuses, (wanted.json, answer.text)
+    tour.answers.append(str(answer.headers).encode() + answer.content)
+
+
+#: What HTCondor shows of its own jobs (docs/node-security.md): an ad has environment and arguments, and
+#: is kept in queues, histories and the log of the program that sends jobs to sites.
+ADS = ["ads:", "submit:/tmp/CGAHPLog.vmjobs"]
+ADS += [f"{host}:/var/spool/condor/{file}" for host in HOSTS for file in ("job_queue.log", "history")]
+ADS += [f"{node}:/var/log/condor/startd_history" for node in NODES]
+#: A starter writes down what it starts.
+STARTED = ["ps:", *(f"{node}:/var/log/condor/StarterLog" for node in NODES)]
+STARTED += [f"logs:{node}" for node in NODES]
+PUBLIC = [("unchanged-environment", place) for place in ADS]
+PUBLIC += [("unchanged-argument", place) for place in ADS + STARTED]
+#: Files of jobs that came by Condor-C, until they leave: for their owners.
+SPOOLED = re.compile(r"site:/var/spool/condor/\d+/")
+
+
+def test_nothing_comes_to_light(tour: Tour) -> None:
+    stores = [("job-token", "submit:/var/lib/vmjobs/spool/")]
+    found = tour.findings.unexpected(PUBLIC + stores)
+    found = [pair for pair in found if not SPOOLED.match(pair[1])]
+    assert not found, "\n".join(map(" in ".join, found))
+
+
+def test_a_stranger_finds_no_more_in_the_stores(tour: Tour) -> None:
+    """Where root finds what is kept for jobs, nobody else on that host does."""
+    seen = Findings(tour.findings.secrets)
+    places = ("/var/spool", "/var/lib/vmjobs", "/var/lib/condor", "/etc", "/run", "/home", TMP)
+    for service in HOSTS:
+        seen.look_at_files(tour.grid, service, *places, user=STRANGER)
+    mine = re.compile(r"\w+:/run/lock/unchanged-")  # the tests' own, in a folder that all may read
+    found = [pair for pair in seen.unexpected(PUBLIC) if not mine.match(pair[1])]
+    assert not found, "\n".join(map(" in ".join, found))
+
+
+def test_what_is_public_is_found(tour: Tour) -> None:
+    """The same search finds what HTCondor shows, so that it would find the rest."""
+    argument, environment = (
+        tour.findings.places(f"unchanged-{n}") for n in ("argument", "environment")
+    )
+    assert {"ads:site:condor_history", "ads:submit:condor_history"} <= argument & environment
+    assert argument & {"ps:node1", "ps:node2"}
+
+
+def test_the_owner_sees_what_is_the_owners(tour: Tour) -> None:
+    secrets = tour.findings.secrets
+    assert secrets["rest-out"] in tour.out
+    assert secrets["rest-environment"] in tour.out
+    ends = [job.exit.code if job.exit else None for job in tour.rest[:2]]
+    assert ends == [0, 3]
+    assert tour.rest[2].state is not JobState.CANCELED
+
+
+def test_answers_to_anybody_tell_no_secret(tour: Tour) -> None:
+    seen = Findings(tour.findings.secrets)
+    for answer in tour.answers:
+        seen.look(answer.decode("utf-8", "replace")[:300], answer)
+    # What a script is not found by is told to its owner; the name of its interpreter is part of that.
+    assert seen.unexpected([("rest-bad", "")]) == []
+
+
+def test_kernels_are_told_nothing(tour: Tour) -> None:
+    kernels = [line for line in tour.out.splitlines() if "root=" in line]
+    assert kernels
+    assert "umid=" in tour.kernel
+    seen = Findings(tour.findings.secrets)
+    seen.look("kernel", "\n".join([*kernels, tour.kernel]).encode())
+    assert seen.unexpected() == []
+
+
+def test_the_grid_can_search(tour: Tour) -> None:
+    """A file with a secret in it is found where it lies."""
+    grid, findings = tour.grid, Findings({"control": planted("control")})
+    place = f"/var/log/{findings.secrets['control'][-8:]}.log"
+    feed(grid, "site", findings.secrets["control"], "tee", place)
+    try:
+        findings.look_at_files(grid, "site", "/var/log")
+    finally:
+        grid.on("site", "rm", place)
+    assert findings.places("control") == {f"site:{place}"}
