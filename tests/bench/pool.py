@@ -15,7 +15,7 @@ from typing import Any
 
 from grid_kit import Grid
 
-from vmjobs.hypervisor import procs
+from vmjobs.hypervisor import procs, sandbox
 from vmjobs.model import ON_NODE, Job, JobState
 
 HERE = Path(__file__).parent
@@ -139,7 +139,9 @@ def _leaders(attempt: str) -> Iterator[int]:
             named = any(
                 f"-{attempt}" in word for word in process.argv if word.startswith(("umid=", "guest="))
             )
-            if named and (process.leads or "qemu" in process.argv[0]):
+            # A sandbox's inner processes have the same words, and one of them a session of its own.
+            kernel = process.leads and Path(process.argv[0]).name == "linux.uml"
+            if named and (kernel or sandbox.leads(process) or "qemu" in process.argv[0]):
                 yield process.pid
 
 
