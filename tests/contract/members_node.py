@@ -31,7 +31,7 @@ from vmjobs.cluster.wire import (
     PoolToken,
 )
 from vmjobs.errors import Unavailable, VMJobsError
-from vmjobs.hypervisor import netproc, procs
+from vmjobs.hypervisor import netproc, procs, sandbox
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import MIB, HypervisorKind, now
@@ -249,6 +249,13 @@ def machine_pid(parts: MemberParts) -> int | None:
         ):
             return process.pid
     return None
+
+
+def kernel_pid(parts: MemberParts) -> int:
+    """The process in it that is the guest's kernel."""
+    first = procs.read(machine_pid(parts) or 0)
+    assert first is not None
+    return sandbox.innermost(first)[0].pid if sandbox.leads(first) else first.pid
 
 
 def remains(parts: MemberParts) -> list[str]:

@@ -20,6 +20,7 @@ from members_node import (
     Service,
     clear,
     kept,
+    kernel_pid,
     machine_pid,
     member_guest,
     member_parts,
@@ -376,9 +377,7 @@ def test_a_frozen_machine_is_replaced(
     service.wants(1, order())
     with kept(impatient):
         wait_until(lambda: service.is_running(1), SECONDS, "it runs")
-        pid = machine_pid(impatient)
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        os.kill(kernel_pid(impatient), signal.SIGSTOP)
         name = impatient.journal.machine_name(order().id, 1)
         wait_until(lambda: UML.state(name) is not MachineState.RUNNING, SECONDS, "it is frozen")
         wait_until(lambda: service.is_running(2), SECONDS, "another one runs")

@@ -15,7 +15,7 @@ from members_node import (
     Service,
     clear,
     kept,
-    machine_pid,
+    kernel_pid,
     member_guest,
     member_parts,
     order,
@@ -34,8 +34,7 @@ BUSY = "(while :; do :; done) &"
 
 def share(parts: MemberParts) -> float:
     """Processors that the machine uses on average, for the next seconds."""
-    pid = machine_pid(parts)
-    assert pid is not None
+    pid = kernel_pid(parts)
     began, before = time.monotonic(), processor_seconds(pid)
     threading.Event().wait(3)
     return (processor_seconds(pid) - before) / (time.monotonic() - began)

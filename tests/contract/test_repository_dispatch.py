@@ -428,6 +428,6 @@ def test_jobs_the_scheduler_side_cannot_describe_fail(
     done = repository.job(job.id)
     assert done.state is S.FAILED
     assert "no quoting" in done.reason.message
-    later(dispatch.LEFT_OVER)
+    later(dispatch.ENDED)
     dispatch.sweep(parts)
     assert schedd.forgotten == [job.array]
