@@ -19,6 +19,7 @@ from cached_start import cached_start
 from cluster_idle import cluster_idle
 from cluster_start import cluster_start
 from cluster_wake import cluster_wake
+from crash import crash
 from density import density
 from figures import Finding, save, table
 from grid_kit import NODES, ROOT, Grid, wait_for
@@ -50,6 +51,7 @@ ON_THE_GRID = (
     "result",
     "unchanged",
     "density",
+    "crash",
     "peer",
     "cluster-start",
     "cluster-wake",
@@ -86,6 +88,7 @@ def main() -> None:
                 benches["result"] = lambda: submit_to_result(grid, options.pairs, ENDS)
                 benches["unchanged"] = lambda: unchanged(grid, options.pairs)
                 benches["density"] = lambda: density(grid)
+                benches["crash"] = lambda: crash(grid)
                 benches["peer"] = lambda: vm_universe(grid, options.peer_pairs)
                 benches["cluster-start"] = lambda: cluster_start(grid, options.pairs)
                 benches["cluster-wake"] = lambda: cluster_wake(grid, options.pairs)

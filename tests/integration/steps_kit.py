@@ -6,17 +6,19 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import step_gates
 import step_watch
-from grid_kit import Grid, run, wait_for
+from faults_kit import room
+from grid_kit import NODES, Grid, run, wait_for
 from test_unchanged import LOG, Desk
 
 from vmjobs.agent.node import ANNOUNCE_SECONDS
+from vmjobs.errors import Conflict
 from vmjobs.model import Job, JobState
 
 #: Where all of it happens.
@@ -241,3 +243,32 @@ class Volley:
             assert not [name for name in living if name.startswith("of no run")], (moment, living)
             most = max(most, len(running))
         assert most >= 2, "whatever looked for machines saw too few of them"
+
+
+@contextmanager
+def stage(grid: Grid) -> Iterator[None]:
+    """Have one node alone run jobs: as many as there are steps, each of which stops at one."""
+    jobs = sum(JOBS.values())
+    with ExitStack() as stack:
+        stack.enter_context(planted(grid))
+        stack.enter_context(room(grid, NODE, jobs, jobs * (MEMORY + 32)))
+        stack.enter_context(short_leases(grid))
+        for other in set(NODES) - {NODE}:
+            stack.enter_context(closed(grid, other))
+        yield
+
+
+@contextmanager
+def fired(grid: Grid) -> Iterator[Volley]:
+    """Jobs on their way to all steps; nothing of them afterwards."""
+    volley = Volley(grid, Desk(grid, "site"), left(grid))
+    try:
+        volley.fire()
+        yield volley
+    finally:
+        volley.open()
+        volley.desk("condor_rm", volley.cluster or "0", check=False)
+        for job in volley.rest:
+            with suppress(Conflict):
+                grid.api.cancel(job.id)
+        volley.desk("rm", "-rf", volley.desk.folder)

@@ -9,13 +9,13 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import pytest
-from faults_kit import Tell, fill, room, silent, small_disk
-from grid_kit import NODES, Grid, healthy, run, wait_for
-from steps_kit import JOBS, MEMORY, NODE, Volley, closed, left, planted, short_leases
-from test_unchanged import LOG, Desk
+from faults_kit import Tell, fill, silent, small_disk
+from grid_kit import Grid, healthy, run, wait_for
+from steps_kit import NODE, Volley, fired, stage
+from test_unchanged import LOG
 
 from vmjobs.errors import Conflict
 from vmjobs.model import JobState, ReasonCode
@@ -27,31 +27,9 @@ Fault = Callable[[Volley], AbstractContextManager[None]]
 
 @pytest.fixture(scope="module")
 def node(grid: Grid) -> Iterator[None]:
-    """The only node that runs jobs: as many as there are steps, each of which stops at one."""
-    jobs = sum(JOBS.values())
-    with ExitStack() as stack:
-        stack.enter_context(planted(grid))
-        stack.enter_context(room(grid, NODE, jobs, jobs * (MEMORY + 32)))
-        stack.enter_context(short_leases(grid))
-        for other in set(NODES) - {NODE}:
-            stack.enter_context(closed(grid, other))
+    """The only node that runs jobs."""
+    with stage(grid):
         yield
-
-
-@contextmanager
-def fired(grid: Grid) -> Iterator[Volley]:
-    """Jobs on their way to all steps; nothing of them afterwards."""
-    volley = Volley(grid, Desk(grid, "site"), left(grid))
-    try:
-        volley.fire()
-        yield volley
-    finally:
-        volley.open()
-        volley.desk("condor_rm", volley.cluster or "0", check=False)
-        for job in volley.rest:
-            with suppress(Conflict):
-                grid.api.cancel(job.id)
-        volley.desk("rm", "-rf", volley.desk.folder)
 
 
 @pytest.fixture
