@@ -55,6 +55,10 @@ class Leftover:
     why: str
 
 
+def _why(state: JobState) -> str:
+    return "canceled" if state.value in _CANCELED else f"the job is {state} already"
+
+
 class Batch(Core):
     """The worker's part of the repository."""
 
@@ -90,7 +94,7 @@ class Batch(Core):
                 self._place(session, row, refs[job_id])
                 state = JobState(row.state)
                 if state.final or state is JobState.CANCELING:
-                    unwanted.append(Leftover(row.id, row.array_id, refs[job_id], "canceled"))
+                    unwanted.append(Leftover(row.id, row.array_id, refs[job_id], _why(state)))
         return unwanted
 
     def note_unavailable(self, array: str, message: str) -> None:
@@ -171,9 +175,7 @@ class Batch(Core):
                 return None
             if row.batch_status in _GONE:
                 return None
-            ended = state.final and state is not JobState.CANCELED
-            why = f"the job is {state} already" if ended else "canceled"
-            return Leftover(row.id, row.array_id, ref_of(row), why)
+            return Leftover(row.id, row.array_id, ref_of(row), _why(state))
 
     def leftovers(self, canceled: timedelta, ended: timedelta) -> list[str]:
         """Jobs that may still be at the scheduler so long after they were canceled, or had ended."""

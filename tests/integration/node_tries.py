@@ -80,8 +80,7 @@ def virsh(uri: str, name: str) -> None:
 def of_process(pid: int) -> dict[str, Callable[[], object]]:
     """Tries at one process of a machine.
 
-    Docker's seccomp profile refuses process_vm_readv(2) and pidfd_getfd(2) to everybody, so that
-    they could tell nothing; the kernel grants them to whom it grants ``mem`` and ``ptrace``.
+    The kernel grants process_vm_readv(2) and pidfd_getfd(2) to whom it grants ``mem`` and ``ptrace``.
     """
     return {
         "environ": lambda: opened(f"/proc/{pid}/environ"),

@@ -23,7 +23,7 @@ def main() -> None:
     names: dict[str, str] = {}
     last: list[str] = []
     while True:
-        living = sorted({name_of(attempt, names) for attempt in attempts()})
+        living = sorted(filter(None, {name_of(attempt, names) for attempt in attempts()}))
         if living != last:
             with SEEN.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([time.time(), living]) + "\n")
@@ -47,8 +47,8 @@ def name_of(attempt: str, names: dict[str, str]) -> str:
     if attempt not in names:
         try:
             names[attempt] = json.loads((RUNS / attempt / "run.json").read_text())["job"]
-        except OSError:
-            return f"of no run: {attempt}"
+        except OSError:  # it has just ended, and its record went after it; or else:
+            return f"of no run: {attempt}" if attempt in attempts() else ""
     return f"{names[attempt]} {attempt}"
 
 

@@ -10,13 +10,15 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 
 import pytest
 from faults_kit import Tell, fill, silent, small_disk
 from grid_kit import Grid, healthy, run, wait_for
-from steps_kit import NODE, Volley, fired, stage
+from steps_kit import JOBS, NODE, Volley, fired, stage
 from test_unchanged import LOG
 
+from vmjobs.agent.steps import STEPS
 from vmjobs.errors import Conflict
 from vmjobs.model import JobState, ReasonCode
 
@@ -52,6 +54,18 @@ def killed(volley: Volley, *which: tuple[str, str]) -> Iterator[None]:
 
 
 @contextmanager
+def schedds_killed(volley: Volley) -> Iterator[None]:
+    """The same of the origin's schedd and the site's, until both answer again."""
+    services = ("site", "submit")
+    with killed(volley, *((service, "^condor_schedd") for service in services)):
+        yield
+        for service in services:
+            ask = ("condor_q", "-allusers", "-totals")
+            answer = partial(volley.grid.on, service, *ask, check=False)
+            wait_for(lambda ask=answer: "Total" in ask() or None, f"the schedd of {service}", 60)
+
+
+@contextmanager
 def lost(volley: Volley, *services: str) -> Iterator[None]:
     """Containers that die, and are there again."""
     containers = [volley.grid.container(service) for service in services]
@@ -83,7 +97,7 @@ FAULTS: dict[str, Fault] = {
     "the starters": killing((NODE, "^condor_starter")),
     "the startd": killing((NODE, "^condor_startd")),
     "the shadows": killing(("site", "^condor_shadow")),
-    "both schedds": killing(("site", "^condor_schedd"), ("submit", "^condor_schedd")),
+    "both schedds": schedds_killed,
     "the API and the worker": killing(("api", "vmjobs serve"), ("worker", "vmjobs worker")),
     "the database and the broker": lambda volley: lost(volley, "postgres", "rabbitmq"),
     "the node's network": lambda volley: cut_off(volley, NODE),
@@ -115,7 +129,7 @@ def test_the_machines_die(volley: Volley) -> None:
 def test_the_disk_is_full(grid: Grid, node: None) -> None:
     """An unchanged job is begun again. One of the service says what happened to it."""
     full = f"grep -c 'No space left' {LOG}; true"
-    with small_disk(grid, NODE, "runs", 4 * 1024 * 1024) as runs, fired(grid) as volley:
+    with small_disk(grid, NODE, "runs", 1024 * 1024) as runs, fired(grid) as volley:
         volley.settle()
         before = grid.on(NODE, "sh", "-c", full)
         filler = fill(grid, NODE, runs)
@@ -135,6 +149,13 @@ def test_the_disk_is_full(grid: Grid, node: None) -> None:
 def test_they_are_suspended(volley: Volley) -> None:
     """All jobs of the site, however they came. A machine stands still while its job runs."""
     volley.grid.on("site", "condor_suspend", "-all")
+    asked = ("condor_q", "-allusers", "-constraint", "JobStatus == 7", "-af", "ClusterId")
+    everyone = sum(JOBS.values())
+    wait_for(
+        lambda: len(volley.grid.on("site", *asked).split()) == everyone or None,
+        "all to be suspended",
+        60,
+    )
     volley.open()
     volley.grid.on("site", "condor_continue", "-all")
     volley.assert_ended_well()
@@ -148,7 +169,9 @@ def test_they_are_removed(volley: Volley) -> None:
             volley.grid.api.cancel(job.id)
     volley.open()
     ends = [job.state for job in volley.ended()]
-    assert sorted(ends) == [JobState.CANCELED] * (len(ends) - 1) + [JobState.COMPLETED]
+    assert set(ends) <= {JobState.CANCELED, JobState.COMPLETED}
+    # Whoever was that far has its result; the others have not even a machine.
+    assert ends.count(JobState.CANCELED) >= len([step for step in STEPS if step.phase == "staging"])
     volley.assert_agreed()
     _assert_clean(volley)
 

@@ -22,6 +22,9 @@ STATE = "/var/lib/vmjobs/agent"
 AGENT = "vmjobs-agent"
 #: As whom jobs run on a node. Their owner's own try is the control of what the socket says.
 OWNER = "vmjobs"
+#: A guest's kernel by its command line, and its name.
+KERNEL = re.compile(r"[^ ]*linux\.uml .*\bumid=([^ ]+)")
+#: A machine that libvirt knows.
 DOMAIN = "safety-test"
 SOCKET = f"qemu+unix:///session?socket={STATE}/.cache/libvirt/libvirt-sock"
 #: What is asked of the agent, and the first line of its answer.
@@ -112,11 +115,16 @@ def _found(victim: Victim) -> Victim:
         listed = [
             line.split(None, 2) for line in grid.on(node, "ps", "-eo", "pid,ppid,args").splitlines()
         ]
-        pids = {pid: parent for pid, parent, args in listed if attempt in args}
+        ours = {pid: (parent, args) for pid, parent, args in listed if attempt in args}
+        kernels = {pid for pid, (_, args) in ours.items() if KERNEL.match(args)}
         # A kernel's children are its guest's processes: they come and go, and it traces them.
-        if found := [int(pid) for pid, parent in pids.items() if parent not in pids]:
-            victim.node, victim.pids = node, found
-    assert victim.pids
+        kept = {pid: args for pid, (parent, args) in ours.items() if parent not in kernels}
+        for pid, args in kept.items():
+            victim.node, victim.pids = node, [*victim.pids, int(pid)]
+            if found := KERNEL.match(args):
+                victim.sockets.append(f"/proc/{pid}/cwd/{found[1]}/mconsole")
+    assert len(victim.sockets) == 1, "there is one kernel"
+    assert len(victim.pids) > len({"its sandbox", "it", "its network"}), victim.pids
     run = f"{STATE}/runs/{attempt}"
     for kind, paths in (("f", victim.files), ("s", victim.sockets), ("d", victim.folders)):
         paths.extend(grid.on(victim.node, "find", run, "-type", kind).split())
@@ -125,7 +133,6 @@ def _found(victim: Victim) -> Victim:
     victim.folders += [STATE, f"{STATE}/runs", f"{STATE}/images", f"{STATE}/.cache/libvirt"]
     victim.sockets.append(f"{STATE}/.cache/libvirt/libvirt-sock")
     assert any("stream-console" in path for path in victim.files), victim.files
-    assert any("mconsole" in path for path in victim.sockets), victim.sockets
     return victim
 
 

@@ -146,7 +146,7 @@ class Agent:
                     lease.send(protocol.StatusMessage(node=self.describe(self.jobs(uid))))
                 elif isinstance(message, protocol.RunMessage):
                     connection.settimeout(None)
-                    self._run(message, lease, uid, messages)
+                    self._run(message, lease, peer, messages)
                     return
                 elif isinstance(message, protocol.HandMessage):
                     self._hand(message, lease, peer, messages)
@@ -178,11 +178,11 @@ class Agent:
         self,
         message: protocol.RunMessage,
         lease: SocketLease,
-        uid: int,
+        peer: protocol.Peer,
         messages: Iterator[protocol.Message],
     ) -> None:
         with self._answering(message.job, lease):
-            with self._registered(message.job, uid, lease) as inbox:
+            with self._registered(message.job, peer.uid, lease) as inbox:
                 source = self.open_job(message.job, message.token)
                 verdict = self._told_before(message.job, source, lease)
                 if verdict is None:
@@ -190,7 +190,8 @@ class Agent:
                     run = Run(source, lease, self.parts, message.job, uuid.uuid4().hex, inbox)
                     run.on_usage = lease.progress
                     try:
-                        verdict = run.execute()
+                        with pausing(run, peer.pid):
+                            verdict = run.execute()
                     except JobFinal:
                         verdict = self._ended_before(message.job, source, lease)
             lease.end(verdict)
@@ -304,6 +305,8 @@ class Agent:
         """The verdict of a job that its scheduler runs again, as it was not told of the end."""
         report = source.end()
         log.info("job %s has ended before: it is %s", job, report.state)
+        if report.state is JobState.CANCELED:  # its scheduler is to remove it, not to see it end
+            raise Unavailable("agent", f"job {job} is canceled, and about to be removed")
         lease.progress(report)
         return Verdict(report.state, report.reason, report.exit)
 

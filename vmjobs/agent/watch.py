@@ -67,7 +67,7 @@ class Watch:
                 self.inbox.put(MachineGone())
                 return
             if looked >= due:
-                self.on_time()
+                self._tell_time()
                 pause = min(2 * pause, LOOKS_APART)
                 due = looked + pause
             if not warned:
@@ -96,6 +96,13 @@ class Watch:
             self.on_console()
             if not to_the_end:
                 return
+
+    def _tell_time(self) -> None:
+        """Whatever goes wrong with that, the machine is looked after."""
+        try:
+            self.on_time()
+        except Exception:
+            log.exception("what %s uses is not known", self.machine)
 
     def _warn(self) -> bool:
         if self.reader.size() > self.max_console:

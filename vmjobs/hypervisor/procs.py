@@ -20,7 +20,10 @@ from vmjobs.errors import HypervisorError
 
 @dataclass(frozen=True)
 class Process:
-    """A living process: one that has ended but was not reaped yet does not count."""
+    """A living process: one that has ended but was not reaped yet does not count.
+
+    argv: empty where it shows none: it is about to end, or wants to pass for that.
+    """
 
     pid: int
     session: int
@@ -34,7 +37,8 @@ class Process:
 
 
 def scan() -> Iterator[Process]:
-    """All processes of this user that live now, but for those within a pid namespace of their own.
+    """All processes of this user that live now and show a command line, but for those within a pid
+    namespace of their own.
 
     What is in there may be in the hands of a guest, and give itself any command line. It is found as a
     descendant of what started it.
@@ -48,7 +52,7 @@ def scan() -> Iterator[Process]:
                 continue
             if Path(f"/proc/{entry.name}/ns/pid").readlink() == ours:
                 found = read(int(entry.name))
-                if found:
+                if found and found.argv:
                     yield found
 
 
@@ -62,18 +66,20 @@ def read(pid: int) -> Process | None:
     # The second field, the name, may hold anything but is followed by the last ')'.
     fields = stat.rpartition(")")[2].split()
     state, session = fields[0], int(fields[3])
-    if state in {"Z", "X"} or not words:
+    if state in {"Z", "X"}:
         return None
-    argv = tuple(word.decode("utf-8", "replace") for word in words.rstrip(b"\0").split(b"\0"))
+    shown = words.rstrip(b"\0")
+    argv = tuple(word.decode("utf-8", "replace") for word in shown.split(b"\0")) if shown else ()
     return Process(pid, session, argv, stopped=state in {"T", "t"})
 
 
 def children(pid: int) -> list[int]:
     """The living children of a process, of all of its threads."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(word) for word in task.read_text().split()]
+    found: list[int] = []
+    with suppress(OSError):  # it ended while we looked
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += [int(word) for word in (task / "children").read_text().split()]
     return found
 
 

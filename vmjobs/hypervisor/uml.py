@@ -232,7 +232,7 @@ class UserModeLinux:
 
     def _name_of(self, process: procs.Process) -> str:
         """The machine that a process belongs to, ``""`` if to none."""
-        first = Path(process.argv[0]).name
+        first = Path(*process.argv[:1]).name
         if first not in {Path(self._program).name, sandbox.PROGRAM} and not sandbox.leads(process):
             return ""
         names = [word.removeprefix("umid=") for word in process.argv if word.startswith("umid=")]

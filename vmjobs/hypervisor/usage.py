@@ -22,10 +22,11 @@ def family(pid: int) -> Usage:
     A parent is looked at before its children: one that is reaped in between is missed until somebody
     looks again, and never counted twice.
     """
-    cpu, memory = _processor_seconds(pid), _peak_memory(pid)
-    for child in procs.children(pid):
-        other = family(child)
-        cpu, memory = cpu + other.cpu_seconds, max(memory, other.memory)
+    cpu, memory, left = 0.0, 0, [pid]
+    while left:
+        one = left.pop()
+        cpu, memory = cpu + _processor_seconds(one), max(memory, _peak_memory(one))
+        left += procs.children(one)
     return Usage(cpu, memory)
 
 
