@@ -3,7 +3,8 @@
 It is loaded by every Python there (:mod:`steps_kit` has it named in a ``.pth`` file), and does
 something in the agent alone. Where :data:`GATES` is a directory the first run of a kind that comes to a
 step stops there, until there is a file ``open``; the next one goes on to the next step. So as many runs
-as there are steps stand at all of them at the same time.
+as there are steps stand at all of them at the same time. Its machine stands still meanwhile, as soon as
+it has one that can: else its guest would have done its work before all the others have come.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,8 @@ def points(kind: str) -> tuple[str, ...]:
     return TAKING + steps + GIVING if kind == "unchanged" else steps
 
 
-def stop(job: str, point: str) -> None:
-    """Stop a job's run here, if it is the first one."""
+def stop(job: str, point: str, run: Any = None) -> None:
+    """Stop a job's run here, if it is the first one. run: where it may have a machine."""
     kind = "unchanged" if job.startswith("condor.") else "rest"
     if not GATES.is_dir() or (GATES / "open").exists():
         return
@@ -38,8 +40,34 @@ def stop(job: str, point: str) -> None:
             taken.write(job)
     except FileExistsError:
         return
+    still = False
     while GATES.is_dir() and not (GATES / "open").exists():
+        still = still or (run is not None and _halt(run))
         time.sleep(0.05)
+    if still:
+        _go_on(run)
+
+
+def _halt(run: Any) -> bool:
+    """Have the machine stand still; false where there is none (any more), or it cannot yet."""
+    from vmjobs.errors import HypervisorError
+    from vmjobs.hypervisor.base import MachineState
+
+    try:
+        if run.watch is None or run.driver.state(run.machine) is not MachineState.RUNNING:
+            return False
+        run.driver.pause(run.machine)
+    except HypervisorError:
+        return False
+    return True
+
+
+def _go_on(run: Any) -> None:
+    """Let it go on, if it is still there."""
+    from vmjobs.errors import HypervisorError
+
+    with suppress(HypervisorError):
+        run.driver.resume(run.machine)
 
 
 def before(point: str, job_of: Callable[..., str]) -> Callable[[Any], Any]:
@@ -48,7 +76,8 @@ def before(point: str, job_of: Callable[..., str]) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         @functools.wraps(function)
         def stopping(*arguments: Any, **named: Any) -> Any:
-            stop(job_of(*arguments), point)
+            run = arguments[0] if hasattr(arguments[0], "driver") else None
+            stop(job_of(*arguments), point, run)
             return function(*arguments, **named)
 
         return stopping
