@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from repository.core import Core
-from repository.decide import GONE
+from repository.decide import GONE, Step
 from repository.ids import is_id
 from repository.models import AttemptRow, JobRow, OutputRow
 from repository.reading import visible
@@ -38,6 +38,7 @@ from vmjobs.model import (
     JobState,
     JobTicket,
     Output,
+    Reason,
     ReasonCode,
     Report,
     StreamName,
@@ -110,7 +111,7 @@ class Attempts(Core):
             _follow(session, row, tried, report)
             if report.state not in ON_NODE and report.state is not JobState.CANCELING:
                 tried.ended = tried.ended or utc_now()
-                _settle_cancel(session, row)
+                _settle_cancel(session, row, tried)
             settle(row)
 
     def append(self, job_id: str, attempt: str, stream: StreamName, offset: int, data: bytes) -> None:
@@ -264,7 +265,10 @@ def _sane(seconds: Mapping[str, float]) -> dict[str, float]:
 def _follow(session: Session, row: JobRow, tried: AttemptRow, report: Report) -> None:
     """Move the job where the report says, by the table."""
     at = report.time if report.time.tzinfo else report.time.replace(tzinfo=UTC)
-    if row.state == JobState.CANCELING and not _ends_canceling(report):
+    if row.state == JobState.CANCELING:
+        if _ends_canceling(report):  # whether it had ended or is canceled, the scheduler is to say
+            why = report.reason.model_dump(mode="json")
+            tried.ending = {"state": report.state.value, "reason": why}
         return
     if row.state in PUSHED_BACK and tried.reached and tried.ended is None:
         if report.state is JobState.PREEMPTED:
@@ -279,6 +283,13 @@ def _follow(session: Session, row: JobRow, tried: AttemptRow, report: Report) ->
         return
     move(session, row, report.state, report.reason, at=at)
     tried.reached = report.state.value
+
+
+def ending_of(tried: AttemptRow) -> Step | None:
+    """How an attempt had ended by itself while its job was being canceled."""
+    if tried.ending is None:
+        return None
+    return Step(JobState(tried.ending["state"]), Reason.model_validate(tried.ending["reason"]))
 
 
 def _ends_canceling(report: Report) -> bool:
@@ -309,9 +320,13 @@ def _catch_up(session: Session, row: JobRow, reached: JobState, at: datetime) ->
         move(session, row, reached, why, at=at)
 
 
-def _settle_cancel(session: Session, row: JobRow) -> None:
-    """CANCELED once both are known: the VM is gone, and so is the batch job."""
+def _settle_cancel(session: Session, row: JobRow, tried: AttemptRow) -> None:
+    """Over once both are known: the VM is gone, and so is the batch job."""
     if row.state != JobState.CANCELING:
+        return
+    ending, completed = ending_of(tried), row.batch_status == BatchStatus.COMPLETED
+    if ending is not None and (completed or row.dispatched is None):
+        move(session, row, ending.state, ending.reason)
         return
     gone = row.batch_status and BatchStatus(row.batch_status) in GONE
     if gone or row.dispatched is None:

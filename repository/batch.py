@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Select, and_, or_, select
 from sqlalchemy.orm import Session
 
-from repository.attempts import settle
+from repository.attempts import ending_of, settle
 from repository.core import Core
 from repository.decide import GONE, Facts, Step, decide
 from repository.images.access import manifest_of, parsed
@@ -318,6 +318,7 @@ def _decide(row: JobRow, tried: AttemptRow | None, seen: Observation, present: d
         since=row.batch_since if same and row.batch_since else present,
         claimed=tried is not None,
         ended=tried is not None and tried.ended is not None,
+        ending=ending_of(tried) if tried else None,
         heard=tried.heard if tried else None,
         seen_running=tried is not None and tried.seen_running,
     )

@@ -30,11 +30,20 @@ GONE: Final = frozenset({BatchStatus.REMOVED, BatchStatus.COMPLETED, BatchStatus
 
 
 @dataclass(frozen=True)
+class Step:
+    """One move to make."""
+
+    state: JobState
+    reason: Reason
+
+
+@dataclass(frozen=True)
 class Facts:
     """What the repository knows of a job.
 
     code: the reason it is in ``state``.
     claimed: an agent has claimed it.  ended: that agent said that its VM is gone.
+    ending: how the job had ended by itself by then, while it was being canceled.
     heard: when that agent was last heard of.
     seen_running: the scheduler said, after the claim, that the job runs.
     since: when the scheduler first said what it says now.
@@ -45,16 +54,9 @@ class Facts:
     since: datetime
     claimed: bool = False
     ended: bool = False
+    ending: Step | None = None
     heard: datetime | None = None
     seen_running: bool = False
-
-
-@dataclass(frozen=True)
-class Step:
-    """One move to make."""
-
-    state: JobState
-    reason: Reason
 
 
 class Rule(StrEnum):
@@ -146,7 +148,13 @@ def _hold(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
 
 
 def _cancel(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
-    """The scheduler has let go of it. CANCELED needs the node's word too, or a grace."""
+    """The scheduler has let go of it. CANCELED needs the node's word too, or a grace.
+
+    A job may end by itself before the cancel reaches it: whether it did is what the scheduler says, so
+    that both have the same end of it.
+    """
+    if facts.ending is not None and seen.status is _B.COMPLETED:
+        return [facts.ending]
     steps = []
     code = facts.code
     if facts.state is not _CANCELING:

@@ -136,6 +136,7 @@ class AttemptRow(Base):
     heard: when the agent was last heard of.  ended: when it said that its VM is gone.
     seen_running: the scheduler said, after the claim, that the job runs.
     seconds, bytes, cpu_seconds: as of a report.
+    ending: how it ended by itself, state and reason, while the job was being canceled.
     """
 
     __tablename__ = "attempts"
@@ -152,6 +153,7 @@ class AttemptRow(Base):
     seen_running: Mapped[bool] = mapped_column(default=False)
     hypervisor: Mapped[str | None] = mapped_column(STATE)
     exit: Mapped[dict[str, Any] | None]
+    ending: Mapped[dict[str, Any] | None]
     seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)
     bytes: Mapped[dict[str, Any]] = mapped_column(default=dict)
     cpu_seconds: Mapped[float] = mapped_column(Double, default=0.0)

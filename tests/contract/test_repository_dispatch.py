@@ -13,7 +13,7 @@ from repository import batch, decide, dispatch
 from repository.dispatch import Dispatch
 from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
-from vmjobs.model import JobState, ReasonCode, now
+from vmjobs.model import Job, JobState, ReasonCode, now
 from vmjobs.ports import BatchStatus
 
 S, B = JobState, BatchStatus
@@ -202,29 +202,55 @@ def test_a_node_that_never_confirms(
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "ends"),
+    ("state", "code"),
     [
-        (S.COMPLETED, ReasonCode.SUCCEEDED, S.COMPLETED),
-        (S.FAILED, ReasonCode.SCRIPT_FAILED, S.FAILED),
-        (S.FAILED, ReasonCode.SCRIPT_KILLED, S.CANCELING),
-        (S.FAILED, ReasonCode.GUEST_LOST, S.CANCELING),
-        (S.PREEMPTED, ReasonCode.EVICTED, S.CANCELING),
+        (S.COMPLETED, ReasonCode.SUCCEEDED),
+        (S.FAILED, ReasonCode.SCRIPT_FAILED),
+        (S.FAILED, ReasonCode.SCRIPT_KILLED),
+        (S.FAILED, ReasonCode.GUEST_LOST),
+        (S.PREEMPTED, ReasonCode.EVICTED),
     ],
 )
-def test_a_job_may_end_by_itself_while_it_is_canceled(
-    repository: Repository, parts: Dispatch, state: S, code: ReasonCode, ends: S
+def test_a_job_that_the_scheduler_removes_is_canceled_however_it_had_ended(
+    repository: Repository, parts: Dispatch, state: S, code: ReasonCode
 ) -> None:
+    job, attempt = canceling(repository, parts)
+    repository.report(job.id, attempt, told(state, code))
+    assert repository.job(job.id).state is S.CANCELING  # the scheduler's word is what is missing
+    dispatch.cancel_job(parts, job.id)
+    dispatch.track(parts)
+    assert repository.job(job.id).state is S.CANCELED
+
+
+@pytest.mark.parametrize("first", ["the node", "the scheduler"])
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [(S.COMPLETED, ReasonCode.SUCCEEDED), (S.FAILED, ReasonCode.SCRIPT_FAILED)],
+)
+def test_a_job_that_ended_by_itself_for_the_scheduler_too_is_not_canceled(
+    repository: Repository, schedd: Ledger, parts: Dispatch, state: S, code: ReasonCode, first: str
+) -> None:
+    job, attempt = canceling(repository, parts)
+    steps = [
+        lambda: repository.report(job.id, attempt, told(state, code)),
+        lambda: (schedd.say(job.id, B.COMPLETED), dispatch.track(parts)),
+    ]
+    for step in steps if first == "the node" else reversed(steps):
+        assert repository.job(job.id).state is S.CANCELING
+        step()
+    done = repository.job(job.id)
+    assert (done.state, done.reason.code) == (state, code)
+    assert states(repository, job.id)[-2:] == ["CANCELING", state.value]
+
+
+def canceling(repository: Repository, parts: Dispatch) -> tuple[Job, str]:
+    """A job that is canceled while its files are collected, and its attempt."""
     job = one(repository)
     dispatch.submit_array(parts, job.array)
     attempt = claim(repository, job.id)
     bring(repository, job.id, attempt, S.COLLECTING)
     repository.cancel(job.id)
-    repository.report(job.id, attempt, told(state, code))
-    assert repository.job(job.id).state is ends
-    if ends is S.CANCELING:  # the machine is gone; the scheduler's word is what is missing
-        dispatch.cancel_job(parts, job.id)
-        dispatch.track(parts)
-        assert repository.job(job.id).state is S.CANCELED
+    return job, attempt
 
 
 def test_removed_at_the_scheduler(repository: Repository, schedd: Ledger, parts: Dispatch) -> None:

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from repository.decide import CANCEL_GRACE, LOST_AFTER, REPORT_GRACE, SILENCE, Facts, decide
-from vmjobs.model import ON_NODE, CondorRef, JobState, ReasonCode, may_follow
+from repository.decide import CANCEL_GRACE, LOST_AFTER, REPORT_GRACE, SILENCE, Facts, Step, decide
+from vmjobs.model import ON_NODE, CondorRef, JobState, ReasonCode, may_follow, reason
 from vmjobs.ports import BatchStatus, Observation
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -99,6 +99,14 @@ def test_a_removed_job_waits_for_its_node() -> None:
     assert path(held_up, seen(B.REMOVED), NOW + CANCEL_GRACE) == CANCELED
     assert path(facts(S.CANCELING, claimed=True, ended=True), seen(B.REMOVED)) == CANCELED
     assert path(facts(S.RUNNING, claimed=True), seen(B.REMOVED)) == REMOVED[:1]
+
+
+def test_how_a_canceled_job_ended_is_the_schedulers_to_say() -> None:
+    done = Step(S.COMPLETED, reason(C.SUCCEEDED, "the script succeeded"))
+    known = facts(S.CANCELING, claimed=True, ended=True, ending=done)
+    assert decide(known, seen(B.COMPLETED), NOW) == [done]
+    assert path(known, seen(B.REMOVED)) == CANCELED
+    assert path(known, seen(B.RUNNING)) == []
 
 
 def test_the_final_report_may_come_after_the_scheduler_says_completed() -> None:
