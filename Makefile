@@ -61,7 +61,8 @@ lint: setup
 	    deploy/libexec/mmdebstrap-as-root condor/config/vm-universe-xml condor/worker/*.sh vmjobs/agent/inside/*.sh
 	@shellcheck -x condor/gateway/*.sh tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 
-test: lint images gateway-images foreign
+test: lint
+	@$(MAKE) --no-print-directory -j 2 gateway-images foreign
 	@deploy/test.sh
 
 soak: images

@@ -7,11 +7,15 @@ cd "$(dirname "$0")/.."
 export COMPOSE_PROJECT_NAME="${VMJOBS_PROJECT:-vmjobs}"
 cache=build/pytest-cache
 
+# What takes longest is printed: the whole is to stay below an hour.
+slow="--durations=25 --durations-min=5"
+
 # tests ARGUMENT...: runs them side by side. What fails then is run once more by itself, and said to be: deadlines
 # of processes, machines and containers are met or not with what else goes on. It has to pass there.
 tests() {
     rm -rf $cache
-    .venv/bin/pytest -q -o cache_dir=$cache "$@" && return
+    # shellcheck disable=SC2086 # two words
+    .venv/bin/pytest -q -o cache_dir=$cache $slow "$@" && return
     echo "== once more, one at a time: what failed beside others"
     .venv/bin/pytest -q -o cache_dir=$cache "$@" -n 0 --last-failed --last-failed-no-failures none
 }
