@@ -24,7 +24,8 @@ if [ "${1:-}" != soak ]; then
     echo "== unit"
     tests tests/unit -n 2
     echo "== contract"
-    tests tests/contract -n 2 --dist loadfile
+    # They wait for machines to boot a good part of their time.
+    tests tests/contract -n 3 --dist loadfile
 fi
 
 echo "== grid"

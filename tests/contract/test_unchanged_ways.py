@@ -189,8 +189,8 @@ def test_a_shell_in_a_terminal(site: Site, resident: Job) -> None:
     os.write(screen, b"tty; stty size; echo $TERM; cat of-the-job\r")
     wait_until(lambda: sees(b"vt100\r\nmine"), 30, "what the commands print")
     assert b"/dev/pts/" in seen
-    os.write(screen, b"sleep 100\r")
-    wait_until(lambda: sees(b"sleep 100\r\n"), 30, "the command")
+    os.write(screen, b"sh -c 'echo be\"\"gun; sleep 100'\r")
+    wait_until(lambda: sees(b"begun\r\n"), 30, "the command to run")
     os.write(screen, b"\x03")
     os.write(screen, b"echo interrupt=$?\r")
     wait_until(lambda: sees(b"interrupt=130"), 30, "the shell to go on")
