@@ -61,8 +61,8 @@ lint: setup
 	    deploy/libexec/mmdebstrap-as-root condor/config/vm-universe-xml condor/worker/*.sh vmjobs/agent/inside/*.sh
 	@shellcheck -x condor/gateway/*.sh tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 
-test: lint
-	@$(MAKE) --no-print-directory -j 2 gateway-images foreign
+test: setup
+	@$(MAKE) --no-print-directory -j 3 lint gateway-images foreign
 	@deploy/test.sh
 
 soak: images

@@ -40,11 +40,11 @@ export VMJOBS_GRID="$COMPOSE_PROJECT_NAME"
 if [ "${1:-}" = soak ]; then
     shift
     echo "== soak"
-    tests tests/integration/test_cluster_faults.py tests/integration/test_every_step.py -n 0 "$@"
+    tests tests/integration -m soak -n 0 "$@"
     exit
 fi
 echo "== integration"
 # Jobs wait for the scheduler most of their time: files of tests run side by side.
-tests tests/integration -n 3 --dist loadfile -m 'not disruptive and not soak' "$@"
+tests tests/integration -n 4 --dist loadfile -m 'not disruptive and not soak' "$@"
 echo "== integration, with services that die"
 tests tests/integration -n 0 -m 'disruptive and not soak' "$@"

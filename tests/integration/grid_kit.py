@@ -143,9 +143,13 @@ def run(*command: str, check: bool = True) -> str:
 def wait_for(look: Callable[[], T | None], what: str, timeout: float) -> T:
     """Look again and again until there is something to see."""
     deadline = time.monotonic() + timeout * PATIENCE
+    pause = 0.2
     while time.monotonic() < deadline:
         found = look()
         if found:
             return found
-        time.sleep(0.2)
+        time.sleep(pause)
+        pause = min(
+            1.0, pause * 1.2
+        )  # most looks are commands in containers, which cost more than time
     raise AssertionError(f"waited {timeout * PATIENCE:g} s for {what}")

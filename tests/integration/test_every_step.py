@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 
 import pytest
@@ -90,7 +90,6 @@ def killing(*which: tuple[str, str]) -> Fault:
     return lambda volley: killed(volley, *which)
 
 
-#: What has nothing to do with each other dies together: each volley takes a minute.
 FAULTS: dict[str, Fault] = {
     "the agent": killing((NODE, "vmjobs agent")),
     "what waits for the machines": killing((NODE, "vmjobs exec")),
@@ -104,9 +103,32 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-@pytest.mark.parametrize("what", FAULTS)
+#: What stands beside each other dies together, as each volley takes a minute; in a soak by itself, too.
+TOGETHER = {
+    "the agent": ("the agent",),
+    "what waits for the machines": ("what waits for the machines",),
+    "the starters and the startd": ("the starters", "the startd"),
+    "the schedds and the shadows": ("the shadows", "both schedds"),
+    "the whole service": ("the API and the worker", "the database and the broker"),
+    "the node's network": ("the node's network",),
+}
+
+
+@pytest.mark.parametrize("what", TOGETHER)
 def test_it_dies(volley: Volley, what: str, record_property: Tell) -> None:
-    with FAULTS[what](volley):
+    _assert_survived(volley, TOGETHER[what], record_property)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", [name for name in FAULTS if name not in TOGETHER])
+def test_it_dies_alone(volley: Volley, what: str, record_property: Tell) -> None:
+    _assert_survived(volley, (what,), record_property)
+
+
+def _assert_survived(volley: Volley, faults: Iterable[str], record_property: Tell) -> None:
+    with ExitStack() as stack:
+        for fault in faults:
+            stack.enter_context(FAULTS[fault](volley))
         volley.open()
     volley.assert_ended_well()
     _assert_clean(volley)
@@ -197,6 +219,7 @@ def test_they_are_vacated(volley: Volley) -> None:
     _assert_clean(volley)
 
 
+@pytest.mark.soak
 def test_they_are_vacated_at_once(volley: Volley) -> None:
     volley.grid.on("site", "condor_vacate_job", "-fast", "-all")
     volley.open()
