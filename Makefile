@@ -8,7 +8,7 @@
 # make demo      the main job: physics events from an array of VMs, a table and a picture
 # make lint      formatting, lints, types, shell scripts
 # make test      lint, then all tests but those of make soak
-# make soak      tests that take long: what dies under virtual clusters and jobs, one thing after the other
+# make soak      tests that take minutes each: what dies under clusters and jobs, builds of large images
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # All tests but the linters: unit, contract, integration on a grid. test.sh [soak] [PYTEST ARGUMENT...]
 # A grid that is up already is used and left up; one that is started here is taken down again.
-# soak: what dies under a virtual cluster and under jobs, one thing after the other, and a line about each.
+# soak: tests that take minutes each: what dies under clusters and jobs, with a line about each, and large images.
 set -eu
 cd "$(dirname "$0")/.."
 export COMPOSE_PROJECT_NAME="${VMJOBS_PROJECT:-vmjobs}"

@@ -83,6 +83,7 @@ def ads(grid: Grid, cluster: str) -> set[tuple[str, ...]]:
     return {tuple(word.strip() for word in line.split(",")) for line in told.splitlines()}
 
 
+@pytest.mark.soak
 def test_each_release_advertises_itself_and_runs_the_jobs_that_ask_for_it(
     grid: Grid,
     operator: Client,  # noqa: F811

@@ -33,6 +33,7 @@ def test_the_worker_is_killed_while_it_submits(grid: Grid) -> None:
         assert_ended_right(grid, job)
 
 
+@pytest.mark.soak
 def test_the_node_is_lost(grid: Grid) -> None:
     (job,) = grid.submit(SLOW, outputs=["out.txt"])
     hit = grid.until(job, JobState.RUNNING)

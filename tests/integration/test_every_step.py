@@ -201,6 +201,7 @@ def test_they_are_removed(volley: Volley) -> None:
     _assert_clean(volley)
 
 
+@pytest.mark.soak
 def test_they_are_held_and_released(volley: Volley) -> None:
     volley.desk("condor_hold", volley.cluster)
     _at_origin(volley, "condor_hold")

@@ -91,6 +91,7 @@ def test_disks_of_every_size_are_sound(tmp_path: Path, slack: int) -> None:
     check(tmp_path / "disk")
 
 
+@pytest.mark.soak
 def test_two_builds_from_nothing_give_the_same_image(tmp_path: Path) -> None:
     need("mmdebstrap", "dpkg-deb")
     steps: list[str] = []

@@ -83,6 +83,7 @@ def test_a_site_s_own_packages_have_to_be_named(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- what they are for
 
 
+@pytest.mark.soak
 def test_root_trees_are_written_and_read(tmp_path: Path) -> None:
     build("root", tmp_path)
     analysis = """#!/usr/bin/python3
@@ -104,6 +105,7 @@ print(tree.num_entries, len(awkward.flatten(back)), bool(awkward.all(back == muo
     assert (tmp_path / "muons.root").read_bytes().startswith(b"root")
 
 
+@pytest.mark.soak
 def test_a_worker_has_htcondor_inside(tmp_path: Path) -> None:
     build("worker", tmp_path)
     asked = "condor_version | head -n 1\ncondor_config_val -evaluate 'DAEMON_LIST'\n"
@@ -180,6 +182,7 @@ def kdc(tmp_path: Path) -> Iterator[Kdc]:
                 process.terminate()
 
 
+@pytest.mark.soak
 def test_a_job_gets_a_kerberos_ticket_from_a_real_kdc(kdc: Kdc, tmp_path: Path) -> None:
     build("kerberos", tmp_path)
     login = "kinit -k -t keytab physicist && klist\n"
