@@ -46,7 +46,8 @@ def test_a_job_that_no_node_has_the_memory_for(desk: Desk) -> None:
     assert found["way"][-1].endswith(" at site.grid")
     assert "999999 MiB" in found["findings"][0]["message"]
     (clause,) = [c for c in found["clauses"] if c["text"] == "TARGET.RequestMemory <= MY.Memory"]
-    assert clause["nodes"]["count"] == len(NODES)
+    # Machines of a virtual cluster, or the ads that they leave, may be in the pool as well.
+    assert clause["nodes"]["count"] >= len(NODES)
     assert clause["job"] == {"RequestMemory": "999999"}
 
 
