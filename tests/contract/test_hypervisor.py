@@ -190,6 +190,86 @@ def test_pause_and_resume(bench: Bench) -> None:
     assert bench.driver.state(machine.name) is MachineState.GONE
 
 
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_machine_that_was_saved_goes_on_where_it_was(bench: Bench, paused: bool) -> None:
+    """With other files, at other places; what it has on its disks is there, too."""
+    driver, first = bench.driver, bench.machine("count")
+    if not driver.platform:
+        pytest.skip(f"no machine of {driver.kind} can be saved")  # the next test says how it refuses
+    driver.start(first)
+    wait_until(lambda: "count=5" in said(first.console), BOOT, "the guest counts")
+    if paused:
+        driver.pause(first.name)  # whoever saves it does not want it to stay so
+    memory = bench.directory / "memory"
+    driver.save(first.name, memory)
+    assert driver.state(first.name) is MachineState.GONE
+    assert processes_that_mention(first.name) == []
+    driver.destroy(first.name)
+    before = counted(first.console)
+    second = replace(
+        first,
+        saved=memory,
+        workdir=bench.directory / "elsewhere",
+        console=bench.directory / "another.console",
+    )
+    first.workdir.rename(second.workdir)
+    driver.start(second)
+    assert driver.state(second.name) is MachineState.RUNNING
+    wait_until(lambda: len(counted(second.console)) > 5, BOOT, "it goes on")
+    driver.destroy(second.name)
+    after = counted(second.console)
+    assert after == list(range(after[0], after[0] + len(after)))
+    assert after[0] in {before[-1] + 1, before[-1] + 2}, "the last line may not have been out yet"
+    assert counted(first.console) == before
+
+
+def counted(console: Path) -> list[int]:
+    """What a guest that counts has said, in whole lines."""
+    lines = said(console).replace("\r", "").split("\n")[:-1]
+    return [int(line.removeprefix("count=")) for line in lines if line.startswith("count=")]
+
+
+def test_saving_what_cannot_be_saved_leaves_it_running(bench: Bench) -> None:
+    machine = bench.machine("count")
+    bench.driver.start(machine)
+    wait_until(lambda: "count=3" in said(machine.console), BOOT, "the guest counts")
+    with pytest.raises(HypervisorError):
+        bench.driver.save(machine.name, bench.directory / "no-such-directory" / "memory")
+    before = counted(machine.console)
+    wait_until(lambda: len(counted(machine.console)) > len(before) + 2, 20, "the guest goes on")
+    with pytest.raises(HypervisorError):
+        bench.driver.save("vmjobs-test-never-was", bench.directory / "memory")
+
+
+def test_what_is_no_saved_machine_does_not_start(bench: Bench) -> None:
+    saved = bench.directory / "memory"
+    saved.write_bytes(bytes(4096))
+    machine = bench.machine("count")
+    bench.driver.start(machine)
+    bench.driver.destroy(machine.name)  # its disks are there
+    with pytest.raises(HypervisorError):
+        bench.driver.start(replace(machine, saved=saved))
+    assert bench.driver.state(machine.name) is MachineState.GONE
+
+
+def test_a_saved_machine_does_not_open_files_that_its_disk_names(bench: Bench) -> None:
+    """Its overlay comes from another node, and may have been made by anybody."""
+    driver, machine = bench.driver, bench.machine("count")
+    if not driver.platform:
+        pytest.skip(f"no machine of {driver.kind} can be saved")
+    driver.start(machine)
+    wait_until(lambda: "count=1" in said(machine.console), BOOT, "the guest counts")
+    memory, overlay = bench.directory / "memory", machine.workdir / "overlay.qcow2"
+    driver.save(machine.name, memory)
+    driver.destroy(machine.name)
+    overlay.unlink()
+    make = ["qemu-img", "create", "-q", "-f", "qcow2", "-o", f"data_file={bench.directory}/secret"]
+    subprocess.run([*make, overlay, "64M"], check=True)
+    with pytest.raises(HypervisorError, match="which no overlay of a machine has"):
+        driver.start(replace(machine, saved=memory))
+    assert driver.state(machine.name) is MachineState.GONE
+
+
 def test_panic_ends_the_machine_and_is_on_the_console(bench: Bench) -> None:
     text = bench.run("panic")
     assert "Kernel panic - not syncing: Attempted to kill init" in text

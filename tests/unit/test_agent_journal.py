@@ -23,6 +23,8 @@ class Shelf:
         self.names = list(names)
         self.broken = False
 
+    platform = ""
+
     def probe(self, deadline: float) -> ProbeResult:
         return ProbeResult(self.kind, True, "", deadline)
 

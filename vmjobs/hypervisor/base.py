@@ -129,6 +129,8 @@ class Machine:
         is there. The next machine needs the same image and the same workdir. None: it is thrown away.
     limits: held to as far as :meth:`Hypervisor.unenforced` does not say otherwise.
     links: network cards after the machine's own, in this order in the guest.
+    saved: what :meth:`Hypervisor.save` has written of a machine of this name: it goes on from there,
+        with its disks, and its overlay in ``workdir``, as they were then. None: it begins anew.
     """
 
     name: str
@@ -143,6 +145,7 @@ class Machine:
     overlay: Path | None = None
     limits: MachineLimits | None = None
     links: tuple[PrivateLink, ...] = ()
+    saved: Path | None = None
 
 
 class MachineState(StrEnum):
@@ -202,6 +205,12 @@ class Hypervisor(Protocol):
     def kind(self) -> HypervisorKind:
         """Which hypervisor this is."""
 
+    @property
+    def platform(self) -> str:
+        """What a machine that is saved here can be resumed by: a driver that says the same words.
+        Empty: no machine of this one can be saved.
+        """
+
     def probe(self, deadline: float) -> ProbeResult:
         """Boot a tiny guest and hear it speak within ``deadline`` seconds; never raises."""
 
@@ -225,6 +234,12 @@ class Hypervisor(Protocol):
 
     def resume(self, name: str) -> None:
         """Let a paused machine go on."""
+
+    def save(self, name: str, path: Path) -> None:
+        """Write the machine's memory and processors to a file, and end the machine.
+
+        Where that fails the machine goes on, unless it is gone.
+        """
 
     def state(self, name: str) -> MachineState:
         """What the machine does now; ``GONE`` for a name never seen."""

@@ -7,6 +7,7 @@ to virtlogd, which cuts it off and rotates it at 2 MiB; and it has no words for 
 from __future__ import annotations
 
 import platform
+import uuid
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 VMJOBS_NAMESPACE = "urn:vmjobs:machine:1"
 MAC = "52:54:00:12:34:56"
 
+_UUIDS = uuid.uuid5(uuid.NAMESPACE_URL, VMJOBS_NAMESPACE)
 #: Slot of the network card: behind everything that libvirt places by itself.
 _NETWORK_SLOT = "0x1e"
 
@@ -75,6 +77,7 @@ def domain_xml(
     """
     domain = ET.Element("domain", {"type": domain_type, "xmlns:qemu": QEMU_NAMESPACE})
     _text(domain, "name", machine.name)
+    _text(domain, "uuid", str(uuid.uuid5(_UUIDS, machine.name)))  # a saved one is known by both
     metadata = ET.SubElement(domain, "metadata")
     ET.SubElement(metadata, "vmjobs:machine", {"xmlns:vmjobs": VMJOBS_NAMESPACE, "name": machine.name})
     ET.SubElement(domain, "memory", {"unit": "MiB"}).text = str(machine.memory)

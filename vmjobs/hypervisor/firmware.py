@@ -39,8 +39,8 @@ def find(places: Iterable[tuple[str, str]] = PLACES) -> Firmware | None:
     return None
 
 
-def lay_out(workdir: Path, found: Firmware | None) -> Firmware:
-    """Firmware for one machine, with variables of its own in ``workdir``.
+def lay_out(workdir: Path, found: Firmware | None, *, resumed: bool = False) -> Firmware:
+    """Firmware for one machine, with variables of its own in ``workdir``. resumed: it has left some.
 
     Raises:
         NoHypervisor: the node has no firmware.
@@ -52,6 +52,8 @@ def lay_out(workdir: Path, found: Firmware | None) -> Firmware:
             hint="apt-get install ovmf",
         )
     own = workdir.absolute() / "uefi-variables.fd"
+    if resumed:
+        return Firmware(found.code, own)
     try:
         shutil.copyfile(found.variables, own)
     except OSError as error:

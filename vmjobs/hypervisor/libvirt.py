@@ -8,6 +8,7 @@ does not serve, the driver runs inside this process (``qemu:///embed``).
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +37,7 @@ from vmjobs.hypervisor.domain_xml import board, domain_xml
 from vmjobs.hypervisor.embedded import EmbeddedRoot
 from vmjobs.hypervisor.endings import Endings, of_cause
 from vmjobs.hypervisor.limits import Holder, Plan
+from vmjobs.hypervisor.overlay import check as check_overlay
 from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
 from vmjobs.hypervisor.usage import Meter, family
 from vmjobs.model import BootMethod, HypervisorKind
@@ -242,6 +245,14 @@ class Libvirt:
 
     # ----------------------------------------------------------------- life and death
 
+    @property
+    def platform(self) -> str:
+        """See :attr:`Hypervisor.platform`: QEMU, the board, and the processor that a guest sees."""
+        # Not kept: it may be another QEMU the next time.
+        qemu = self._connection.call("ask for QEMU's version", _qemu_version)
+        processor = "tcg" if self.kind is HypervisorKind.QEMU else _processor()
+        return f"qemu {qemu}, {board().machine}, {processor}"
+
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""
         began = time.monotonic()
@@ -280,16 +291,24 @@ class Libvirt:
         with ExitStack() as after, ExitStack() as undo:
             undo.callback(self.destroy, machine.name)
             boots_by_uefi = machine.image.boot is BootMethod.UEFI
-            uefi = firmware.lay_out(machine.workdir, firmware.find()) if boots_by_uefi else None
+            resumed = machine.saved is not None
+            uefi = (
+                firmware.lay_out(machine.workdir, firmware.find(), resumed=resumed)
+                if boots_by_uefi
+                else None
+            )
             nbd = self._serve_root(machine)
-            _make_overlay(machine, overlay)
+            if resumed:
+                check_overlay(overlay)
+            else:
+                _make_overlay(machine, overlay)
             carrier = self._lay_cable(machine, held)
             if carrier is not None:
                 after.callback(carrier.close)
             cable = carrier.ready() if carrier else None
             text = domain_xml(machine, self._type, overlay, cable, on, uefi, nbd)
             self._connection.endings.expect(machine.name)
-            self._connection.call(f"start {machine.name}", lambda libvirt: libvirt.createXML(text))
+            self._connection.call(f"start {machine.name}", partial(_begin, machine.saved, text))
             self._holder.hold(held, machine.name, lambda: [p.pid for p in self._all_of(machine.name)])
             if carrier is not None and held.processors is not None:
                 carrier.regulate(self._pid(machine.name))
@@ -320,6 +339,11 @@ class Libvirt:
     def resume(self, name: str) -> None:
         """See :meth:`Hypervisor.resume`."""
         self._must(name, "resume", lambda domain: domain.resume())
+
+    def save(self, name: str, path: Path) -> None:
+        """See :meth:`Hypervisor.save`. One that was paused goes on when it is resumed."""
+        running = libvirt.VIR_DOMAIN_SAVE_RUNNING if libvirt is not None else 0
+        self._must(name, "save", lambda domain: domain.saveFlags(str(path), None, running))
 
     # ----------------------------------------------------------------- what there is
 
@@ -451,6 +475,24 @@ class Libvirt:
             return f"QEMU {_dotted(kind)}, libvirt {_dotted(library)}, {uefi}"
 
         return self._connection.call("ask libvirt's version", ask)
+
+
+def _begin(saved: Path | None, text: str, connection: Any) -> object:
+    """Start a machine; one that was saved with the files and sockets of its domain as it is now."""
+    if saved is None:
+        return connection.createXML(text)
+    return connection.restoreFlags(str(saved), text, libvirt.VIR_DOMAIN_SAVE_RUNNING)
+
+
+def _qemu_version(connection: Any) -> str:
+    return _dotted(connection.getVersion())
+
+
+def _processor() -> str:
+    """The processor that is lent to guests: its name and what it can do, as a digest."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0].splitlines()
+    told = [line for line in lines if line.startswith(("vendor_id", "cpu family", "model", "flags"))]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
 def _make_overlay(machine: Machine, overlay: Path) -> None:

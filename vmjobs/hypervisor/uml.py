@@ -79,6 +79,11 @@ class UserModeLinux:
 
     # ----------------------------------------------------------------- life and death
 
+    @property
+    def platform(self) -> str:
+        """See :attr:`Hypervisor.platform`. A kernel that is a process cannot be moved."""
+        return ""
+
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""
         # A UML kernel takes the initial file system as a parameter of its own.
@@ -98,6 +103,8 @@ class UserModeLinux:
         """See :meth:`Hypervisor.start`."""
         uml_boot.check(machine)
         held = self._holder.plan(machine)
+        if machine.saved is not None:
+            raise HypervisorError(f"{machine.name} cannot be resumed: no machine of uml can")
         if machine.image.live is not None:
             raise HypervisorError("a UML machine starts of a complete image only")
         if self._find(machine.name):
@@ -177,6 +184,10 @@ class UserModeLinux:
             mconsole.command(kernel.pid, name, "go", ANSWER_SECONDS)
         for process in netproc.regulating(name):
             _signal(process.pid, signal.SIGCONT)
+
+    def save(self, name: str, path: Path) -> None:
+        """See :meth:`Hypervisor.save`."""
+        raise HypervisorError(f"{name} cannot be saved in {path}: no machine of uml can")
 
     # ----------------------------------------------------------------- what there is
 
