@@ -23,9 +23,17 @@ from api.operation import (
     read_query,
 )
 from api.problems import LengthRequired
-from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS, Cut, send
+from api.ranges import (
+    BYTES,
+    IF_NONE_MATCH,
+    RANGE_HEADERS,
+    Cut,
+    MemorySource,
+    ObjectSource,
+    send,
+)
 from vmjobs.errors import Conflict, JobFinal
-from vmjobs.model import AttemptClaim, Job, JobTicket, Output, Report, StreamName
+from vmjobs.model import AttemptClaim, Checkpoint, Job, JobTicket, Output, Report, StreamName
 
 blueprint = Blueprint("attempts", __name__, url_prefix="/v1/jobs/<id:job>")
 
@@ -125,6 +133,60 @@ def put_output(job: str, attempt: str, path: str) -> Response:
         raise LengthRequired("the length of an output file must be told beforehand")
     stored = backend().repository.put_output(job, attempt, path, body_stream(), size)
     return json_reply(stored, 201)
+
+
+class KeepQuery(Strict):
+    """What brought its files."""
+
+    upload: str = Field(max_length=64, description="the upload that has brought the files")
+
+
+@blueprint.put("/attempts/<attempt:attempt>/checkpoint")
+@operation(
+    "keepCheckpoint",
+    tag=TAG,
+    access=AGENT,
+    query=KeepQuery,
+    body=Checkpoint,
+    replies={204: Reply("the next attempt goes on from there")},
+    errors=(404, 409, 422, 507),
+)
+def keep(job: str, attempt: str) -> Response:
+    """Keep the job's machine as it was saved, in place of what was kept before."""
+    upload = read_query(KeepQuery).upload
+    backend().repository.keep(job, attempt, upload, read_body(Checkpoint))
+    return empty_reply()
+
+
+@blueprint.get("/checkpoint/contents/<content:content>/layout")
+@operation(
+    "readCheckpointLayout",
+    tag=TAG,
+    access=AGENT,
+    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    replies=BYTES,
+    errors=(404, 409, 416, 422),
+)
+def checkpoint_layout(job: str, content: str) -> Response:
+    """Read the layout of a file of the job's checkpoint."""
+    require_open(job)
+    return send(MemorySource(backend().images.checkpoint_layout(job, content)))
+
+
+@blueprint.get("/checkpoint/segments/<segment:segment>")
+@operation(
+    "readCheckpointSegment",
+    tag=TAG,
+    access=AGENT,
+    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    replies=BYTES,
+    errors=(404, 409, 416, 422),
+)
+def checkpoint_segment(job: str, segment: str) -> Response:
+    """Read a segment of the job's checkpoint as it is stored."""
+    require_open(job)
+    source = ObjectSource(backend().images.open_checkpoint_segment(job, bytes.fromhex(segment)))
+    return send(source, etag=segment, close=source.close)
 
 
 @blueprint.get("/end")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from flask import Blueprint
@@ -69,7 +70,7 @@ def viewer() -> Viewer:
     """
     who = caller()
     own = require_open(who.job_id).image_digest if who.job_id is not None else None
-    return viewer_of(who, own)
+    return replace(viewer_of(who, own), job=who.job_id or "")
 
 
 def viewer_of(who: Principal, own: str | None = None) -> Viewer:

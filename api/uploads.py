@@ -9,10 +9,12 @@ from typing import Final
 from flask import Blueprint
 from werkzeug.wrappers import Response
 
-from api.images import CREATE, DIGESTS, read_digests, viewer
+from api.attempts import require_open
+from api.images import DIGESTS, read_digests, viewer
 from api.operation import (
     Binary,
     Reply,
+    anyone_with,
     backend,
     empty_reply,
     json_reply,
@@ -21,15 +23,18 @@ from api.operation import (
     read_limited,
 )
 from api.problems import BadBlob
+from api.tokens import Scope
 from images.content import layout_size
 from images.segment import MAX_STORED
-from vmjobs.errors import DigestMismatch
-from vmjobs.model import MIB
+from vmjobs.errors import Conflict, DigestMismatch, Forbidden
+from vmjobs.model import MIB, JobState
 from vmjobs.wire import Upload, UploadRequest
 
 blueprint = Blueprint("uploads", __name__, url_prefix="/v1/uploads")
 
 TAG: Final = "uploads"
+#: A job's token: for its machine, when that is saved. An image it cannot make of it.
+UPLOAD: Final = anyone_with(Scope.STORAGE_CREATE, job=True)
 MISSING: Final = Binary("a byte for each digest: 0 it is here, 1 it is missing")
 
 
@@ -37,19 +42,27 @@ MISSING: Final = Binary("a byte for each digest: 0 it is here, 1 it is missing")
 @operation(
     "openUpload",
     tag=TAG,
-    access=CREATE,
+    access=UPLOAD,
     body=UploadRequest,
     replies={201: Reply("opened", Upload, {"Location": "the upload"})},
 )
 def open_upload() -> Response:
-    """Open an upload. It is given up when nothing was added to it for a while."""
-    found = backend().images.open_upload(viewer(), read_body(UploadRequest).size)
+    """Open an upload. It is given up when nothing was added to it for a while. A job has one at a time,
+    and only if its machine is to be saved.
+    """
+    who = viewer()
+    job = require_open(who.job) if who.job else None
+    if job is not None and not job.spec.checkpoint:
+        raise Forbidden(f"job {who.job} is not to be saved", hint="submit it with checkpoint")
+    if job is not None and job.state is JobState.CANCELING:
+        raise Conflict(f"job {who.job} is being canceled")
+    found = backend().images.open_upload(who, read_body(UploadRequest).size)
     return json_reply(found, 201, {"Location": f"/v1/uploads/{found.id}"})
 
 
 @blueprint.get("/<id:upload>")
 @operation(
-    "getUpload", tag=TAG, access=CREATE, replies={200: Reply("the upload", Upload)}, errors=(404,)
+    "getUpload", tag=TAG, access=UPLOAD, replies={200: Reply("the upload", Upload)}, errors=(404,)
 )
 def show(upload: str) -> Response:
     """Show an upload of one's own."""
@@ -57,7 +70,7 @@ def show(upload: str) -> Response:
 
 
 @blueprint.delete("/<id:upload>")
-@operation("dropUpload", tag=TAG, access=CREATE, replies={204: Reply("given up")}, errors=(404,))
+@operation("dropUpload", tag=TAG, access=UPLOAD, replies={204: Reply("given up")}, errors=(404,))
 def drop(upload: str) -> Response:
     """Give an upload up. What only it brought goes with the next garbage collection."""
     backend().images.drop_upload(viewer(), upload)
@@ -68,7 +81,7 @@ def drop(upload: str) -> Response:
 @operation(
     "findMissingSegments",
     tag=TAG,
-    access=CREATE,
+    access=UPLOAD,
     body=DIGESTS,
     replies={200: Reply("which are missing", MISSING)},
     errors=(404, 413, 422),
@@ -82,7 +95,7 @@ def missing_segments(upload: str) -> Response:
 @operation(
     "findMissingBlocks",
     tag=TAG,
-    access=CREATE,
+    access=UPLOAD,
     body=DIGESTS,
     replies={200: Reply("which are missing", MISSING)},
     errors=(404, 413, 422),
@@ -102,7 +115,7 @@ def _flags(missing: list[bool]) -> Response:
 @operation(
     "putSegment",
     tag=TAG,
-    access=CREATE,
+    access=UPLOAD,
     body=Binary("the segment; blocks that are here may be left out"),
     replies={201: Reply("stored"), 200: Reply("it was here already")},
     errors=(404, 409, 413, 422, 507),
@@ -123,7 +136,7 @@ def put_segment(upload: str, segment: str) -> Response:
 @operation(
     "putContent",
     tag=TAG,
-    access=CREATE,
+    access=UPLOAD,
     body=Binary("the content's layout"),
     replies={201: Reply("all of it is here")},
     errors=(404, 409, 413, 422),

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from repository.core import Core
 from repository.decide import GONE, Step
 from repository.ids import is_id
+from repository.images.keeping import checkpoint_of, note_not_resumed
 from repository.models import AttemptRow, JobRow, OutputRow
 from repository.reading import visible
 from repository.transitions import locked, missing, move, record, touch
@@ -35,6 +36,7 @@ from vmjobs.model import (
     ON_NODE,
     Actor,
     AttemptClaim,
+    Checkpoint,
     JobState,
     JobTicket,
     Output,
@@ -87,6 +89,7 @@ class Attempts(Core):
                     count=row.submission.count,
                     image_digest=row.submission.image_digest,
                     spec=spec_of(row),
+                    checkpoint=checkpoint_of(session, row.id),
                 )
         except IntegrityError as error:
             raise Conflict(f"attempt id {claim.attempt} is in use for another job") from error
@@ -113,6 +116,29 @@ class Attempts(Core):
                 tried.ended = tried.ended or utc_now()
                 _settle_cancel(session, row, tried)
             settle(row)
+
+    def keep(self, job_id: str, attempt: str, upload: str, checkpoint: Checkpoint) -> None:
+        """Have the next attempt go on from a machine that was saved. Repeating it is no error.
+
+        upload: brought its files; it is over then.
+        Raises NotFound; JobFinal; AttemptSuperseded; Conflict (the job is not to be saved, or is being
+        canceled); InvalidRequest (a machine that is not the job's); and as ``Images.keep_checkpoint``.
+        """
+        with self.database.write() as session:
+            row = locked(session, job_id)
+            tried = _current(session, row, attempt)
+            if JobState(row.state).final:
+                raise _ended(row)
+            if row.state == JobState.CANCELING or not spec_of(row).checkpoint:
+                raise Conflict(f"job {job_id} is {row.state}, and not to be saved")
+            if checkpoint_of(session, job_id) == checkpoint:
+                return  # the answer to the first delivery was lost
+            first = session.get(AttemptRow, checkpoint.machine.rpartition("-")[2])
+            if first is None or first.job_id != job_id:
+                raise InvalidRequest(f"the machine {checkpoint.machine} is none of job {job_id}")
+            self.images.keep_checkpoint(session, job_id, row.owner, upload, checkpoint)
+            tried.heard = utc_now()
+            touch(row, tried.heard)
 
     def append(self, job_id: str, attempt: str, stream: StreamName, offset: int, data: bytes) -> None:
         """Add to a stream of the current attempt; what is there already stays as it is.
@@ -270,6 +296,8 @@ def _follow(session: Session, row: JobRow, tried: AttemptRow, report: Report) ->
             why = report.reason.model_dump(mode="json")
             tried.ending = {"state": report.state.value, "reason": why}
         return
+    if report.reason.code is ReasonCode.NOT_RESUMED and tried.ended is None:
+        note_not_resumed(session, row.id)
     if row.state in PUSHED_BACK and tried.reached and tried.ended is None:
         if report.state is JobState.PREEMPTED:
             return

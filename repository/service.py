@@ -44,7 +44,7 @@ class Repository(Submissions, Reading, Attempts, Batch):
 
     users (submissions, reading): submit, cancel, job, version, jobs, events, outputs, open_stream,
     open_output, put_blob, has_blob.
-    agents (attempts): claim, report, append, put_output, open_input.
+    agents (attempts): claim, report, keep, append, put_output, open_input.
     nodes (nodes): put_node, nodes, node.
     worker (batch): begin_dispatch, record_condor, note_unavailable, observe, observe_waiting, and
     the lists of what there is to do.

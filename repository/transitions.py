@@ -8,6 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from repository.ids import is_id
+from repository.images.keeping import forget_checkpoint
 from repository.models import EventRow, JobRow
 from vmjobs.errors import NotFound
 from vmjobs.model import JobState, Reason, advance
@@ -43,6 +44,8 @@ def move(
     Raises Conflict: the table has no such step.
     """
     row.state = advance(JobState(row.state), new, job_id=row.id).value
+    if new.final:
+        forget_checkpoint(session, row.id)
     record(session, row, why, at=at)
 
 

@@ -9,7 +9,7 @@ from repository.blobs import BlobStore
 from repository.images import Images, Viewer
 from vmjobs.config import Config
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec, NotFound
-from vmjobs.model import MIB, HypervisorKind, JobSpec, Node
+from vmjobs.model import MIB, HypervisorKind, JobSpec, NetworkMode, Node
 
 
 class Chosen(NamedTuple):
@@ -38,6 +38,8 @@ def check(
     try:
         digest = images.resolve(viewer, spec.image)
         chosen = Chosen(digest, images.kinds(viewer, digest))
+        if spec.checkpoint and spec.network is not NetworkMode.NONE:
+            faults += _not_renewing(images.renews(viewer, digest))
     except (NotFound, InvalidRequest) as error:
         faults.append(unknown_image(error))
     faults += _not_bootable(spec, chosen.kinds)
@@ -57,7 +59,7 @@ def unknown_image(error: NotFound | InvalidRequest) -> Fault:
 
 def narrowed(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> tuple[HypervisorKind, ...]:
     """What may run the job: of what can boot its image, what it asks for."""
-    return tuple(kind for kind in kinds if spec.hypervisor in {None, kind})
+    return tuple(kind for kind in kinds if kind in spec.kinds)
 
 
 def _not_bootable(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> Iterator[Fault]:
@@ -65,6 +67,16 @@ def _not_bootable(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> Iterator[
         able = ", ".join(kinds)
         text = f"the image cannot be booted by {spec.hypervisor}, only by {able}"
         yield Fault("hypervisor", "cannot_boot", text)
+    elif not narrowed(spec, kinds):
+        able, want = ", ".join(kinds), ", ".join(spec.kinds)
+        text = f"machines of {want} alone can be saved, and the image is booted by {able}"
+        yield Fault("checkpoint", "cannot_save", text)
+
+
+def _not_renewing(renews: bool) -> Iterator[Fault]:
+    if not renews:
+        text = "the image's guest cannot be saved: it does not take another token (guest contract 2)"
+        yield Fault("checkpoint", "cannot_save", text)
 
 
 def _beyond_limits(spec: JobSpec, config: Config) -> Iterator[Fault]:

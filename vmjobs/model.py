@@ -173,6 +173,8 @@ class ReasonCode(StrEnum):
     SCHEDULER_LOST = "SCHEDULER_LOST"
     RELEASED = "RELEASED"
     EVICTED = "EVICTED"
+    CHECKPOINTED = "CHECKPOINTED"
+    NOT_RESUMED = "NOT_RESUMED"
     USER_CANCELED = "USER_CANCELED"
     INTERNAL = "INTERNAL"
 
@@ -183,6 +185,8 @@ _SITE_CODES: Final = frozenset(
         ReasonCode.NODE_FAILED,
         ReasonCode.AGENT_RESTARTED,
         ReasonCode.EVICTED,
+        ReasonCode.CHECKPOINTED,
+        ReasonCode.NOT_RESUMED,
         ReasonCode.GUEST_LOST,
         ReasonCode.BOOT_FAILED,
         ReasonCode.BOOT_TIMED_OUT,
@@ -277,6 +281,8 @@ Label = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9._/
 Argument = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_no_nul)]
 Environment = Annotated[dict[str, str], AfterValidator(_environment)]
 
+#: Hypervisors whose machines can be saved, and resumed elsewhere.
+SAVING: Final = (HypervisorKind.KVM, HypervisorKind.QEMU)
 #: A rule on the console begins with this; a regular expression follows.
 CONSOLE_RULE: Final = "console:"
 MAX_PATTERN: Final = 512
@@ -347,6 +353,11 @@ class JobSpec(Frozen):
     route: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
     accounting_group: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
     labels: dict[Label, Label] = Field(default_factory=dict, max_length=32)
+    checkpoint: bool = Field(
+        default=False,
+        strict=True,
+        description="save a machine that is vacated; go on elsewhere",
+    )
 
     @model_validator(mode="after")
     def _names_differ(self) -> JobSpec:
@@ -371,6 +382,23 @@ class JobSpec(Frozen):
         if self.exit != REPORT or self.ready not in {None, REPORT} or self.user_data:
             raise ValueError("exit, ready and user_data are for the strategy 'image' only")
         return self
+
+    @model_validator(mode="after")
+    def _can_be_saved(self) -> JobSpec:
+        if not self.checkpoint:
+            return self
+        if self.strategy is not Strategy.SCRIPT:
+            raise ValueError("checkpoint is for the strategy 'script' only")
+        if self.hypervisor not in {None, *SAVING}:
+            able = " and ".join(SAVING)
+            raise ValueError(f"checkpoint is for {able}: no machine of {self.hypervisor} can be saved")
+        return self
+
+    @property
+    def kinds(self) -> tuple[HypervisorKind, ...]:
+        """What may run the job, as far as it says so itself."""
+        able = SAVING if self.checkpoint else tuple(HypervisorKind)
+        return tuple(kind for kind in able if self.hypervisor in {None, kind})
 
     @property
     def readiness(self) -> str:
@@ -432,8 +460,9 @@ class RejectedEntry(Frozen):
 #: What of a job is counted in bytes, in the order of its steps. ``image``: of its image, fetched while
 #: the job needed them, 0 where all was there; ``input``: of its inputs; ``memory``: of its node's, that
 #: its machine had at most; ``disk``: of its node's, that hold what its machine wrote; ``console``,
-#: ``log``: that it said there (log: standard output and error); ``output``: of files it delivered.
-AMOUNTS: Final = ("image", "input", "memory", "disk", "console", "log", "output")
+#: ``log``: that it said there (log: standard output and error); ``output``: of files it delivered;
+#: ``checkpoint``: sent and fetched of its machine, where it was saved or resumed.
+AMOUNTS: Final = ("image", "input", "memory", "disk", "console", "log", "output", "checkpoint")
 
 AmountName = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,32}$")]
 #: Below what every JSON reader takes for a whole number.
@@ -468,8 +497,45 @@ class AttemptClaim(Frozen):
     node: str = Field(min_length=1, max_length=255)
 
 
+class SavedFile(Frozen):
+    """A file of a saved machine. digest: of its content (``images.content``); of an empty one there is
+    none.
+    """
+
+    name: RelativePath
+    size: int = Field(ge=0, description="bytes")
+    digest: ContentDigest | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> SavedFile:
+        if (self.size == 0) != (self.digest is None):
+            raise ValueError("a file has a digest if and only if it is not empty")
+        return self
+
+
+class Checkpoint(Frozen):
+    """A job's machine as it was saved: what it takes to go on from there.
+
+    machine: its name, which it keeps. platform: what can resume it, as the driver calls itself.
+    sentinel: of its guest's lines on the console. guest: SHA-256 of the token that its guest knows.
+    ran: seconds that the job has run of its time. heard: bytes of its console that have been read for
+    what they say. files: of the run's directory.
+    """
+
+    machine: Annotated[str, StringConstraints(pattern=r"^vmjobs-[A-Za-z0-9._-]{1,100}$")]
+    hypervisor: HypervisorKind
+    platform: str = Field(max_length=512)
+    sentinel: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+    guest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    ran: float = Field(ge=0, allow_inf_nan=False)
+    heard: int = Field(default=0, ge=0)
+    files: tuple[SavedFile, ...] = Field(max_length=32)
+
+
 class JobTicket(Frozen):
-    """What an agent gets for its claim: the spec as it is to run."""
+    """What an agent gets for its claim: the spec as it is to run, and where to go on, if not at the
+    beginning.
+    """
 
     job_id: str
     attempt: str
@@ -477,6 +543,7 @@ class JobTicket(Frozen):
     count: int = Field(ge=1)
     image_digest: Digest
     spec: JobSpec
+    checkpoint: Checkpoint | None = None
 
 
 class Output(Frozen):

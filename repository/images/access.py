@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from images.manifest import ImageManifest
 from repository.database import Database
 from repository.images.sql import alone
-from repository.images.tables import HoldingRow, ImageRow, ShareRow, UploadRow
+from repository.images.tables import CheckpointRow, HoldingRow, ImageRow, ShareRow, UploadRow
 from repository.images.viewer import LIBRARY, Viewer
 from repository.objects import ObjectStore
 from vmjobs.config import Config
@@ -67,14 +67,15 @@ class ImageCore:
 
 
 def stored_for(session: Session, owner: str) -> int:
-    """Bytes that count against an owner's quota: of images, and of running uploads."""
+    """Bytes that count against an owner's quota: of images, running uploads, and saved machines."""
     images = (
         select(func.coalesce(func.sum(ImageRow.stored), 0))
         .join(HoldingRow, HoldingRow.image == ImageRow.digest)
         .where(HoldingRow.owner == owner, HoldingRow.namespace != LIBRARY)
     )
     uploads = select(func.coalesce(func.sum(UploadRow.received), 0)).where(UploadRow.owner == owner)
-    return int(session.scalar(images) or 0) + int(session.scalar(uploads) or 0)
+    saved = select(func.coalesce(func.sum(CheckpointRow.stored), 0)).where(CheckpointRow.owner == owner)
+    return sum(int(session.scalar(query) or 0) for query in (images, uploads, saved))
 
 
 def may_read(viewer: Viewer) -> ColumnElement[bool]:

@@ -95,6 +95,11 @@ class Catalog(Reading):
         """What can boot an image, best first."""
         return self.parsed_manifest(viewer, digest).hypervisors
 
+    def renews(self, viewer: Viewer, digest: str) -> bool:
+        """Whether an image's guest goes on with another token where its machine was saved."""
+        guest = self.parsed_manifest(viewer, digest).guest
+        return guest is not None and guest.contract > 1
+
     def pin(self, session: Session, viewer: Viewer, digest: str) -> str:
         """Within the transaction that stores a job: the image stays. Why not to use it, or ``""``.
 

@@ -23,6 +23,7 @@ from repository.images.access import alive
 from repository.images.publishing import Publishing
 from repository.images.segments import FOLDER
 from repository.images.tables import (
+    CheckpointContentRow,
     ContentRow,
     ContentSegmentRow,
     HoldingRow,
@@ -150,12 +151,13 @@ _Owners = tuple[Any, Any, Select[Any] | None]
 def _idle_contents(
     before: datetime, images: Select[str] | None = None, uploads: Select[str] | None = None
 ) -> _Idle:
-    """Of contents: no image and no upload has them, but for these."""
+    """Of contents: no image, no upload and no saved machine has them, but for these."""
     return _idle(
         ContentRow,
         before,
         (ImageContentRow.content, ImageContentRow.image, images),
         (UploadContentRow.content, UploadContentRow.upload, uploads),
+        (CheckpointContentRow.content, CheckpointContentRow.job_id, None),
     )
 
 
@@ -200,7 +202,7 @@ def _images(session: Session, before: datetime) -> Removed:
 
 
 def _contents(session: Session, before: datetime) -> Removed:
-    """Contents that no image and no upload has."""
+    """Contents that no image, no upload and no saved machine has."""
     return _removed(session, ContentRow, *_idle_contents(before))
 
 

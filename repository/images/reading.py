@@ -77,7 +77,7 @@ class Reading(Segments):
             )
             if session.scalars(wanted.limit(1)).one_or_none() is None:
                 raise NotFound(f"the image {digest[:80]} has no segment {segment.hex()[:80]}")
-        return self._opened(segment)
+        return self.opened(segment)
 
     def read_content(
         self, viewer: Viewer, digest: str, content: str, offset: int = 0, length: int | None = None
@@ -120,7 +120,7 @@ class Reading(Segments):
         lost: list[str] = []
         for segment in segments:
             try:
-                with self._opened(segment) as reader:
+                with self.opened(segment) as reader:
                     found = damages(segment, reader)
                 damaged += found
                 why = found[0].why if found else ""
@@ -144,7 +144,7 @@ class Reading(Segments):
 
     def _segment_bytes(self, segment: bytes, begin: int, end: int) -> Iterator[bytes]:
         """Bytes ``begin`` to ``end`` of a stored segment, a block at a time."""
-        with self._opened(segment) as reader:
+        with self.opened(segment) as reader:
             index = _checked_index(segment, reader)
             for number in range(begin // BLOCK, -(-end // BLOCK)):
                 entry = index.entries[number]
@@ -152,7 +152,7 @@ class Reading(Segments):
                 data = read_block(entry, reader.read(entry.length))
                 yield data[max(0, begin - number * BLOCK) : end - number * BLOCK]
 
-    def _opened(self, segment: bytes) -> ObjectReader:
+    def opened(self, segment: bytes) -> ObjectReader:
         """A stored segment's object; where it is replaced at this moment, the new one.
 
         Raises NotFound.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from repository.images.serving import Serving
+from repository.images.keeping import Keeping
 
 
-class Images(Serving):
+class Images(Keeping):
     """Images: segments in an object store, everything else in the database.
 
     Every method takes the viewer on whose behalf it is called; what is not his to see does not
@@ -17,4 +17,5 @@ class Images(Serving):
     reading: manifest, layout, open_segment, read_content, verify, visibility, parsed_manifest.
     catalog: list, resolve, detail, signature, kinds, pin, change, tag, untag, remove.
     collecting: collect.  prefetching: prefetch, wishes.  serving: serve_segment.
+    keeping: keep_checkpoint, checkpoint_layout, open_checkpoint_segment.
     """

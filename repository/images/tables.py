@@ -148,13 +148,15 @@ class UploadRow(Base):
     """A running upload.
 
     size: bytes of content that were announced; content: bytes of content that came and were new;
-    received: bytes stored on its behalf. touched: when it was last used.
+    received: bytes stored on its behalf. touched: when it was last used. job_id: of the job whose
+    machine it brings; ``""``: somebody's own.
     """
 
     __tablename__ = "uploads"
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     owner: Mapped[str] = mapped_column(String(255), index=True)
+    job_id: Mapped[str] = mapped_column(String(32), default="", server_default="", index=True)
     size: Mapped[int] = mapped_column(BigInteger)
     content: Mapped[int] = mapped_column(BigInteger, default=0)
     received: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -178,6 +180,34 @@ class UploadContentRow(Base):
     __tablename__ = "upload_contents"
 
     upload: Mapped[str] = mapped_column(ForeignKey("uploads.id", ondelete=_CASCADE), primary_key=True)
+    content: Mapped[int] = mapped_column(ForeignKey("contents.id"), primary_key=True, index=True)
+
+
+class CheckpointRow(Base):
+    """A job's machine as it was saved last. document: a ``vmjobs.model.Checkpoint``.
+
+    stored: bytes that its segments occupy, which count against the owner's quota. failures: runs that
+    were to go on from there, and could not.
+    """
+
+    __tablename__ = "checkpoints"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete=_CASCADE), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(255), index=True)
+    created: Mapped[datetime]
+    stored: Mapped[int] = mapped_column(BigInteger)
+    document: Mapped[dict[str, Any]]
+    failures: Mapped[int] = mapped_column(default=0)
+
+
+class CheckpointContentRow(Base):
+    """A checkpoint needs a content."""
+
+    __tablename__ = "checkpoint_contents"
+
+    job_id: Mapped[str] = mapped_column(
+        ForeignKey("checkpoints.job_id", ondelete=_CASCADE), primary_key=True
+    )
     content: Mapped[int] = mapped_column(ForeignKey("contents.id"), primary_key=True, index=True)
 
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -60,10 +60,14 @@ class Uploads(ImageCore):
         present = utc_now()
         with self.database.write() as session:
             self.check_quota(session, viewer.user, 1)
-            _check_open(session, viewer.user)
+            if viewer.job:  # one that it did not bring to an end before is of no use any more
+                session.execute(delete(UploadRow).where(UploadRow.job_id == viewer.job))
+            else:
+                _check_open(session, viewer.user)
             row = UploadRow(
                 id=secrets.token_hex(16),
                 owner=viewer.user,
+                job_id=viewer.job,
                 size=size,
                 content=0,
                 received=0,
@@ -77,14 +81,14 @@ class Uploads(ImageCore):
         """How far an upload is."""
         with self.database.read() as session:
             row = session.get(UploadRow, upload) if is_id(upload) else None
-            if row is None or row.owner != viewer.user:
+            if row is None or (row.owner, row.job_id) != (viewer.user, viewer.job):
                 raise no_upload(upload)
             return self._view(row)
 
     def drop_upload(self, viewer: Viewer, upload: str) -> None:
         """Give an upload up: what only it needed goes with the next garbage collection."""
         with self.database.write() as session:
-            mine = (UploadRow.id == upload, UploadRow.owner == viewer.user)
+            mine = _mine(viewer, upload)
             gone = session.execute(delete(UploadRow).where(*mine).returning(UploadRow.id)).all()
             if not gone:
                 raise no_upload(upload)
@@ -165,10 +169,19 @@ def no_upload(upload: str) -> NotFound:
     )
 
 
+def _mine(viewer: Viewer, upload: str) -> tuple[ColumnElement[bool], ...]:
+    return (
+        UploadRow.id == upload,
+        UploadRow.owner == viewer.user,
+        UploadRow.job_id == viewer.job,
+    )
+
+
 def _check_open(session: Session, owner: str) -> None:
     """Raises Conflict where an owner has too many uploads open already."""
     alone(session, f"uploads of {owner}")
-    count = session.scalar(select(func.count()).where(UploadRow.owner == owner)) or 0
+    own = (UploadRow.owner == owner, UploadRow.job_id == "")  # many machines may be saved at once
+    count = session.scalar(select(func.count()).where(*own)) or 0
     if count >= MAX_OPEN:
         raise Conflict(
             f"{count} uploads of {owner} are open already",
@@ -191,7 +204,7 @@ def touch(
 
     Raises NotFound.
     """
-    mine = (UploadRow.id == upload, UploadRow.owner == viewer.user)
+    mine = _mine(viewer, upload)
     values = {
         "touched": utc_now(),
         "content": UploadRow.content + content,

@@ -23,6 +23,7 @@ class Viewer:
 
     groups: of the token. admin: sees every image, and writes to the library.
     node: an execute node, which reads every image. image: the token is a job's, good for that one.
+    job: that job.
     """
 
     user: str
@@ -30,6 +31,7 @@ class Viewer:
     admin: bool = False
     node: bool = False
     image: str | None = None
+    job: str = ""
 
     @property
     def namespace(self) -> str:

@@ -70,8 +70,8 @@ def push(
 def push_library(images: Images, name: str = "hep", data: bytes = b"a very small disk") -> ImageDetail:
     """An image that everybody may boot."""
     wish = {"namespace": LIBRARY, "name": name, "visibility": "public"}
-    # With a kernel of its own: every hypervisor can boot it.
-    return push(images, ADMIN, data, b"a kernel", **wish)
+    # With a kernel of its own every hypervisor can boot it; with such a guest machines can be saved.
+    return push(images, ADMIN, data, b"a kernel", {"guest": {"contract": 2}}, **wish)
 
 
 class Ledger:

@@ -25,6 +25,8 @@ ELSEWHERE = {
     ReasonCode.SCHEDULER_LOST,
     ReasonCode.RELEASED,
     ReasonCode.EVICTED,
+    ReasonCode.CHECKPOINTED,
+    ReasonCode.NOT_RESUMED,
     ReasonCode.USER_CANCELED,
 }
 

@@ -13,6 +13,7 @@ from vmjobs.model import (
     MAX_SCRIPT_BYTES,
     ON_NODE,
     TRANSITIONS,
+    HypervisorKind,
     JobState,
     ReasonCode,
     actor_for,
@@ -80,6 +81,28 @@ def test_all_faults_come_in_one_answer() -> None:
         parse_spec({"cpus": 0, "memory": -1, "script": "", "outputs": ["/x"]})
     fields = {fault.field.split(".")[0] for fault in refused.value.faults}
     assert fields == {"image", "cpus", "memory", "script", "outputs"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hypervisor": "uml"},
+        {"strategy": "image", "script": ""},
+        {"strategy": "image", "exit": "poweroff"},
+    ],
+)
+def test_what_cannot_be_saved_is_not_to_be(fields: dict[str, Any]) -> None:
+    values = {"image": "hep", "script": "#!/bin/sh\n", "checkpoint": True, **fields}
+    with pytest.raises(InvalidSpec) as caught:
+        parse_spec(values)
+    assert any("checkpoint is for" in fault.message for fault in caught.value.faults)
+    assert not parse_spec({**values, "checkpoint": False}).checkpoint
+
+
+def test_a_job_that_is_to_be_saved_goes_where_it_can_be() -> None:
+    values = {"image": "hep", "script": "#!/bin/sh\n", "checkpoint": True}
+    assert parse_spec(values).kinds == (HypervisorKind.KVM, HypervisorKind.QEMU)
+    assert parse_spec({**values, "hypervisor": "qemu"}).kinds == (HypervisorKind.QEMU,)
 
 
 def test_input_names_must_differ() -> None:

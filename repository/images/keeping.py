@@ -1,0 +1,138 @@
+"""Machines of jobs that were saved: contents like those of images, which belong to one job each.
+
+They are the job's until it ends, or is saved again. Nobody but its own token reads them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from images.content import Layout
+from repository.images.serving import Serving
+from repository.images.sql import add_missing
+from repository.images.tables import (
+    CheckpointContentRow,
+    CheckpointRow,
+    ContentRow,
+    ContentSegmentRow,
+    SegmentRow,
+    UploadContentRow,
+    UploadRow,
+)
+from repository.objects import ObjectReader
+from vmjobs.errors import InvalidRequest, MissingBlocks, NotFound
+from vmjobs.model import Checkpoint
+from vmjobs.model import now as utc_now
+
+#: Runs that could not go on from a machine that was saved, until the job begins anew.
+MAX_FAILURES: Final = 2
+
+
+class Keeping(Serving):
+    """The part that keeps them."""
+
+    def keep_checkpoint(
+        self, session: Session, job: str, owner: str, upload: str, checkpoint: Checkpoint
+    ) -> None:
+        """Keep what an upload of the job has brought, in place of what was kept for the job.
+
+        Raises:
+            MissingBlocks: a file of it was not brought, or given up. InvalidRequest: a size is wrong.
+            QuotaExceeded: beyond what the owner may keep.
+        """
+        contents = _contents(session, job, upload, checkpoint)
+        needs = select(ContentSegmentRow.segment).where(ContentSegmentRow.content.in_(contents))
+        stored = select(func.coalesce(func.sum(SegmentRow.stored), 0)).where(SegmentRow.id.in_(needs))
+        forget_checkpoint(session, job)
+        session.add(
+            CheckpointRow(
+                job_id=job,
+                owner=owner,
+                created=utc_now(),
+                stored=int(session.scalar(stored) or 0),
+                failures=0,
+                document=checkpoint.model_dump(mode="json"),
+            )
+        )
+        session.flush()
+        rows = [{"job_id": job, "content": content} for content in sorted(contents)]
+        add_missing(session, CheckpointContentRow, rows)
+        session.execute(delete(UploadRow).where(UploadRow.job_id == job))
+        self.check_quota(session, owner)
+
+    def checkpoint_layout(self, job: str, content: str) -> bytes:
+        """The layout of a file of a job's checkpoint.  Raises NotFound, DigestMismatch."""
+        query = (
+            select(ContentRow.layout)
+            .join(CheckpointContentRow, CheckpointContentRow.content == ContentRow.id)
+            .where(CheckpointContentRow.job_id == job, ContentRow.digest == content)
+        )
+        with self.database.read() as session:
+            data = session.scalars(query).one_or_none()
+        if data is None:
+            raise NotFound(f"the checkpoint of job {job} has no content {content[:80]}")
+        Layout.parse(data, content)
+        return data
+
+    def open_checkpoint_segment(self, job: str, segment: bytes) -> ObjectReader:
+        """A segment of a job's checkpoint, as it is stored; whoever reads it checks it."""
+        wanted = (
+            select(ContentSegmentRow.segment)
+            .join(CheckpointContentRow, CheckpointContentRow.content == ContentSegmentRow.content)
+            .join(SegmentRow, SegmentRow.id == ContentSegmentRow.segment)
+            .where(CheckpointContentRow.job_id == job, SegmentRow.digest == segment)
+        )
+        with self.database.read() as session:
+            found = session.scalars(wanted.limit(1)).one_or_none()
+        if found is None:
+            raise NotFound(f"the checkpoint of job {job} has no segment {segment.hex()[:80]}")
+        return self.opened(segment)
+
+
+def checkpoint_of(session: Session, job: str) -> Checkpoint | None:
+    """What a job can go on from."""
+    row = session.get(CheckpointRow, job)
+    return Checkpoint.model_validate(row.document) if row is not None else None
+
+
+def forget_checkpoint(session: Session, job: str) -> None:
+    """A job does not go on from there any more: the next garbage collection removes it."""
+    session.execute(delete(CheckpointRow).where(CheckpointRow.job_id == job))
+
+
+def note_not_resumed(session: Session, job: str) -> None:
+    """A run could not go on from there: that may have been its node's fault, once."""
+    row = session.get(CheckpointRow, job)
+    if row is None:
+        return
+    row.failures += 1
+    if row.failures >= MAX_FAILURES:
+        forget_checkpoint(session, job)
+
+
+def _contents(session: Session, job: str, upload: str, checkpoint: Checkpoint) -> set[int]:
+    """The rows of the checkpoint's contents, which stay until the transaction ends."""
+    found = set()
+    for file in checkpoint.files:
+        if file.digest is None:
+            continue
+        query = (
+            select(ContentRow)
+            .join(UploadContentRow, UploadContentRow.content == ContentRow.id)
+            .join(UploadRow, UploadRow.id == UploadContentRow.upload)
+            .where(ContentRow.digest == file.digest, UploadRow.id == upload, UploadRow.job_id == job)
+            .with_for_update(read=True, key_share=True, of=ContentRow)
+        )
+        row = session.scalars(query).one_or_none()
+        if row is None:
+            raise MissingBlocks(
+                f"the content {file.digest} of {file.name} was not uploaded, or given up meanwhile",
+                hint="upload it, and say it again",
+            )
+        if row.size != file.size:
+            raise InvalidRequest(f"{file.name} has {row.size} bytes, and not {file.size}")
+        found.add(row.id)
+    return found

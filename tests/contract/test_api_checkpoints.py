@@ -1,0 +1,131 @@
+"""Machines that were saved, over the REST interface: what a job's token is good for."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_images_kit import DISK, open_upload, publication, put_content
+from api_support import Caller, Site, make_site, report_of
+
+from images.content import Layout
+from images.segment import unpack
+from vmjobs.model import JobState
+
+S = JobState
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = make_site(tmp_path)
+    yield site
+    site.repository.close()
+
+
+def claimed(site: Site, who: Caller, job: str) -> str:
+    """A job on a node whose script runs; its attempt."""
+    attempt = secrets.token_hex(16)
+    answer = who("POST", f"/v1/jobs/{job}/attempts", json={"attempt": attempt, "node": "node1"})
+    assert answer.status_code == 201, answer.text
+    for state in (S.STAGING, S.BOOTING, S.RUNNING):
+        path = f"/v1/jobs/{job}/attempts/{attempt}/reports"
+        assert who("POST", path, json=report_of(state)).status_code == 204
+    return attempt
+
+
+def document(attempt: str, layout: Layout) -> dict[str, Any]:
+    return {
+        "machine": f"vmjobs-0123abcd-{attempt}",
+        "hypervisor": "qemu",
+        "platform": "qemu 7.2.22, q35, tcg",
+        "sentinel": "5" * 32,
+        "guest": "6" * 64,
+        "ran": 12.5,
+        "files": [{"name": "machine.memory", "size": layout.size, "digest": layout.digest}],
+    }
+
+
+def keep(site: Site) -> tuple[str, Caller, Layout]:
+    """A job whose machine was saved, with its own token; the job, and its token."""
+    (job,) = site.user().submit(checkpoint=True, hypervisor="qemu")
+    who = site.agent(job)
+    attempt = claimed(site, who, job)
+    upload = open_upload(who)
+    layout = put_content(who, upload, DISK)
+    path = f"/v1/jobs/{job}/attempts/{attempt}/checkpoint?upload={upload}"
+    answer = who("PUT", path, json=document(attempt, layout))
+    assert answer.status_code == 204, answer.text
+    return job, who, layout
+
+
+def test_a_jobs_token_keeps_its_machine_and_fetches_it(site: Site) -> None:
+    job, who, layout = keep(site)
+    body = {"attempt": "c" * 32, "node": "node2"}
+    ticket = who("POST", f"/v1/jobs/{job}/attempts", json=body).get_json()
+    assert ticket["checkpoint"]["files"][0]["digest"] == layout.digest
+    there = f"/v1/jobs/{job}/checkpoint"
+    assert who("GET", f"{there}/contents/{layout.digest}/layout").data == layout.to_bytes()
+    for number, digest in layout.stored():
+        answer = who("GET", f"{there}/segments/{digest.hex()}")
+        assert answer.status_code == 200
+        begin = number * layout.length(0)
+        assert unpack(answer.data, digest) == DISK[begin : begin + layout.length(number)]
+
+
+def test_nobody_else_reads_it(site: Site) -> None:
+    job, _, layout = keep(site)
+    (other,) = site.user().submit(checkpoint=True, hypervisor="qemu")
+    digest = next(digest for _, digest in layout.stored())
+    for path in (f"contents/{layout.digest}/layout", f"segments/{digest.hex()}"):
+        mine, theirs = f"/v1/jobs/{job}/checkpoint/{path}", f"/v1/jobs/{other}/checkpoint/{path}"
+        for who in (site.user(), site.admin(), site.node("node1"), site.agent(other)):
+            who.problem(403, "GET", mine)
+        site.agent(other).problem(404, "GET", theirs)
+        site.caller().problem(401, "GET", mine)
+
+
+def test_a_jobs_token_makes_no_image_of_it(site: Site) -> None:
+    (job,) = site.user().submit(checkpoint=True, hypervisor="qemu")
+    who = site.agent(job)
+    upload = open_upload(who)
+    layout = put_content(who, upload, DISK)
+    who.problem(403, "POST", "/v1/images", json=publication(layout, upload, name="mine"))
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"machine": "another"}, 422),
+        ({"machine": "vmjobs-0123abcd-" + "d" * 32}, 422),
+        ({"sentinel": "short"}, 422),
+        ({"files": [{"name": "../up", "size": 0}]}, 422),
+        ({"files": [{"name": "no-content", "size": 1}]}, 422),
+        ({"ran": -1}, 422),
+        ({"more": 1}, 422),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(site: Site, change: dict[str, Any], status: int) -> None:
+    (job,) = site.user().submit(checkpoint=True, hypervisor="qemu")
+    who = site.agent(job)
+    attempt = claimed(site, who, job)
+    upload = open_upload(who)
+    body = document(attempt, put_content(who, upload, DISK)) | change
+    path = f"/v1/jobs/{job}/attempts/{attempt}/checkpoint?upload={upload}"
+    who.problem(status, "PUT", path, json=body)
+
+
+def test_only_a_job_that_is_to_be_saved_uploads_anything(site: Site) -> None:
+    (job,) = site.user().submit()
+    site.agent(job).problem(403, "POST", "/v1/uploads", json={"size": 1024})
+
+
+def test_an_upload_of_a_jobs_is_nobody_elses(site: Site) -> None:
+    (job, other) = (site.user().submit(checkpoint=True, hypervisor="qemu")[0] for _ in range(2))
+    upload = open_upload(site.agent(job))
+    for who in (site.user(), site.agent(other)):
+        who.problem(404, "GET", f"/v1/uploads/{upload}")
+        who.problem(404, "DELETE", f"/v1/uploads/{upload}")
+    assert site.agent(job)("GET", f"/v1/uploads/{upload}").status_code == 200

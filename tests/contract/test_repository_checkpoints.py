@@ -1,0 +1,234 @@
+"""Machines of jobs that were saved, as the repository keeps them: on both databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from repository_images_kit import MIB, noise, send, stored, sweeper
+from repository_kit import bring, claim, one, push, told
+
+from images.content import Layout
+from images.segment import unpack
+from repository.images import LIBRARY, Viewer
+from repository.images.uploads import MAX_OPEN
+from repository.service import Repository
+from vmjobs.errors import (
+    AttemptSuperseded,
+    Conflict,
+    InvalidRequest,
+    InvalidSpec,
+    JobFinal,
+    MissingBlocks,
+    NotFound,
+    QuotaExceeded,
+)
+from vmjobs.model import AttemptClaim, Checkpoint, HypervisorKind, Job, JobState, ReasonCode, SavedFile
+
+S = JobState
+ADA = Viewer("ada")
+MEMORY = noise(3 * MIB, seed=7)
+
+
+def saved(attempt: str, layout: Layout, **changes: object) -> Checkpoint:
+    values: dict[str, object] = {
+        "machine": f"vmjobs-0123abcd-{attempt}",
+        "hypervisor": HypervisorKind.QEMU,
+        "platform": "qemu 7.2.22, q35, tcg",
+        "sentinel": "5" * 32,
+        "guest": "6" * 64,
+        "ran": 12.5,
+        "files": (
+            SavedFile(name="machine.memory", size=layout.size, digest=layout.digest),
+            SavedFile(name="stream-out", size=0),
+        ),
+        **changes,
+    }
+    return Checkpoint.model_validate(values)
+
+
+def running(repository: Repository, **changes: object) -> tuple[Job, str]:
+    job = one(repository, checkpoint=True, hypervisor="qemu", **changes)
+    attempt = claim(repository, job.id)
+    bring(repository, job.id, attempt, S.RUNNING)
+    return job, attempt
+
+
+def upload(repository: Repository, job: Job, data: bytes = MEMORY) -> tuple[str, Layout]:
+    """What the job's own token has brought."""
+    who = replace(ADA, job=job.id)
+    opened = repository.images.open_upload(who, len(data)).id
+    return opened, send(repository.images, who, opened, data)
+
+
+def kept(repository: Repository) -> tuple[Job, str, Layout]:
+    """A job whose machine was saved."""
+    job, attempt = running(repository)
+    opened, layout = upload(repository, job)
+    repository.keep(job.id, attempt, opened, saved(attempt, layout))
+    return job, attempt, layout
+
+
+def again(repository: Repository, job: Job) -> Checkpoint | None:
+    """What another attempt is told to go on from."""
+    return repository.claim(job.id, AttemptClaim(attempt="c" * 32, node="node2")).checkpoint
+
+
+def test_the_next_attempt_goes_on_from_it(repository: Repository) -> None:
+    job, attempt, layout = kept(repository)
+    repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.CHECKPOINTED))
+    assert again(repository, job) == saved(attempt, layout)
+    images = repository.images
+    assert Layout.parse(images.checkpoint_layout(job.id, layout.digest), layout.digest) == layout
+    data = b""
+    for digest in layout.segments:
+        with images.open_checkpoint_segment(job.id, digest) as reader:
+            data += unpack(reader.read(), digest)
+    assert data == MEMORY
+
+
+def test_a_job_that_was_not_saved_begins_anew(repository: Repository) -> None:
+    job, _ = running(repository)
+    assert again(repository, job) is None
+
+
+def test_it_belongs_to_its_job_alone(repository: Repository) -> None:
+    _, _, layout = kept(repository)
+    other, _ = running(repository)
+    for wrong in (other.id, "0" * 32):
+        with pytest.raises(NotFound):
+            repository.images.checkpoint_layout(wrong, layout.digest)
+        with pytest.raises(NotFound):
+            repository.images.open_checkpoint_segment(wrong, layout.segments[0])
+    assert again(repository, other) is None
+
+
+def test_it_stays_through_collections_until_the_job_has_ended(repository: Repository) -> None:
+    before = stored(repository.images)
+    job, attempt, layout = kept(repository)
+    sweeper(repository.images).collect()
+    assert repository.images.checkpoint_layout(job.id, layout.digest)
+    repository.report(job.id, attempt, told(S.FAILED, ReasonCode.NODE_FAILED))
+    with pytest.raises(NotFound):
+        repository.images.checkpoint_layout(job.id, layout.digest)
+    sweeper(repository.images).collect()
+    assert stored(repository.images) == before
+
+
+def test_the_last_one_counts(repository: Repository) -> None:
+    job, attempt, first = kept(repository)
+    changed = bytearray(MEMORY)
+    changed[MIB] ^= 1
+    opened, second = upload(repository, job, bytes(changed))
+    repository.keep(job.id, attempt, opened, saved(attempt, second, ran=30.0))
+    found = again(repository, job)
+    assert found is not None
+    assert found.ran == 30.0
+    with pytest.raises(NotFound):
+        repository.images.checkpoint_layout(job.id, first.digest)
+
+
+def test_what_was_not_brought_is_not_kept(repository: Repository) -> None:
+    """To know what something is called is not enough: it would let one read what is another's."""
+    job, attempt, layout = kept(repository)
+    theirs, _ = upload(repository, running(repository)[0])
+    own = repository.images.open_upload(ADA, 1).id
+    send(repository.images, ADA, own, MEMORY)
+    empty = repository.images.open_upload(replace(ADA, job=job.id), 1).id
+    for wrong in (empty, own, theirs, "0" * 32):
+        with pytest.raises(MissingBlocks):
+            repository.keep(job.id, attempt, wrong, saved(attempt, layout, ran=30.0))
+
+
+def test_what_is_refused(repository: Repository) -> None:
+    job, attempt = running(repository)
+    opened, layout = upload(repository, job)
+    with pytest.raises(InvalidRequest, match="has 3145728 bytes"):
+        wrong = SavedFile(name="machine.memory", size=1, digest=layout.digest)
+        repository.keep(job.id, attempt, opened, saved(attempt, layout, files=(wrong,)))
+    with pytest.raises(InvalidRequest, match="none of job"):
+        repository.keep(job.id, attempt, opened, saved("d" * 32, layout))
+    _, others = running(repository)
+    with pytest.raises(InvalidRequest, match="none of job"):
+        repository.keep(job.id, attempt, opened, saved(others, layout))
+    again(repository, job)
+    with pytest.raises(AttemptSuperseded):
+        repository.keep(job.id, attempt, opened, saved(attempt, layout))
+
+
+def test_a_job_that_is_not_to_be_saved_is_not(repository: Repository) -> None:
+    job = one(repository)
+    attempt = claim(repository, job.id)
+    opened, layout = upload(repository, job)
+    with pytest.raises(Conflict, match="not to be saved"):
+        repository.keep(job.id, attempt, opened, saved(attempt, layout))
+    ended, last = running(repository)
+    repository.report(ended.id, last, told(S.FAILED, ReasonCode.NODE_FAILED))
+    with pytest.raises(JobFinal):
+        repository.keep(ended.id, last, opened, saved(last, layout))
+
+
+def test_it_counts_against_the_owners_quota(repository: Repository) -> None:
+    job, attempt = running(repository)
+    opened, layout = upload(repository, job)
+    repository.images.config = repository.images.config.model_copy(update={"image_quota": 4})
+    repository.keep(job.id, attempt, opened, saved(attempt, layout))
+    second = repository.images.open_upload(ADA, len(MEMORY)).id
+    with pytest.raises(QuotaExceeded):
+        send(repository.images, ADA, second, noise(3 * MIB, seed=8))
+
+
+def test_what_no_run_can_go_on_from_is_given_up(repository: Repository) -> None:
+    """Once it may have been the node's fault."""
+    job, attempt, layout = kept(repository)
+    for node in "cd":
+        repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.NOT_RESUMED))
+        repository.report(
+            job.id, attempt, told(S.PREEMPTED, ReasonCode.NOT_RESUMED)
+        )  # it was not heard
+        attempt = node * 32
+        found = repository.claim(job.id, AttemptClaim(attempt=attempt, node=node)).checkpoint
+        assert (found is None) == (node == "d")
+        repository.report(job.id, attempt, told(S.STAGING))
+    with pytest.raises(NotFound):
+        repository.images.checkpoint_layout(job.id, layout.digest)
+
+
+def test_a_job_has_one_upload_at_a_time(repository: Repository) -> None:
+    """One that a node did not bring to an end is not to count against the owner's quota for hours."""
+    job, _ = running(repository)
+    first, _ = upload(repository, job)
+    upload(repository, job)
+    with pytest.raises(NotFound):
+        repository.images.upload(replace(ADA, job=job.id), first)
+
+
+def test_uploads_of_jobs_and_of_people_do_not_mix(repository: Repository) -> None:
+    job, _ = running(repository)
+    other, _ = running(repository)
+    opened, _ = upload(repository, job)
+    for who in (ADA, replace(ADA, job=other.id)):
+        with pytest.raises(NotFound):
+            repository.images.upload(who, opened)
+        with pytest.raises(NotFound):
+            repository.images.drop_upload(who, opened)
+        with pytest.raises(NotFound):
+            send(repository.images, who, opened, MEMORY)
+    for _ in range(MAX_OPEN):  # as many as anybody may have
+        repository.images.open_upload(ADA, 1)
+    with pytest.raises(Conflict):
+        repository.images.open_upload(ADA, 1)
+    upload(repository, other)
+
+
+def test_a_guest_that_takes_no_other_token_is_not_saved(repository: Repository) -> None:
+    """It would be asked for in vain where it goes on, and the job begun anew."""
+    for guest in (None, {"contract": 1}):
+        name = "old" if guest else "older"
+        wish = {"namespace": LIBRARY, "name": name, "visibility": "public"}
+        push(repository.images, Viewer("root", admin=True), b"x", b"y", {"guest": guest}, **wish)
+        asked = {"image": f"library/{name}", "checkpoint": True, "hypervisor": "qemu"}
+        with pytest.raises(InvalidSpec) as refused:
+            one(repository, **asked)
+        assert [(f.field, f.code) for f in refused.value.faults] == [("checkpoint", "cannot_save")]
+        one(repository, **asked, network="none")
