@@ -34,6 +34,7 @@ VM_DISK_BYTES: Final = "ChirpVMDiskBytes"
 VM_CONSOLE_BYTES: Final = "ChirpVMConsoleBytes"
 VM_LOG_BYTES: Final = "ChirpVMLogBytes"
 VM_OUTPUT_BYTES: Final = "ChirpVMOutputBytes"
+VM_CHECKPOINT_BYTES: Final = "ChirpVMCheckpointBytes"
 VM_EXIT_CHANNEL: Final = "ChirpVMExitChannel"
 VM_REASON: Final = "ChirpVMReason"
 #: Of an unchanged job: what is to become of it, and the HoldReasonSubCode of one that is held.

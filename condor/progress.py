@@ -27,6 +27,7 @@ _BYTES: Final[Mapping[str, str]] = {
     "console": names.VM_CONSOLE_BYTES,
     "log": names.VM_LOG_BYTES,
     "output": names.VM_OUTPUT_BYTES,
+    "checkpoint": names.VM_CHECKPOINT_BYTES,
 }
 
 

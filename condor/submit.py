@@ -27,6 +27,8 @@ LOCAL_ROUTE: Final = "local"
 
 #: ``vmjobs exec`` has this long, in seconds, to take its VM down before it is killed.
 VACATE_SECONDS: Final = 60
+#: And so long where its VM is saved, and sent to the repository, before.
+SAVE_SECONDS: Final = 600
 
 #: A site keeps a job for this long, in seconds, while the submit side does not answer.
 LEASE_SECONDS: Final = 3600
@@ -239,8 +241,13 @@ def _resources(spec: JobSpec) -> dict[str, str]:
     return {
         "request_cpus": str(spec.cpus),
         "request_memory": str(spec.memory),
-        "request_disk": str(spec.disk * 1024),  # KiB
+        # KiB. A machine that is saved is saved beside its disks.
+        "request_disk": str((spec.disk + (spec.memory if spec.checkpoint else 0)) * 1024),
     }
+
+
+def _vacate_seconds(spec: JobSpec) -> int:
+    return SAVE_SECONDS if spec.checkpoint else VACATE_SECONDS
 
 
 def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
@@ -251,7 +258,7 @@ def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
         "rank": rank(spec.image),
         "want_io_proxy": "true",
         "kill_sig": "SIGTERM",
-        "job_max_vacate_time": str(VACATE_SECONDS),
+        "job_max_vacate_time": str(_vacate_seconds(spec)),
         "job_lease_duration": str(LEASE_SECONDS if remote else config.node_lease_seconds),
         "notification": "never",
     }
@@ -264,6 +271,7 @@ def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
             "+remote_WhenToTransferOutput": '"ON_EXIT"',
             "+remote_WantIOProxy": "true",
             "+remote_KillSig": '"SIGTERM"',
+            "+remote_JobMaxVacateTime": str(_vacate_seconds(spec)),
             "+remote_OnExitRemove": KEEP_TRYING,
             "+remote_JobLeaseDuration": str(config.node_lease_seconds),
         }

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from vmjobs.agent import protocol
 from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError
-from vmjobs.model import JobState
+from vmjobs.model import JobState, ReasonCode
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +137,8 @@ def _converse(
                     on_progress(message)
                 elif isinstance(message, protocol.EndMessage):
                     on_progress(message)
+                    if message.report.reason.code is ReasonCode.NOT_RESUMED:
+                        raise Unavailable("agent", message.report.reason.message)
                     evicted = message.report.state is JobState.PREEMPTED and not signals.stopping
                     return None if evicted else message.exit_code
                 elif isinstance(message, protocol.ErrorMessage):

@@ -17,6 +17,7 @@ from typing import IO, BinaryIO
 from vmjobs.errors import Conflict, Fault, InvalidSpec
 from vmjobs.model import (
     AttemptClaim,
+    Checkpoint,
     InputFile,
     JobSpec,
     JobTicket,
@@ -25,6 +26,7 @@ from vmjobs.model import (
     StreamName,
 )
 from vmjobs.paths import below
+from vmjobs.ports import ContentReceiver, ContentSource
 
 CHUNK = 1024 * 1024
 
@@ -113,6 +115,18 @@ class LocalJob:
             sink.flush()
         except BrokenPipeError:
             self._closed.add(stream)  # whoever read it has had enough; the job goes on
+
+    def open_upload(self, size: int) -> ContentReceiver:
+        """There is nobody who would keep it."""
+        raise Conflict(f"there is no repository for {size} bytes of a saved machine")
+
+    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
+        """The same."""
+        raise Conflict(f"there is no repository for {checkpoint.machine} ({upload.id})")
+
+    def saved(self) -> ContentSource:
+        """A local job is run once."""
+        raise Conflict("the job was not saved")
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
         """Write an output below the output directory: whole or not at all."""

@@ -19,6 +19,7 @@ from vmjobs.gateway.spec import Gateway, GatewayMachine
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import (
     AttemptClaim,
+    Checkpoint,
     CondorRef,
     HypervisorKind,
     InputFile,
@@ -26,6 +27,7 @@ from vmjobs.model import (
     JobTicket,
     Output,
     Report,
+    SavedFile,
     StreamName,
 )
 from vmjobs.relay import ByteStream
@@ -64,6 +66,68 @@ class JobSource(Protocol):
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
         """Store one output file of ``size`` bytes."""
+
+    def open_upload(self, size: int) -> ContentReceiver:
+        """Room at the repository for ``size`` bytes of a machine that was saved."""
+
+    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
+        """Have the next attempt go on from there. What was uploaded stays until it has."""
+
+    def saved(self) -> ContentSource:
+        """The files of the job's checkpoint."""
+
+
+class ContentReceiver(Protocol):
+    """An open upload at a repository. Safe to share between threads."""
+
+    @property
+    def id(self) -> str:
+        """What it is called there."""
+
+    def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
+        """Which of these segments have to be sent."""
+
+    def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
+        """Which of these blocks have to be sent."""
+
+    def put_segment(self, digest: bytes, body: bytearray) -> bool:
+        """Send a segment. Raises MissingBlocks."""
+
+    def put_content(self, digest: str, layout: bytes) -> None:
+        """Say of which segments a content consists. Raises MissingBlocks."""
+
+
+class ContentSource(Protocol):
+    """Contents at a repository, whose bytes whoever reads them checks."""
+
+    def layout(self, content: str) -> bytes:
+        """The layout of one of them. Raises NotFound."""
+
+    def segment(self, segment: bytes) -> bytes:
+        """A segment as it is stored, by its digest's 32 bytes. Raises NotFound."""
+
+
+class ContentCarrier(Protocol):
+    """What sends files to a repository as blocks, and brings them back."""
+
+    def send(self, path: Path, receiver: ContentReceiver, heed: Callable[[], None]) -> tuple[str, int]:
+        """Have a file there: its content's digest, and the bytes that were sent for it.
+
+        heed: called again and again, from any thread; what it raises ends it.
+
+        Raises:
+            InvalidRequest: it cannot be read. Others: as the receiver does.
+        """
+
+    def fetch(
+        self, file: SavedFile, source: ContentSource, target: Path, heed: Callable[[], None]
+    ) -> int:
+        """Have it here, whole, sparse and verified; bytes that were fetched for it. heed: as above.
+
+        Raises:
+            NotFound, Unavailable: as the source does. DigestMismatch: it is another one. StorageFull.
+            InvalidRequest: it cannot be written.
+        """
 
 
 class ImageSource(Protocol):

@@ -73,6 +73,9 @@ deliver_outputs() {
         write_output_disk
         return
     fi
+    # A machine whose script has ended is not saved any more, and files may be large.
+    # shellcheck disable=SC2034 # http.sh
+    http_patience=
     while IFS= read -r path; do
         encode "$path"
         post_file main "/v1/outputs/$encoded" "$work/$path" "$(size_of "$work/$path")" ||

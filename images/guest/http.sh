@@ -7,6 +7,10 @@ carriage_return=$(printf '\r')
 netcat=nc
 case $applets in *"${newline}nc$newline"*) netcat="$busybox nc" ;; esac
 http_sink='bb cat' # reads the body of an answer
+# A machine that may be saved, and go on elsewhere, may wait for an answer that was on its way then: seconds
+# until it asks again. Empty: it waits as long as it takes.
+http_patience=40
+http_timeout=
 trap '' PIPE       # a server that hangs up early is an error to handle; the script gets its own default
 
 # make_fifos: for every slot, and for the script's output.
@@ -16,6 +20,14 @@ make_fifos() {
         set -- "$@" "$run/$slot.ask" "$run/$slot.answer"
     done
     bb mkfifo "$@"
+    [ -z "${VMJOBS_CHECKPOINT:-}" ] || find_timeout
+}
+
+# find_timeout: $http_timeout, if there is one that works. (Of old some wanted the seconds elsewhere.)
+find_timeout() {
+    for timeout in "$busybox timeout" timeout; do
+        [ -n "$http_timeout" ] || ! $timeout 1 true 2>/dev/null || http_timeout=$timeout
+    done
 }
 
 # size_of FILE: its bytes.
@@ -25,23 +37,22 @@ size_of() {
 
 # http SLOT METHOD PATH [SIZE COMMAND...]: one request with the SIZE bytes that the command prints as
 # its body; $http_sink gets the body of the answer. SLOT names the caller: each has connections of its
-# own. There is no deadline: the host has one for everything that a guest does.
+# own. There is no deadline but $http_patience: the host has one for everything that a guest does.
 #
 # 0: the answer was 2xx. 1: no answer, or one that may change (408, 429, 5xx). 2: refused.
 # $http_status has the status, 000 without an answer.
 http() {
-    http_ask=$run/$1.ask http_answer=$run/$1.answer http_status=000 http_length=
+    http_slot=$1 http_ask=$run/$1.ask http_answer=$run/$1.answer http_status=000 http_length=
     http_server=${VMJOBS_ENDPOINT#http://}
     http_server=${http_server%%/*}
     case $http_server in *:*) http_port=${http_server##*:} ;; *) http_port=80 ;; esac
 
     # Request and answer pass through fifos, so that netcat's input stays open until the answer is
     # complete: a server may take the end of its input for a client that went away.
-    # shellcheck disable=SC2086 # a command of two words
-    $netcat -w 30 "${http_server%%:*}" "$http_port" \
-        <"$http_ask" >"$http_answer" 2>/dev/null 3>&- 4>&- &
+    connect "${http_server%%:*}" "$http_port" 2>/dev/null 3>&- 4>&- &
     http_netcat=$!
     exec 5>"$http_ask" 6<"$http_answer"
+    [ -z "${VMJOBS_CHECKPOINT:-}" ] || read -r VMJOBS_TOKEN <"$run/token"
     {
         printf '%s %s HTTP/1.0\r\nHost: %s\r\n' "$2" "$3" "$http_server"
         printf 'Authorization: Bearer %s\r\n' "$VMJOBS_TOKEN"
@@ -60,9 +71,26 @@ http() {
     case $http_status in
     2??) return 0 ;;
     408 | 429) return 1 ;;
+    401) [ -z "${VMJOBS_CHECKPOINT:-}" ] || return 1 ;; # this request began before the new token came
+    esac
+    case $http_status in
     4??) return 2 ;;
     *) return 1 ;;
     esac
+}
+
+# connect HOST PORT: netcat between the fifos, in place of this process.
+connect() {
+    limit=
+    if [ -n "${VMJOBS_CHECKPOINT:-}" ] && [ -n "$http_patience" ]; then
+        limit=$http_timeout
+    fi
+    # shellcheck disable=SC2086 # commands of several words
+    [ -n "$limit" ] || exec $netcat -w 30 "$1" "$2" <"$http_ask" >"$http_answer"
+    # What ends netcat must not hold the fifos open.
+    # shellcheck disable=SC2016,SC2086
+    exec $limit "$http_patience" /bin/sh -c 'exec $0 -w 30 "$1" "$2" <"$3" >"$4"' \
+        "$netcat" "$1" "$2" "$http_ask" "$http_answer" </dev/null >/dev/null
 }
 
 # http_body: passes on the body, where there is one that anybody wants.
@@ -81,12 +109,31 @@ http_body() {
 # with_retries COMMAND...: until it succeeds or is refused, five times at most.
 with_retries() {
     for delay in 1 2 4 8 0; do
-        "$@"
-        outcome=$?
-        [ "$outcome" = 1 ] || return "$outcome"
+        while :; do
+            "$@"
+            outcome=$?
+            [ "$outcome" = 1 ] || return "$outcome"
+            go_on || break
+        done
         pause "$delay"
     done
     return 1
+}
+
+# go_on: true if nothing is wrong but that this machine is being saved, or goes on elsewhere and has to
+# learn its new token first. Asking again makes sense then, however often.
+go_on() {
+    [ -n "${VMJOBS_CHECKPOINT:-}" ] || return
+    case $http_status in 401 | 503) ;; *) return 1 ;; esac
+    renew "$http_slot" || pause 2
+}
+
+# renew SLOT: take the new token and the time from the host, if there is a new one.
+renew() {
+    http "$1" GET /v1/renewal >"$run/$1.renewal" || return
+    read -r token epoch <"$run/$1.renewal" || return 0
+    keep_token "$token"
+    set_clock "$epoch" 2
 }
 
 # post SLOT PATH SIZE COMMAND...: with retries.
@@ -109,10 +156,10 @@ post_file() {
 # get_job: script and inputs, unpacked as they arrive. An answer that ends early is none.
 get_job() {
     [ ! -e "$job/script" ] || rm -rf "$job/script" "$job/inputs"
-    http_sink=unpack
+    http_sink=unpack patience=$http_patience http_patience=
     http main GET /v1/job.tar
     outcome=$?
-    http_sink='bb cat'
+    http_sink='bb cat' http_patience=$patience
     [ "$outcome" = 0 ] || return "$outcome"
     # tar itself has nothing to say of a stream that ends between two files.
     copied job

@@ -28,7 +28,7 @@ setup_mounts
 exec </dev/null >/dev/console 2>&1
 find_disks
 read_job_disk
-set_clock
+set_clock "${VMJOBS_EPOCH:-}" 60
 start_loopback
 make_scratch
 make_fifos

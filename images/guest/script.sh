@@ -66,14 +66,14 @@ control() {
     [ ! -s "$run/control.delivered" ] || read -r delivered <"$run/control.delivered"
     while :; do
         if http control GET "/v1/control?wait=25&done=$delivered" >"$run/control.orders"; then
-            while read -r verb number _; do
+            while read -r verb number; do
                 [ "$verb" = signal ] || continue
                 deliver "$number"
                 delivered=$((delivered + 1))
                 echo "$delivered" >"$run/control.delivered"
             done <"$run/control.orders"
         else
-            pause 1
+            go_on || pause 1
         fi
     done
 }

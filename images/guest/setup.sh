@@ -57,14 +57,21 @@ read_job_disk() {
     [ "$VMJOBS_CONTRACT" = 1 ] ||
         fail "this image speaks version 1 of the guest contract, the host version $VMJOBS_CONTRACT"
     echo "vmjob-${VMJOBS_ARRAY_INDEX:-0}" >/proc/sys/kernel/hostname
+    [ -z "${VMJOBS_CHECKPOINT:-}" ] || keep_token "$VMJOBS_TOKEN"
 }
 
-# set_clock: to the host's, where this machine's is off by more than a minute.
+# keep_token TOKEN: for all requests from now on, whoever makes them.
+keep_token() {
+    fresh=$run/token.${http_slot:-first} # several may be at it
+    (umask 077 && echo "$1" >"$fresh") && mv "$fresh" "$run/token"
+}
+
+# set_clock EPOCH SECONDS: to the host's, where this machine's is off by more than that.
 set_clock() {
-    case ${VMJOBS_EPOCH:-} in '' | *[!0-9]*) return 0 ;; esac
+    case $1 in '' | *[!0-9]*) return 0 ;; esac
     now=$(date +%s)
-    if [ $((now - VMJOBS_EPOCH)) -gt 60 ] || [ $((VMJOBS_EPOCH - now)) -gt 60 ]; then
-        bb date -s "@$VMJOBS_EPOCH" >/dev/null
+    if [ $((now - $1)) -gt "$2" ] || [ $(($1 - now)) -gt "$2" ]; then
+        bb date -s "@$1" >/dev/null
     fi
 }
 

@@ -137,7 +137,7 @@ def _import(
         kernel=store.add_file(kit.kernel),
         initrd=store.add_file(kit.initrd),
         cmdline=(f"init={kits.INIT}", *kit.cmdline),
-        guest=GuestSupport(),
+        guest=GuestSupport(contract=2),
         program=program,
         recipe=_made_by(container),
         packages=found,

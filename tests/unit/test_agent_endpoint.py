@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import select
 import socket
@@ -73,6 +74,64 @@ def guest(tmp_path: Path) -> Iterator[Guest]:
 def test_only_the_guests_own_token_is_good(guest: Guest) -> None:
     assert guest.ask("GET", "/v1/job.tar", token="another")[0] == 401
     assert guest.ask("GET", "/v1/job.tar") == (200, b"a tar")
+
+
+def test_a_hushed_endpoint_answers_nothing_until_it_speaks_again(guest: Guest) -> None:
+    assert guest.link.hush(1.0)
+    assert guest.ask("POST", "/v1/log/out?offset=0", b"a word")[0] == 503
+    assert guest.ask("GET", "/v1/control?wait=20")[0] == 503
+    assert not guest.link.logs["out"].exists()
+    guest.link.speak()
+    assert guest.ask("POST", "/v1/log/out?offset=0", b"a word")[0] == 204
+
+
+def test_an_endpoint_is_hushed_once_who_waited_for_orders_has_his_answer(guest: Guest) -> None:
+    answers: list[tuple[int, bytes]] = []
+
+    def control() -> None:
+        while len(answers) < 2:
+            answers.append(guest.ask("GET", "/v1/control?wait=20"))
+
+    waiting = threading.Thread(target=control)
+    waiting.start()
+    until = time.monotonic() + 5
+    while not guest.link.beating and time.monotonic() < until:
+        time.sleep(0.01)
+    assert guest.link.hush(5.0)
+    assert [status for status, _ in answers][:1] == [200], "its answer was still on its way"
+    waiting.join()
+    assert [status for status, _ in answers] == [200, 503]
+
+
+def test_who_never_asks_again_is_not_waited_for_longer_than_that(guest: Guest) -> None:
+    assert guest.ask("GET", "/v1/control?wait=0")[0] == 200
+    began = time.monotonic()
+    assert guest.link.hush(0.2)
+    assert time.monotonic() - began < 5
+
+
+def test_a_resumed_guest_gets_its_new_token_for_the_old_one_and_nothing_else(guest: Guest) -> None:
+    guest.link.former = hashlib.sha256(b"of the node before").hexdigest()
+    old = {"token": "of the node before"}
+    assert guest.ask("GET", "/v1/job.tar", **old)[0] == 503
+    assert guest.ask("POST", "/v1/exit", b"code=0", **old)[0] == 503
+    assert guest.ask("GET", "/v1/control?wait=20&done=3", **old)[0] == 503
+    for _ in range(2):  # an answer may be lost
+        status, renewal = guest.ask("GET", "/v1/renewal", **old)
+        token, epoch = renewal.decode().split()
+        assert (status, token) == (200, TOKEN)
+        assert abs(int(epoch) - time.time()) < 5
+    assert guest.ask("POST", "/v1/log/out?offset=0", b"a word")[0] == 204
+    assert guest.seen() == Ready()
+    assert guest.ask("GET", "/v1/renewal", **old)[0] == 401, "it is over"
+    assert guest.ask("GET", "/v1/renewal") == (204, b""), "there is nothing newer"
+
+
+def test_a_hushed_endpoint_gives_no_new_token_either(guest: Guest) -> None:
+    """It would be the token of a machine that is saved at this moment."""
+    guest.link.former = hashlib.sha256(b"of the node before").hexdigest()
+    assert guest.link.hush(1.0)
+    assert guest.ask("GET", "/v1/renewal", token="of the node before")[0] == 503
 
 
 @pytest.fixture(params=["guest", "member"])

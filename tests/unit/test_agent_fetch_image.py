@@ -20,7 +20,7 @@ from images.store import ImageStore
 from vmjobs.agent.steps import choose_hypervisor, fetch_image
 from vmjobs.agent.verdict import Ended, stopped
 from vmjobs.errors import StorageFull, Unavailable
-from vmjobs.model import HypervisorKind, ReasonCode
+from vmjobs.model import HypervisorKind, JobSpec, ReasonCode
 
 
 @dataclass
@@ -145,11 +145,15 @@ def test_a_change_to_uml_waits_for_the_rest(tmp_path: Path, remote: Remote) -> N
             live=cache,
             settings=job.parts.settings,
             choose=lambda _demanded, _able: uml,
-            journal=SimpleNamespace(reassign=lambda _attempt, _driver: None),
+            journal=SimpleNamespace(reassign=lambda _attempt, _machine, _driver: None),
+            carrier=None,
         ),
         driver=SimpleNamespace(kind="another"),
         attempt="",
-        ticket=SimpleNamespace(image_digest=digest, spec=SimpleNamespace(hypervisor=None)),
+        machine="",
+        ticket=SimpleNamespace(
+            image_digest=digest, spec=JobSpec(image="x", script="true"), checkpoint=None
+        ),
         resources=job.resources,
         check_stop=job.check_stop,
     )

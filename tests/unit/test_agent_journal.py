@@ -89,7 +89,7 @@ def test_another_driver_may_turn_out_to_be_needed(tmp_path: Path) -> None:
     name = journal.machine_name(ATTEMPT)
     first, second = Shelf(), Shelf(name)
     with journal.run(record(journal), first):
-        journal.reassign(ATTEMPT, second)
+        journal.reassign(ATTEMPT, journal.machine_name(ATTEMPT), second)
     assert second.names == []
     assert list(tmp_path.iterdir()) == []
 
@@ -99,7 +99,7 @@ def test_the_other_driver_is_known_after_a_kill(tmp_path: Path) -> None:
     killed(journal)
     second = Shelf(journal.machine_name(ATTEMPT))
     second.kind = HypervisorKind.QEMU
-    journal.reassign(ATTEMPT, second)
+    journal.reassign(ATTEMPT, journal.machine_name(ATTEMPT), second)
     (left,) = Journal(tmp_path).recover({HypervisorKind.UML: Shelf(), second.kind: second})
     assert left.record.hypervisor is HypervisorKind.QEMU
     assert second.names == []
@@ -148,3 +148,24 @@ def test_only_machines_of_this_journal_are_swept(tmp_path: Path) -> None:
     shelf = Shelf(journal.machine_name(ATTEMPT), other.machine_name(ATTEMPT))
     assert sweep(journal, {HypervisorKind.UML: shelf}) == [journal.machine_name(ATTEMPT)]
     assert shelf.names == [other.machine_name(ATTEMPT)]
+
+
+def test_a_machine_that_keeps_the_name_of_an_earlier_run_is_not_swept(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "runs")
+    machine = journal.machine_name("b" * 32)
+    shelf = Shelf(machine)
+    with journal.run(record(journal), shelf):
+        journal.reassign(ATTEMPT, machine, shelf)
+        assert sweep(journal, {HypervisorKind.UML: shelf}) == []
+    assert shelf.names == []
+
+
+def test_a_machine_with_the_name_of_an_earlier_run_is_removed_after_a_kill(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    killed(journal)
+    machine = journal.machine_name("b" * 32)
+    shelf = Shelf(machine)
+    journal.reassign(ATTEMPT, machine, shelf)
+    (left,) = Journal(tmp_path).recover({HypervisorKind.UML: shelf})
+    assert (left.record.machine, shelf.names) == (machine, [])
+    assert list(tmp_path.iterdir()) == []

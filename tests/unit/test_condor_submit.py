@@ -132,6 +132,20 @@ def test_the_local_pool_and_a_site_differ_where_they_must() -> None:
         assert submit["request_disk"] == str(1024 * 1024)
 
 
+def test_who_is_to_be_saved_has_time_for_it() -> None:
+    for wish, seconds in ((True, "600"), (False, "60")):
+        hypervisor = "qemu" if wish else None
+        local, remote = (
+            parsed(batch(route=route, checkpoint=wish, hypervisor=hypervisor))
+            for route in ("local", "site")
+        )
+        for submit in (local, remote):
+            assert submit["job_max_vacate_time"] == seconds
+            assert submit["kill_sig"] == "SIGTERM"
+        assert remote["MY.remote_JobMaxVacateTime"] == seconds
+        assert remote["MY.remote_KillSig"] == '"SIGTERM"'
+
+
 def test_routes() -> None:
     assert grid_resource(config(), "") == ""
     assert grid_resource(config(), "here") == ""

@@ -10,6 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from vmjobs.agent import checkpoint
 from vmjobs.agent.console import last_lines, panic_text
 from vmjobs.agent.inbox import (
     ConsoleFlooded,
@@ -29,6 +30,8 @@ from vmjobs.agent.inbox import (
 )
 from vmjobs.agent.outputs import DiskContents, read_output_disk
 from vmjobs.agent.verdict import (
+    STOPPING,
+    VACATING,
     Ended,
     Success,
     Verdict,
@@ -60,19 +63,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Signals that mean "stop": the script gets them, and then a few seconds.
-STOPPING = frozenset({2, 3, 15})
-
-
 # --------------------------------------------------------------------------- the steps
 
 
 def await_ready(run: Run) -> None:
     """Wait for what the job's rule calls ready."""
     spec = run.ticket.spec
+    if run.resumed is not None:
+        run.remark = f"the machine goes on where it was saved, after {run.resumed.ran:.0f} s"
     if spec.readiness == STARTED:
         run.remark = "the machine runs; no sign of readiness is awaited"
         return
+    if run.resumed is not None and spec.network is NetworkMode.NONE:
+        return  # nobody is going to be told that it is there again
     while not _over(run):
         # What the guest waits for a part of its image is not its own time.
         deadline = run.boot_begun + spec.boot_seconds + run.live.waited()
@@ -95,14 +98,17 @@ def await_end(run: Run) -> None:
     """Wait until the job's work is done, or its time is over."""
     spec = run.ticket.spec
     run.live.ready()
-    deadline = time.monotonic() + spec.run_seconds
+    run.run_begun = time.monotonic()
+    deadline = run.run_begun + spec.run_seconds - run.ran()
     # Only now is the guest heard of all the time: before and after it has deadlines of its own.
     run.link.heard = time.monotonic()
     if run.watch is not None:
         run.watch.listening = spec.network is not NetworkMode.NONE
+    run.savable = checkpoint.possible(run)
     while not _over(run):
         if _observe(run, deadline) is None:
             raise _overdue(run)
+    run.savable = False
     if run.watch is not None:
         run.watch.listening = False
 
@@ -236,6 +242,8 @@ def _observe(run: Run, deadline: float) -> Observation | None:
     """The next observation, noted; what ends any step is dealt with here."""
     while isinstance(seen := run.inbox.next(min(deadline, run.stop_by)), SignalSent):
         _pass_on(run, seen.number)
+        if _over(run):
+            return seen
     _note(run, seen)
     _give_up_on(run, seen)
     if run.stopped_by and (seen is None or isinstance(seen, MachineGone | ExitReported)):
@@ -245,12 +253,45 @@ def _observe(run: Run, deadline: float) -> Observation | None:
 
 
 def _pass_on(run: Run, number: int) -> None:
+    if number == VACATING and run.savable and not run.link.former:
+        _save(run)
+        if _over(run):
+            return  # it has ended meanwhile: there is nobody to stop
     run.link.send_signal(number)
     if number in STOPPING:
         run.stop_by = min(run.stop_by, time.monotonic() + run.parts.settings.grace_seconds)
         run.stopped_by = number
         if run.ticket.spec.strategy is not Strategy.SCRIPT:
             _ask_to_power_off(run)  # there may be nobody in it who takes signals
+
+
+def _save(run: Run) -> None:
+    """End the run with its machine saved, unless it is about to end by itself, or cannot be."""
+    run.savable = False
+    watch = run.watch
+    if watch is None:
+        return
+    listening, watch.listening = watch.listening, False  # it is not heard of while it is saved
+    if run.link.hush(checkpoint.HUSH_SECONDS):
+        told = watch.told  # what it says on its console from here on is read where it goes on
+        _take_in(run)
+        if not _over(run) and not run.stopped_by:
+            checkpoint.save(run, told)
+            _take_in(run)
+    run.link.speak()
+    run.link.heard = time.monotonic()
+    watch.listening = listening
+
+
+def _take_in(run: Run) -> None:
+    """Note all that was seen by now. Of signals to stop one is enough."""
+    while (seen := run.inbox.next(time.monotonic())) is not None:
+        if isinstance(seen, SignalSent):
+            if seen.number != VACATING:
+                _pass_on(run, seen.number)
+            continue
+        _note(run, seen)
+        _give_up_on(run, seen)
 
 
 def _note(run: Run, seen: Observation | None) -> None:

@@ -7,6 +7,7 @@ Bodies go to files at once, so that a guest is never slowed down by what is behi
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import math
@@ -23,7 +24,7 @@ import waitress.channel
 import waitress.parser
 import waitress.server
 import waitress.utilities
-from flask import Flask, Request, Response, request, send_file
+from flask import Flask, Request, Response, g, request, send_file
 
 from vmjobs.agent.inbox import ExitReported, Observer, Ready, ScriptEnded
 from vmjobs.agent.outputs import OutputTray, Refused
@@ -40,6 +41,8 @@ MAX_HEADER = 16 * 1024
 #: Room for protocol overhead above the largest output.
 SLACK = 1024 * 1024
 CONNECTIONS = 12
+#: Seconds that an answer takes to its guest. One that was turned away asks again after two.
+QUIET_SECONDS = 0.5
 #: Programs of many users in one guest may connect, though they know no token. They must not use up
 #: what the guest itself needs: at so many connections the oldest that asks for nothing has to go.
 MEMBER_CONNECTIONS = 256
@@ -48,6 +51,8 @@ MEMBER_CONNECTIONS = 256
 SILENT_SECONDS = 5
 THREADS = 6
 
+CONTROL = "/v1/control"
+RENEWAL = "/v1/renewal"
 _NOT_YOURS = "this endpoint belongs to another guest"
 
 
@@ -97,6 +102,8 @@ class GuestLink:
     on_words: takes what the script prints, in place of logs, of a guest that goes on for months. What
         it prints while nobody listens is lost.
     pool_token: for a machine of a cluster: its token for the pool.
+    former: SHA-256 of the token that the guest of a resumed machine knows. It gets the new one for it,
+        until it has used that, and nothing else; ``""``: there is none.
     longest_wait: that a request for orders may last, in seconds.
     beating: the guest has begun to ask for orders, and so is heard of from now on.
     """
@@ -110,6 +117,7 @@ class GuestLink:
     on_log: Callable[[], None] = lambda: None
     on_words: Callable[[bytes], None] | None = None
     pool_token: Callable[[], str] | None = None
+    former: str = ""
     longest_wait: float = math.inf
     heard: float = field(default_factory=time.monotonic)
     orders: Orders = field(default_factory=Orders)
@@ -118,6 +126,13 @@ class GuestLink:
     words_end: dict[str, int] = field(default_factory=dict)
     writing: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    #: No request is answered but with "try again"; one for orders has been.
+    hushed: bool = False
+    _turned_away: bool = False
+    #: When the last request came, in monotonic seconds.
+    _asked: float = 0.0
+    #: Requests that are being answered.
+    _answering: int = 0
 
     @property
     def endless(self) -> bool:
@@ -126,7 +141,68 @@ class GuestLink:
 
     def admits(self, authorization: str) -> bool:
         """Whether a request with this header comes from the guest."""
+        return self._is_current(authorization) or self._is_former(authorization)
+
+    def _is_current(self, authorization: str) -> bool:
         return hmac.compare_digest(authorization.encode(), f"Bearer {self.token}".encode())
+
+    def _is_former(self, authorization: str) -> bool:
+        if not self.former:
+            return False
+        shown = authorization.removeprefix("Bearer ").encode()
+        return hmac.compare_digest(hashlib.sha256(shown).hexdigest(), self.former)
+
+    def begin(self, authorization: str, path: str) -> tuple[str, int] | None:
+        """A request begins: what to answer at once, and its status; None: go on, and :meth:`end` it."""
+        former = self._is_former(authorization)
+        if not former and not self._is_current(authorization):
+            return _NOT_YOURS, 401
+        with self.changed:
+            self._asked = time.monotonic()
+            if self.hushed:
+                self._turned_away = self._turned_away or path == CONTROL
+                self.changed.notify_all()
+                return "this machine is about to be saved; try again", 503
+            if former:
+                renewal = f"{self.token} {int(time.time())}\n"
+                return (renewal, 200) if path == RENEWAL else ("take the new token first", 503)
+            renewed, self.former = bool(self.former), ""
+            self._answering += 1
+        self.heard = time.monotonic()
+        if renewed:
+            self.inbox.put(Ready())
+        return None
+
+    def end(self) -> None:
+        """A request that had begun is answered."""
+        with self.changed:
+            self._answering -= 1
+            self.changed.notify_all()
+
+    def hush(self, timeout: float) -> bool:
+        """Answer nothing any more, so that what the guest was told is all that there is: for a machine
+        that is to be saved. False: a request is still being answered after ``timeout`` seconds.
+
+        An answer that is on its way when the machine is saved never comes. So this waits until who asks
+        for orders has been turned away, as all others, and nobody has asked for :data:`QUIET_SECONDS`.
+        """
+        deadline = time.monotonic() + timeout
+        with self.changed:
+            self.hushed, self._turned_away = True, not self.beating
+            self.changed.notify_all()
+            while (now := time.monotonic()) < deadline:
+                if not self._turned_away or self._answering:
+                    self.changed.wait(deadline - now)
+                elif (quiet := now - self._asked) < QUIET_SECONDS:
+                    self.changed.wait(min(QUIET_SECONDS - quiet, deadline - now))
+                else:
+                    break
+            return not self._answering
+
+    def speak(self) -> None:
+        """Go on answering."""
+        with self.changed:
+            self.hushed = False
 
     def send_signal(self, number: int) -> None:
         """Have the guest deliver a signal to the script."""
@@ -147,7 +223,7 @@ class GuestLink:
         """
         with self.changed:
             self.orders.acknowledge(done)
-            self.changed.wait_for(lambda: self.orders.left or self.closed, timeout)
+            self.changed.wait_for(lambda: self.orders.left or self.closed or self.hushed, timeout)
             return self.orders.give(certain=done is not None)
 
 
@@ -157,10 +233,16 @@ def create_endpoint(link: GuestLink) -> Flask:
 
     @app.before_request
     def _authenticate() -> Response | None:
-        if not link.admits(request.headers.get("Authorization", "")):
-            return _plain(_NOT_YOURS, 401)
-        link.heard = time.monotonic()
+        refused = link.begin(request.headers.get("Authorization", ""), request.path)
+        if refused is not None:
+            return _plain(*refused)
+        g.begun = True
         return None
+
+    @app.teardown_request
+    def _ended(_error: BaseException | None) -> None:
+        if g.pop("begun", False):
+            link.end()
 
     @app.get("/v1/job.tar")
     def _job() -> Response:
@@ -171,12 +253,16 @@ def create_endpoint(link: GuestLink) -> Flask:
         link.inbox.put(Ready())
         return _plain("", 204)
 
-    @app.get("/v1/control")
+    @app.get(CONTROL)
     def _control() -> Response:
         link.beating = True
         wait = min(max(0, request.args.get("wait", 0, int)), MAX_WAIT, link.longest_wait)
         signals = link.take_signals(wait, request.args.get("done", None, int))
         return _plain("".join(f"signal {n}\n" for n in signals), 200)
+
+    @app.get(RENEWAL)
+    def _renewal() -> Response:
+        return _plain("", 204)  # the token that was shown is the one that is in force
 
     @app.get("/v1/token")
     def _token() -> Response:

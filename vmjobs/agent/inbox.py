@@ -88,6 +88,11 @@ class SignalSent:
 
 
 @dataclass(frozen=True)
+class SaveOver:
+    """The machine has been saved, or could not be."""
+
+
+@dataclass(frozen=True)
 class LeaseLost:
     """Whoever ran the job has gone."""
 
@@ -111,6 +116,7 @@ Observation = (
     | ConsoleFlooded
     | ImageLost
     | SignalSent
+    | SaveOver
     | LeaseLost
     | Superseded
 )

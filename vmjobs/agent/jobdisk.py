@@ -77,6 +77,7 @@ def _description(briefing: Briefing) -> Iterable[tuple[str, str]]:
         "VMJOBS_ARGUMENTS": shlex.join(spec.arguments),
         "VMJOBS_EPOCH": str(briefing.epoch),
         **({"VMJOBS_KEEP": "1"} if briefing.keep else {}),
+        **({"VMJOBS_CHECKPOINT": "1"} if spec.checkpoint else {}),
     }
     described = {
         "contract": CONTRACT_VERSION,
@@ -94,6 +95,7 @@ def _description(briefing: Briefing) -> Iterable[tuple[str, str]]:
         "outputs": spec.outputs,
         "disk": spec.disk,
         "keep": briefing.keep,
+        "checkpoint": spec.checkpoint,
     }
     yield "job.json", json.dumps(described, indent=1, sort_keys=True) + "\n"
     yield "job.env", "".join(f"{name}={_quote(text)}\n" for name, text in variables.items())

@@ -9,7 +9,7 @@ killed after                          what a restarted agent finds and does
 ``mkdir``                             a directory without record: no machine was ever started
 record written                        a record: destroy the machine by name, remove the rest
 verdict written                       the same, and the verdict is kept for whoever asks again
-other hypervisor written              the same, with that one
+other machine written                 the same, with that one
 machine destroyed                     the same; destroying it again is no error
 contents removed                      record alone: the same
 ====================================  =======================================================
@@ -25,7 +25,7 @@ import os
 import shutil
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vmjobs.durable import sync_directory
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 RECORD = "run.json"
 VERDICT = "verdict.json"
-#: The hypervisor of the run, where it is not the record's.
-HYPERVISOR = "hypervisor"
+#: The hypervisor and the name of the run's machine, where they are not the record's.
+MACHINE = "machine.json"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Journal:
         self.root = root
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.prefix = machine_prefix(root)
-        self._reassigned: dict[str, Hypervisor] = {}
+        self._reassigned: dict[str, tuple[str, Hypervisor]] = {}
 
     def machine_name(self, attempt: str) -> str:
         """The name of an attempt's machine."""
@@ -95,12 +95,14 @@ class Journal:
             try:
                 yield directory
             finally:
-                self._remove(directory, record, self._reassigned.pop(record.attempt, driver))
+                name, driver = self._reassigned.pop(record.attempt, (record.machine, driver))
+                self._remove(directory, name, driver)
 
-    def reassign(self, attempt: str, driver: Hypervisor) -> None:
-        """The run's machine, not started yet, will be another driver's than its record says."""
-        write_durably(self.root / attempt / HYPERVISOR, driver.kind.value.encode())
-        self._reassigned[attempt] = driver
+    def reassign(self, attempt: str, machine: str, driver: Hypervisor) -> None:
+        """The run's machine, not started yet, will be another one than its record says."""
+        text = json.dumps({"machine": machine, "hypervisor": driver.kind.value})
+        write_durably(self.root / attempt / MACHINE, text.encode())
+        self._reassigned[attempt] = (machine, driver)
 
     def conclude(self, attempt: str, verdict: str) -> None:
         """Keep a run's verdict (JSON): all that is left to do is to tell it."""
@@ -111,7 +113,7 @@ class Journal:
         cleaned = []
         with self._exclusive():
             for directory in sorted(p for p in self.root.iterdir() if p.is_dir()):
-                record = _read(directory / RECORD)
+                record = _read(directory)
                 if record is None:
                     shutil.rmtree(directory)
                 elif not _held(directory / RECORD) and (left := self._undo(directory, record, drivers)):
@@ -121,14 +123,12 @@ class Journal:
     def _undo(
         self, directory: Path, record: RunRecord, drivers: Mapping[HypervisorKind, Hypervisor]
     ) -> Leftover | None:
-        if changed := _text(directory / HYPERVISOR):
-            record = replace(record, hypervisor=HypervisorKind(changed))
         driver = drivers.get(record.hypervisor)
         if driver is None:
             log.error("run %s needs the %s driver to be undone", record.attempt, record.hypervisor)
             return None
         verdict = _text(directory / VERDICT)
-        self._remove(directory, record, driver)
+        self._remove(directory, record.machine, driver)
         return Leftover(record, verdict)
 
     @contextmanager
@@ -138,8 +138,8 @@ class Journal:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _remove(self, directory: Path, record: RunRecord, driver: Hypervisor) -> None:
-        driver.destroy(record.machine)
+    def _remove(self, directory: Path, machine: str, driver: Hypervisor) -> None:
+        driver.destroy(machine)
         for entry in directory.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -151,7 +151,10 @@ class Journal:
 
 def sweep(journal: Journal, drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
     """Destroy machines of this journal that no record knows. Returns their names."""
-    known = {journal.machine_name(p.name) for p in journal.root.iterdir() if p.is_dir()}
+    directories = [p for p in journal.root.iterdir() if p.is_dir()]
+    known = {journal.machine_name(p.name) for p in directories}
+    # One that was saved keeps the name that it had in an earlier run.
+    known |= {record.machine for p in directories if (record := _read(p)) is not None}
     return sweep_unknown(journal.prefix, known, drivers)
 
 
@@ -193,11 +196,12 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _read(path: Path) -> RunRecord | None:
-    text = _text(path)
+def _read(directory: Path) -> RunRecord | None:
+    """What is known of a run, as of now."""
+    text = _text(directory / RECORD)
     if not text:
         return None
-    data = json.loads(text)
+    data = json.loads(text) | json.loads(_text(directory / MACHINE) or "{}")
     return RunRecord(data["attempt"], data["job"], data["machine"], HypervisorKind(data["hypervisor"]))
 
 

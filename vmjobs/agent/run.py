@@ -12,11 +12,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from vmjobs.agent import checkpoint
 from vmjobs.agent.counting import Tally, count_files, count_machine
 from vmjobs.agent.courier import FIRST_PAUSE, Courier
 from vmjobs.agent.endpoint import GuestLink
@@ -31,8 +32,8 @@ from vmjobs.agent.inbox import (
 )
 from vmjobs.agent.journal import Journal, Leftover, RunRecord
 from vmjobs.agent.outputs import DiskContents, Kept, OutputTray
-from vmjobs.agent.steps import STEPS, STOPPING, Step
-from vmjobs.agent.verdict import Ended, Verdict, failed, stopped, without_image
+from vmjobs.agent.steps import STEPS, Step
+from vmjobs.agent.verdict import STOPPING, Ended, Verdict, failed, stopped, without_image
 from vmjobs.agent.watch import Watch
 from vmjobs.errors import (
     Conflict,
@@ -47,6 +48,7 @@ from vmjobs.hypervisor.base import BootImage, Ending, Hypervisor
 from vmjobs.model import (
     MIB,
     AttemptClaim,
+    Checkpoint,
     ExitStatus,
     HypervisorKind,
     JobState,
@@ -57,7 +59,7 @@ from vmjobs.model import (
     now,
     reason,
 )
-from vmjobs.ports import ImageSource, JobSource, LiveImage, LiveSource, SeedSource
+from vmjobs.ports import ContentCarrier, ImageSource, JobSource, LiveImage, LiveSource, SeedSource
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +126,7 @@ class Parts:
     seeds: for images that want cloud-init data.
     live: gives images out before they are complete; None: a machine waits for the whole image.
     timed: hears how long each step of a run took: its title, seconds.
+    carrier: takes machines that are saved to the repository, and back; None: none is saved.
     """
 
     images: ImageSource
@@ -133,6 +136,7 @@ class Parts:
     seeds: SeedSource | None = None
     live: LiveSource | None = None
     timed: Callable[[str, float], object] = _unheard
+    carrier: ContentCarrier | None = None
 
 
 @dataclass
@@ -167,7 +171,14 @@ class Run:
     disk: DiskContents | None = None
     #: What to say of the next state, where its step's title is not the whole truth.
     remark: str = ""
+    #: What the machine goes on from; None: it begins at the beginning.
+    resumed: Checkpoint | None = None
+    #: What the machine was started by: see ``Hypervisor.platform``.
+    platform: str = ""
+    #: The machine may be saved now.
+    savable: bool = False
     boot_begun: float = 0.0
+    run_begun: float = math.inf
     stop_by: float = math.inf
     stopped_by: int = 0
     #: What was said last of how far the run is; None: nothing, or its end.
@@ -192,7 +203,7 @@ class Run:
         claim = AttemptClaim(attempt=self.attempt, node=self.parts.settings.node)
         self.ticket = self.source.claim(claim)
         try:
-            self.driver = self.parts.choose(self.ticket.spec.hypervisor)
+            self.driver = self._first_choice()
         except NoHypervisor as error:
             return self._refuse(failed(ReasonCode.NO_HYPERVISOR, error.message).verdict)
         self.machine = self.parts.journal.machine_name(self.attempt)
@@ -207,6 +218,19 @@ class Run:
             self._told = None
             self.lease.progress(self._report(verdict))
         return verdict
+
+    def _first_choice(self) -> Hypervisor:
+        """The driver that has saved the job's machine, if it is here, or what the job asks for."""
+        spec, saved = self.ticket.spec, self.ticket.checkpoint
+        if saved is not None and spec.hypervisor is None:
+            with suppress(NoHypervisor):
+                return self.parts.choose(saved.hypervisor)
+        return self.parts.choose(spec.hypervisor, spec.kinds)
+
+    def ran(self) -> float:
+        """Seconds that the job has run, on this node and before."""
+        before = self.resumed.ran if self.resumed else 0.0
+        return before + max(0.0, time.monotonic() - self.run_begun)
 
     @property
     def image(self) -> BootImage:
@@ -266,6 +290,11 @@ class Run:
         self.courier = Courier(self.source, self.inbox, {n: self.stream(n) for n in StreamName})
 
     def _go_through(self, steps: tuple[Step, ...]) -> Verdict:
+        verdict = self._end_of(steps)
+        begun = self.run_begun < math.inf
+        return verdict if self.resumed is None or begun else checkpoint.not_resumed(verdict)
+
+    def _end_of(self, steps: tuple[Step, ...]) -> Verdict:
         try:
             with self.resources:
                 for step in steps:
@@ -317,7 +346,7 @@ class Run:
 
     def _deliver(self, verdict: Verdict, record: RunRecord) -> Verdict:
         """Hand over outputs, streams and at last the verdict. The machine is verified gone."""
-        self.driver.destroy(record.machine)
+        self.driver.destroy(self.machine)
         patience = self.parts.settings.deliver_seconds
         if not self.courier.superseded and verdict.state is not JobState.PREEMPTED:
             with self._clock("collecting", "deliver"):

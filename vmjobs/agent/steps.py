@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from vmjobs.agent.conduct import STOPPING, await_end, await_ready, collect
+from vmjobs.agent import checkpoint
+from vmjobs.agent.conduct import await_end, await_ready, collect
 from vmjobs.agent.console import ConsoleReader
 from vmjobs.agent.endpoint import GuestLink, serving
 from vmjobs.agent.inbox import ImageLost
@@ -43,8 +44,6 @@ T = TypeVar("T")
 
 #: Room on the output disk for what is not payload: tar headers, exit.json, stdout, stderr.
 OUTPUT_SLACK = 16 * MIB
-
-__all__ = ["STEPS", "STOPPING", "Step"]
 
 
 @dataclass(frozen=True)
@@ -96,13 +95,20 @@ def _live(run: Run, source: LiveSource) -> LiveImage:
 
 def choose_hypervisor(run: Run) -> None:
     """Take another hypervisor where the first choice cannot boot the image. It is journaled."""
-    if run.driver.kind not in run.image.kinds:
-        run.driver = run.parts.choose(run.ticket.spec.hypervisor, run.image.kinds)
-        run.parts.journal.reassign(run.attempt, run.driver)
+    able = [kind for kind in run.image.kinds if kind in run.ticket.spec.kinds]
+    if run.driver.kind not in able:
+        run.driver = run.parts.choose(run.ticket.spec.hypervisor, able)
+        run.parts.journal.reassign(run.attempt, run.machine, run.driver)
     run.settled = True
     if run.driver.kind is HypervisorKind.UML and run.image.live is not None:
         run.live.ready()
         _lease(run, partial(_whole, run))
+    run.resumed = checkpoint.resumable(run)
+    if run.resumed is not None:
+        run.sentinel = run.resumed.sentinel
+        # By its name a hypervisor knows what it has saved.
+        run.parts.journal.reassign(run.attempt, run.resumed.machine, run.driver)
+        run.machine = run.resumed.machine
 
 
 def patiently(run: Run, fetch: Callable[[], T]) -> T:
@@ -118,7 +124,12 @@ def patiently(run: Run, fetch: Callable[[], T]) -> T:
 
 
 def fetch_inputs(run: Run) -> None:
-    """Have script and inputs on this node, verified."""
+    """Have script and inputs on this node, verified; or what was saved of the job's machine."""
+    if run.resumed is not None:
+        for saved in run.resumed.files:
+            patiently(run, partial(checkpoint.fetch_file, run, saved))
+            run.check_stop()
+        return
     inputs = run.directory / "inputs"
     inputs.mkdir()
     run.tally.add("input", 0)  # there may be none
@@ -136,8 +147,10 @@ def _fetch_input(run: Run, file: InputFile, target: Path) -> None:
 
 
 def make_disks(run: Run) -> None:
-    """Lay out what the guest will find: job disk, scratch disk, output disk, endpoint."""
-    spec, inputs = run.ticket.spec, run.directory / "inputs"
+    """Lay out what the guest will find: job disk, scratch disk, output disk, endpoint. A machine that
+    was saved has its disks.
+    """
+    spec = run.ticket.spec
     online = spec.network is not NetworkMode.NONE
     # Whoever made the image of its own need not know that there is an endpoint.
     by_disk = not online or spec.strategy is Strategy.IMAGE
@@ -149,7 +162,16 @@ def make_disks(run: Run) -> None:
         logs={name.value: run.stream(name) for name in (StreamName.OUT, StreamName.ERR)},
         max_log=run.parts.settings.max_log,
         on_log=run.courier.streams_grew,
+        former=run.resumed.guest if run.resumed and online else "",
     )
+    if run.resumed is None:
+        _lay_out(run, online=online, by_disk=by_disk)
+    if online:
+        run.resources.enter_context(serving(run.link, run.directory / "endpoint.sock"))
+
+
+def _lay_out(run: Run, *, online: bool, by_disk: bool) -> None:
+    spec, inputs = run.ticket.spec, run.directory / "inputs"
     briefing = Briefing(
         ticket=run.ticket,
         endpoint=f"http://{ENDPOINT_ADDRESS}" if online else "",
@@ -167,15 +189,13 @@ def make_disks(run: Run) -> None:
         with run.link.job_tar.open("xb") as sink:
             write_job_tar(sink, run.ticket, inputs)
     shutil.rmtree(inputs)
-    if online:
-        run.resources.enter_context(serving(run.link, run.directory / "endpoint.sock"))
 
 
 def boot(run: Run) -> None:
     """Start the machine. The journal names it already."""
     spec, directory = run.ticket.spec, run.directory
-    (directory / "machine").mkdir()
-    run.boot_begun = time.monotonic()
+    (directory / "machine").mkdir(exist_ok=run.resumed is not None)
+    run.boot_begun, run.platform = time.monotonic(), run.driver.platform
     machine = Machine(
         name=run.machine,
         cpus=spec.cpus,
@@ -185,8 +205,12 @@ def boot(run: Run) -> None:
         console=run.stream(StreamName.CONSOLE),
         workdir=directory / "machine",
         network=_network(run) if spec.network is not NetworkMode.NONE else None,
+        saved=directory / checkpoint.MEMORY if run.resumed else None,
     )
     run.resources.enter_context(_running(run, machine))
+    if run.resumed is not None:
+        run.boot_begun = time.monotonic()  # reading its memory is no time of the guest's
+    (directory / checkpoint.MEMORY).unlink(missing_ok=True)  # it is in the machine now
 
 
 def _network(run: Run) -> Network:
@@ -217,6 +241,8 @@ def _rules(run: Run) -> dict[str, Pattern]:
 def _running(run: Run, machine: Machine) -> Iterator[None]:
     settings = run.parts.settings
     reader = ConsoleReader(machine.console, run.sentinel, _rules(run))
+    if run.resumed is not None:
+        reader.offset = run.resumed.heard
     run.watch = Watch(
         driver=run.driver,
         machine=machine.name,

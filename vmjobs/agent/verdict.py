@@ -19,6 +19,11 @@ from vmjobs.model import (
     reason,
 )
 
+#: What HTCondor tells a job that is to leave its node (``kill_sig``), whether it is vacated, held or
+#: removed. (Where a job has a ``remove_kill_sig`` as well, HTCondor 23.9.6 sends that in any case.)
+VACATING = 15
+#: Signals that mean "stop": the script gets them, and then a few seconds.
+STOPPING = frozenset({2, 3, VACATING})
 #: Exit status of ``vmjobs exec`` and ``vmjobs run`` when there is none of the script to pass on.
 #: (env(1), nice(1) and their like use 125 for their own failures.)
 NO_STATUS = 125

@@ -35,6 +35,7 @@ class Watch:
         for a guest from which nothing is expected.
     listening: whether a guest that is not heard of for ``silence`` seconds counts as lost.
     tick: how often the console is looked at once the guest has spoken, in seconds.
+    told: bytes of the console of which all is in the inbox that they say.
     on_time: called from time to time.
     """
 
@@ -50,6 +51,7 @@ class Watch:
     spoken: bool = False
     tick: float = TICK
     on_time: Callable[[], None] = lambda: None
+    told: int = 0
     _awake: float = 0.0
 
     def run(self, stop: threading.Event) -> None:
@@ -88,6 +90,7 @@ class Watch:
             for observation in self.reader.read():
                 self.spoken = True
                 self.inbox.put(observation)
+            self.told = self.reader.place
             if self.reader.offset == before:
                 if to_the_end:
                     for observation in self.reader.finish():

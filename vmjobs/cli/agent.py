@@ -35,7 +35,7 @@ from vmjobs.config import Config
 from vmjobs.errors import ConfigError, NoHypervisor, NotFound
 from vmjobs.hypervisor import blockserver
 from vmjobs.model import MIB, Node
-from vmjobs.ports import ImageSource, JobSource
+from vmjobs.ports import ContentCarrier, ImageSource, JobSource
 from vmjobs.wire import Visibility
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def agent() -> None:
     live = _live(settings, images)
     metrics = _metrics(images, hypervisors)
     made = parts(settings, images, hypervisors, settings.state_dir / "runs", live)
-    made = replace(made, timed=metrics.job_step)
+    made = replace(made, timed=metrics.job_step, carrier=_carrier())
     leftovers = made.journal.recover(hypervisors.drivers)
     swept = sweep(made.journal, hypervisors.drivers)
     log.info("removed %d left-over runs and %d unknown machines", len(leftovers), len(swept))
@@ -184,6 +184,12 @@ def _watch_hypervisors(images: ImageSource, hypervisors: Fleet, stop: threading.
         if present != known or not _works(hypervisors):
             known = present
             hypervisors.probe_the_rest()
+
+
+def _carrier() -> ContentCarrier:
+    from images.carrier import Carrier  # noqa: PLC0415 - a command that is not used need not load it
+
+    return Carrier()
 
 
 def _images(settings: Config) -> ImageSource:

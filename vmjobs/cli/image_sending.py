@@ -26,7 +26,8 @@ from images.signature import private_key, sign
 from images.store import ImageStore
 from vmjobs import __version__
 from vmjobs.cli.image_support import Bar, Name, bar, cache_folder, say
-from vmjobs.client.images import Images, UploadClient
+from vmjobs.client.images import Images
+from vmjobs.client.uploads import UploadClient
 from vmjobs.errors import InvalidRequest, NotFound, PayloadTooLarge, VMJobsError
 from vmjobs.model import BootMethod, faults_of
 from vmjobs.wire import ImageDetail, Origin, Publication, Share, Visibility

@@ -24,6 +24,11 @@ from vmjobs.model import MAX_ARRAY
     show_default=True,
     help="Run it this many times.",
 )
+@click.option(
+    "--checkpoint",
+    is_flag=True,
+    help="Where the job is vacated, save its machine and go on elsewhere (kvm, qemu).",
+)
 @click.option("--route", default="", help="Where to send it; default: the service's default route.")
 @click.option("--accounting-group", default="", help="HTCondor accounting group.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="May be repeated.")

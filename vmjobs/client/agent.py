@@ -13,15 +13,29 @@ from pydantic import BaseModel
 
 from vmjobs.client.sessions import SessionStream
 from vmjobs.client.transport import Retries, Transport, Upload, parse
+from vmjobs.client.uploads import UploadClient
 from vmjobs.cluster.session import SessionAnswer
 from vmjobs.cluster.wire import MemberReports, NodeShare, PoolToken, TokenRequest
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, Unavailable
-from vmjobs.model import AttemptClaim, InputFile, JobTicket, Node, Output, Report, StreamName
+from vmjobs.model import (
+    AttemptClaim,
+    Checkpoint,
+    InputFile,
+    JobTicket,
+    Node,
+    Output,
+    Report,
+    StreamName,
+)
 from vmjobs.paths import refusal
-from vmjobs.wire import NodeWishes
+from vmjobs.ports import ContentReceiver
+from vmjobs.wire import NodeWishes, UploadRequest
+from vmjobs.wire import Upload as OpenUpload
 
 #: A repository that is restarted or moved is no reason to lose a job that is running well.
 AGENT_RETRIES: Final = Retries(deadline=300.0, ceiling=10.0)
+#: Seconds in which a repository has to say whether a machine may be saved there.
+BRIEF_SECONDS: Final = 10.0
 #: What an agent asks about clusters it asks again soon, with what has become of them meanwhile.
 SHARE_RETRIES: Final = Retries(deadline=15.0)
 #: The service answers at the latest after so many seconds, whatever it was asked to wait.
@@ -55,12 +69,16 @@ class JobAgentClient:
         retries: Retries = AGENT_RETRIES,
     ) -> None:
         self._http = Transport(url, token, session=session, retries=retries)
+        # A machine stands still while this is waited for.
+        brief = replace(retries, deadline=min(retries.deadline, BRIEF_SECONDS))
+        self._brief = Transport(url, token, session=session, retries=brief)
         self._path = f"/v1/jobs/{quote(job_id, safe='')}"
         self._attempt = ""
 
     def close(self) -> None:
         """Give connections back; calls that wait for another try fail at once."""
         self._http.close()
+        self._brief.close()
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
         """See :class:`vmjobs.ports.JobSource`."""
@@ -100,6 +118,25 @@ class JobAgentClient:
         target = f"{self._mine()}/outputs/{quote(path)}"
         return parse(Output, self._http.call("PUT", target, body=Upload(source, size)))
 
+    def open_upload(self, size: int) -> UploadClient:
+        """See :class:`vmjobs.ports.JobSource`."""
+        body = encoded(UploadRequest(size=size))
+        # One whose answer is lost is given up by itself.
+        answer = self._brief.call(
+            "POST", "/v1/uploads", body=body, headers=JSON_HEADERS, repeatable=True
+        )
+        return UploadClient(self._http, parse(OpenUpload, answer))
+
+    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
+        """See :class:`vmjobs.ports.JobSource`."""
+        path = f"{self._mine()}/checkpoint?upload={quote(upload.id, safe='')}"
+        body = encoded(checkpoint)
+        self._http.call("PUT", path, body=body, headers=JSON_HEADERS, repeatable=True)
+
+    def saved(self) -> SavedSource:
+        """See :class:`vmjobs.ports.JobSource`."""
+        return SavedSource(self._http, f"{self._path}/checkpoint")
+
     def _mine(self) -> str:
         if not self._attempt:
             raise Conflict("the job has not been claimed")
@@ -108,6 +145,22 @@ class JobAgentClient:
     def _post(self, path: str, body: bytes, headers: dict[str, str]) -> requests.Response:
         # Claims, reports and appended bytes may all be repeated: the API is made for it.
         return self._http.call("POST", path, body=body, headers=headers, repeatable=True)
+
+
+class SavedSource:
+    """The files of a job's checkpoint: a ``vmjobs.ports.ContentSource``."""
+
+    def __init__(self, http: Transport, path: str) -> None:
+        self._http = http
+        self._path = path
+
+    def layout(self, content: str) -> bytes:
+        """See :class:`vmjobs.ports.ContentSource`."""
+        return whole(self._http, f"{self._path}/contents/{_quoted(content)}/layout", MAX_LAYOUT)
+
+    def segment(self, segment: bytes) -> bytes:
+        """See :class:`vmjobs.ports.ContentSource`."""
+        return whole(self._http, f"{self._path}/segments/{segment.hex()}", MAX_SEGMENT)
 
 
 class ImageClient:
@@ -182,15 +235,20 @@ class ImageClient:
         return answer.content[: end - begin], int(whole)
 
     def _whole(self, path: str, limit: int) -> bytes:
-        data = bytearray()
+        return whole(self._http, path, limit)
 
-        def take(piece: bytes) -> None:
-            data.extend(piece)
-            if len(data) > limit:
-                raise DigestMismatch(f"what came from {path} has more than {limit} bytes")
 
-        self._http.download(path, take)
-        return bytes(data)
+def whole(http: Transport, path: str, limit: int) -> bytes:
+    """What there is at a path, of at most ``limit`` bytes.  Raises DigestMismatch if it is more."""
+    data = bytearray()
+
+    def take(piece: bytes) -> None:
+        data.extend(piece)
+        if len(data) > limit:
+            raise DigestMismatch(f"what came from {path} has more than {limit} bytes")
+
+    http.download(path, take)
+    return bytes(data)
 
 
 def _quoted(digest: str) -> str:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
-from urllib.parse import quote
 
 import requests
 from pydantic import BaseModel
 
 from vmjobs.client.agent import JSON_HEADERS, encoded
-from vmjobs.client.transport import Packet, Retries, Transport, parse
+from vmjobs.client.transport import Retries, Transport, parse
+from vmjobs.client.uploads import BYTES_HEADERS, UploadClient, part_of
 from vmjobs.closing import Closing
-from vmjobs.errors import NotFound, Unavailable
 from vmjobs.wire import (
-    MAX_DIGESTS,
     Build,
     BuildList,
     BuildRequest,
@@ -36,7 +34,6 @@ from vmjobs.wire import (
 
 #: A repository that is restarted in the middle of a long transfer is no reason to give it up.
 TRANSFER_RETRIES: Final = Retries(deadline=120.0, ceiling=5.0)
-BYTES_HEADERS: Final = {"Content-Type": "application/octet-stream"}
 #: Seconds between two looks at a build: after a change, and at most.
 FIRST_POLL: Final = 0.3
 LAST_POLL: Final = 2.0
@@ -75,7 +72,7 @@ class Images(Closing):
 
     def detail(self, ref: str) -> ImageDetail:
         """One image with its manifest, by digest, name, name:tag or namespace/name:tag."""
-        return self._http.get(ImageDetail, f"/v1/images/{_part(ref, '/:')}")
+        return self._http.get(ImageDetail, f"/v1/images/{part_of(ref, '/:')}")
 
     # -- changing
 
@@ -86,7 +83,7 @@ class Images(Closing):
     def change(self, digest: str, change: ImageChange) -> ImageDetail:
         """Change who may see an image, how long it is kept, or what is said of it."""
         body = change.model_dump_json(exclude_unset=True).encode()
-        return self._send(ImageDetail, "PATCH", f"/v1/images/{_part(digest)}", body)
+        return self._send(ImageDetail, "PATCH", f"/v1/images/{part_of(digest)}", body)
 
     def remove(self, digest: str) -> None:
         """Remove an image with all of its names.
@@ -94,7 +91,7 @@ class Images(Closing):
         Raises:
             ImageInUse: jobs need it; the message names them.
         """
-        self._http.call("DELETE", f"/v1/images/{_part(digest)}")
+        self._http.call("DELETE", f"/v1/images/{part_of(digest)}")
 
     def tag(self, namespace: str, name: str, tag: str, digest: str) -> ImageTag:
         """Have a name mean an image, whatever it meant before. namespace: empty: one's own."""
@@ -128,7 +125,7 @@ class Images(Closing):
 
     def build_state(self, build: str) -> Build:
         """How far a build is."""
-        return self._http.get(Build, f"/v1/builds/{_part(build)}")
+        return self._http.get(Build, f"/v1/builds/{part_of(build)}")
 
     def cancel_build(self, build: str) -> Build:
         """End a build; its image is not published.
@@ -136,7 +133,7 @@ class Images(Closing):
         Raises:
             Conflict: it has ended, or its image is being published.
         """
-        return parse(Build, self._http.call("DELETE", f"/v1/builds/{_part(build)}"))
+        return parse(Build, self._http.call("DELETE", f"/v1/builds/{part_of(build)}"))
 
     def follow_build(self, build: str, on_change: Callable[[Build], None] | None = None) -> Build:
         """Wait until a build has ended; as it is then. on_change: called whenever it has changed."""
@@ -164,21 +161,21 @@ class Images(Closing):
         Raises:
             NotFound: there is none, or it was given up.
         """
-        found = self._http.get(Upload, f"/v1/uploads/{_part(upload_id)}")
+        found = self._http.get(Upload, f"/v1/uploads/{part_of(upload_id)}")
         return UploadClient(self._http, found)
 
     # -- looking after them
 
     def verify(self, digest: str, segments: Sequence[bytes]) -> VerifyReport:
         """Have some of an image's segments read and checked where they are stored."""
-        path = f"/v1/images/{_part(digest)}/verify"
+        path = f"/v1/images/{part_of(digest)}/verify"
         body = b"".join(segments)
         answer = self._http.call("POST", path, body=body, headers=BYTES_HEADERS, repeatable=True)
         return parse(VerifyReport, answer)
 
     def prefetch(self, digest: str, request: PrefetchRequest) -> PrefetchState:
         """Have nodes fetch an image; asking again tells how far they are."""
-        path = f"/v1/images/{_part(digest)}/prefetch"
+        path = f"/v1/images/{part_of(digest)}/prefetch"
         return self._send(PrefetchState, "POST", path, encoded(request))
 
     def collect(self, *, dry_run: bool = False) -> GcReport:
@@ -188,68 +185,5 @@ class Images(Closing):
         return parse(GcReport, answer)
 
 
-class UploadClient:
-    """An open upload (an ``images.push.Receiver``). Safe to share between threads."""
-
-    def __init__(self, http: Transport, about: Upload) -> None:
-        self._http = http
-        self._path = f"/v1/uploads/{_part(about.id)}"
-        self.about = about
-
-    @property
-    def id(self) -> str:
-        """The upload's identifier."""
-        return self.about.id
-
-    def drop(self) -> None:
-        """Give the upload up."""
-        self._http.call("DELETE", self._path)
-
-    def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
-        """Which of these segments have to be sent."""
-        return self._missing("segments", digests)
-
-    def missing_blocks(self, digests: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks have to be sent."""
-        return self._missing("blocks", digests)
-
-    def _missing(self, what: str, digests: Sequence[bytes]) -> list[bool]:
-        flags = b""
-        for at in range(0, len(digests), MAX_DIGESTS):
-            body = b"".join(digests[at : at + MAX_DIGESTS])
-            path = f"{self._path}/missing-{what}"
-            answer = self._http.call("POST", path, body=body, headers=BYTES_HEADERS, repeatable=True)
-            flags += answer.content
-        if len(flags) != len(digests):
-            raise Unavailable("api", "the API answers another question than the one it was asked")
-        return [flag != 0 for flag in flags]
-
-    def put_segment(self, digest: bytes, body: bytearray) -> bool:
-        """Send a segment; whether it was new.
-
-        Raises:
-            MissingBlocks: a block that was left out is not there; send all of them.
-        """
-        path = f"{self._path}/segments/{digest.hex()}"
-        answer = self._http.call("PUT", path, body=Packet(body), headers=BYTES_HEADERS)
-        return answer.status_code == 201
-
-    def put_content(self, digest: str, layout: bytes) -> None:
-        """Say of which segments a content consists.
-
-        Raises:
-            MissingBlocks: not all of them are there.
-        """
-        path = f"{self._path}/contents/{_part(digest)}"
-        self._http.call("PUT", path, body=Packet(layout), headers=BYTES_HEADERS)
-
-
 def _tag(namespace: str, name: str, tag: str) -> str:
-    return f"/v1/tags/{_part(namespace or '_')}/{_part(name)}/{_part(tag)}"
-
-
-def _part(text: str, safe: str = ":") -> str:
-    """Text as a part of a path. Dots alone would be resolved before anybody could refuse them."""
-    if not text.strip() or any(part in {"", ".", ".."} for part in text.split("/")):
-        raise NotFound(f"there is nothing called {text!r}")
-    return quote(text, safe=safe)
+    return f"/v1/tags/{part_of(namespace or '_')}/{part_of(name)}/{part_of(tag)}"

@@ -1,0 +1,67 @@
+"""Files as blocks, to a repository and back: a ``vmjobs.ports.ContentCarrier``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from images.pull import pull_file
+from images.push import send_content
+from vmjobs.errors import NotFound
+from vmjobs.model import SavedFile
+from vmjobs.ports import ContentReceiver, ContentSource
+
+#: What an image would be called to which the content belongs.
+_NO_IMAGE = ""
+
+
+class Carrier:
+    """Sends what is missing there; fetches all of it."""
+
+    def send(self, path: Path, receiver: ContentReceiver, heed: Callable[[], None]) -> tuple[str, int]:
+        """See :meth:`vmjobs.ports.ContentCarrier.send`."""
+        sent = 0
+
+        def moved(_done: int, by_wire: int) -> None:
+            nonlocal sent
+            sent = by_wire
+            heed()
+
+        return send_content(path, receiver, moved=moved).digest, sent
+
+    def fetch(
+        self, file: SavedFile, source: ContentSource, target: Path, heed: Callable[[], None]
+    ) -> int:
+        """See :meth:`vmjobs.ports.ContentCarrier.fetch`."""
+        if file.digest is None:
+            target.touch()
+            return 0
+        fetcher = _Fetcher(source)
+        pull_file(target, fetcher, _NO_IMAGE, file.digest, file.size, lambda _done: heed())
+        return fetcher.fetched
+
+
+class _Fetcher:
+    """A source as an ``images.remote.ImageFetcher``, counting."""
+
+    def __init__(self, source: ContentSource) -> None:
+        self._source = source
+        self.fetched = 0
+
+    def manifest(self, digest: str) -> bytes:
+        raise NotFound(f"there is no image {digest!r}")
+
+    def signature(self, _digest: str) -> str:
+        return ""
+
+    def layout(self, _image: str, content: str) -> bytes:
+        return self._source.layout(content)
+
+    def segment(self, _image: str, segment: bytes) -> bytes:
+        body = self._source.segment(segment)
+        self.fetched += len(body)
+        return body
+
+    def segment_range(self, image: str, segment: bytes, begin: int, end: int) -> tuple[bytes, int]:
+        whole = self.segment(image, segment)
+        return whole[begin:end], len(whole)

@@ -1,0 +1,447 @@
+"""A job whose machine is saved on one node and goes on on another: agent, guest, QEMU, repository."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from api_support import Site, make_site, serving
+from hypervisor_host import wait_until
+
+from images.carrier import Carrier
+from images.store import ImageStore
+from repository.images.keeping import checkpoint_of
+from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SignalSent
+from vmjobs.agent.journal import Journal, sweep
+from vmjobs.agent.run import Parts, Run, RunSettings
+from vmjobs.agent.verdict import Verdict
+from vmjobs.client import JobAgentClient, Retries
+from vmjobs.errors import HypervisorError, Unavailable
+from vmjobs.hypervisor.base import BootImage, Hypervisor, Machine, MachineState
+from vmjobs.hypervisor.libvirt import Libvirt, node_connection
+from vmjobs.model import MIB, HypervisorKind, JobState, ReasonCode, Report, StreamName
+from vmjobs.ports import ContentReceiver, Progress
+
+S, C = JobState, ReasonCode
+ROOT = Path(__file__).parents[2]
+BOOT = 120.0
+LAST = 40
+#: Seconds in which a guest asks again five times: more often only where it may have been saved.
+PATIENCE = 15.0
+#: Counts; what it is told to do besides comes first.
+COUNTS = f"""#!/bin/sh
+n=0
+while [ $n -lt {LAST} ]; do
+    n=$((n + 1))
+    echo $n
+    echo $n $$ >>numbers
+    sleep 0.2
+done
+date +%s >clock
+"""
+
+
+class Lease:
+    """Hears how the job goes on."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def progress(self, report: Report) -> None:
+        self.reports.append(report)
+
+
+@dataclass
+class Images:
+    """One image."""
+
+    image: BootImage
+
+    def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
+        return self.image
+
+    def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
+        return nullcontext(self.image)
+
+    def fetched(self, digest: str) -> int:
+        return 0
+
+    def cached(self) -> list[str]:
+        return []
+
+
+class Elsewhere(Libvirt):
+    """The same, of a node that has another QEMU."""
+
+    platform = "qemu 99.0.0, q35, tcg"  # type: ignore[assignment]
+
+
+@dataclass
+class Node:
+    """A node of its own, with its own journal; runs one attempt at a job."""
+
+    site: Site
+    url: str
+    folder: Path
+    job: str
+    driver: Hypervisor
+    carrier: Carrier = field(default_factory=Carrier)
+    lease: Lease = field(default_factory=Lease)
+    verdict: Verdict | None = None
+
+    def __post_init__(self) -> None:
+        store = ImageStore(ROOT / "build" / "images")
+        image = store.prepare(store.resolve("generic"))
+        journal = Journal(self.folder / "runs")
+        settings = RunSettings("here", 16 * MIB, 16 * MIB, grace_seconds=3)
+        parts = Parts(Images(image), self._choose, journal, settings, carrier=self.carrier)
+        token = self.site.issuer.job_token(self.job, "ada")
+        source = JobAgentClient(self.url, token, self.job, retries=Retries(deadline=2.0))
+        self.run = Run(source, self.lease, parts, self.job, secrets.token_hex(16), Inbox())
+        self._thread = threading.Thread(target=self._execute)
+        self._thread.start()
+
+    def _execute(self) -> None:
+        self.verdict = self.run.execute()
+
+    def _choose(
+        self, _demanded: HypervisorKind | None, _able: Sequence[HypervisorKind] = (), /
+    ) -> Hypervisor:
+        return self.driver
+
+    def signal(self, number: int) -> None:
+        self.run.inbox.put(SignalSent(number))
+
+    def wait(self) -> None:
+        self._thread.join(180)
+
+    def runs(self) -> None:
+        """Wait until the script runs there, or the node has ended."""
+        wait_until(self._has_run, BOOT, "the script runs")
+
+    def _has_run(self) -> bool:
+        told = {report.state for report in self.lease.reports}
+        return S.RUNNING in told or not self._thread.is_alive()
+
+    def ended(self) -> Verdict:
+        """Its end; nothing is left of it."""
+        self.wait()
+        assert self.verdict is not None
+        journal = self.run.parts.journal
+        assert list(journal.root.iterdir()) == []
+        assert sweep(journal, {self.driver.kind: self.driver}) == []
+        assert self.run.machine not in self.driver.list()
+        return self.verdict
+
+
+@dataclass
+class Place:
+    """A service, and nodes."""
+
+    site: Site
+    url: str
+    folder: Path
+    job: str = ""
+    nodes: list[Node] = field(default_factory=list)
+
+    def submit(self, script: str = COUNTS, **fields: object) -> None:
+        spec = {"hypervisor": "qemu", "memory": 192, "disk": 32, "checkpoint": True, **fields}
+        (self.job,) = self.site.user().submit(
+            script=script, outputs=["numbers", "clock"], run_seconds=120, **spec
+        )
+
+    def node(self, driver: Hypervisor | None = None, carrier: Carrier | None = None) -> Node:
+        """Have a node run the job."""
+        folder = self.folder / f"node{len(self.nodes)}"
+        driver = driver or Libvirt(HypervisorKind.QEMU, node_connection())
+        made = Node(self.site, self.url, folder, self.job, driver, carrier or Carrier())
+        self.nodes.append(made)
+        return self.nodes[-1]
+
+    def out(self) -> list[int]:
+        """What it has counted, as the service knows."""
+        stream = self.site.repository.open_stream(self.job, StreamName.OUT)
+        return [int(line) for line in stream.read_all().splitlines()]
+
+    def counts(self, beyond: int = 2) -> None:
+        """Wait until it has counted so far."""
+        wait_until(lambda: max(self.out(), default=0) > beyond, BOOT, f"it counts beyond {beyond}")
+
+    def output(self, name: str) -> str:
+        with self.site.repository.open_output(self.job, name) as file:
+            return b"".join(file).decode()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    # Sockets have short paths, and pytest's directories long ones.
+    with tempfile.TemporaryDirectory(prefix="saved-") as name:
+        folder = Path(name)
+        site = make_site(folder / "site")
+        with serving(site.app) as url:
+            place = Place(site, url, folder)
+            yield place
+            for node in place.nodes:
+                node.signal(2)
+                node.wait()
+            for node in place.nodes:  # a machine is called as on the first of them, on which it was
+                node.ended()
+
+
+def test_it_goes_on_elsewhere_and_counts_nothing_twice(place: Place) -> None:
+    place.submit()
+    begun = time.time()
+    for _ in range(2):
+        node = place.node()
+        place.counts(beyond=max(place.out(), default=0) + 3)
+        node.signal(15)
+        left = node.ended()
+        assert (left.state, left.reason.code) == (S.PREEMPTED, C.CHECKPOINTED), left.reason
+    last = place.node().ended()
+    assert (last.state, last.reason.code) == (S.COMPLETED, C.SUCCEEDED), last.reason
+    assert place.out() == list(range(1, LAST + 1))
+    numbers = [line.split() for line in place.output("numbers").splitlines()]
+    assert [int(number) for number, _ in numbers] == list(range(1, LAST + 1))
+    assert len({process for _, process in numbers}) == 1
+    assert begun < int(place.output("clock")) <= time.time() + 2
+    job = place.site.repository.job(place.job)
+    assert job.attempts == 3
+    assert job.bytes["checkpoint"] > 0
+    resumed = place.nodes[-1].lease.reports[2].reason.message
+    assert resumed.startswith("the machine goes on where it was saved, after ")
+
+
+def test_what_its_guest_knew_is_worth_nothing_afterwards(place: Place) -> None:
+    """Each node gives it a token of its own, and takes no other one once that is known."""
+    place.submit()
+    first = place.node()
+    place.counts()
+    old = first.run.link.token
+    first.signal(15)
+    first.ended()
+    second = place.node()
+    place.counts(beyond=max(place.out(), default=0) + 3)
+    assert second.run.link.token != old
+    assert second.run.link.former == ""
+    assert not second.run.link.admits(f"Bearer {old}")
+    with place.site.repository.database.read() as session:
+        told = checkpoint_of(session, place.job)
+    assert told is not None
+    assert told.guest == hashlib.sha256(old.encode()).hexdigest()
+    assert old not in json.dumps(told.model_dump(mode="json"))
+
+
+def test_a_node_that_is_another_begins_anew(place: Place) -> None:
+    place.submit()
+    first = place.node()
+    place.counts()
+    first.signal(15)
+    first.ended()
+    second = place.node(Elsewhere(HypervisorKind.QEMU, node_connection()))
+    assert second.ended().state is S.COMPLETED
+    assert place.out() == list(range(1, LAST + 1))
+    told = [report.reason.message for report in second.lease.reports]
+    assert any("the job begins anew" in message for message in told), told
+
+
+@pytest.mark.parametrize("number", [2, 15])
+def test_whoever_is_not_to_be_saved_is_stopped(place: Place, number: int) -> None:
+    place.submit(checkpoint=number == 2)
+    node = place.node()
+    place.counts(beyond=12)
+    before = max(place.out())
+    node.signal(number)
+    left = node.ended()
+    assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
+    again = place.node()
+    again.runs()
+    assert again.run.resumed is None
+    assert max(place.out(), default=0) < before, "it has begun anew"
+
+
+def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(place: Place) -> None:
+    place.submit()
+    first = place.node()
+    place.counts()
+    images = place.site.repository.images
+    limit: Callable[[int], None] = lambda mib: setattr(  # noqa: E731
+        images, "config", images.config.model_copy(update={"image_quota": mib})
+    )
+    limit(1)
+    first.signal(15)
+    left = first.ended()
+    assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
+    assert "could not be kept" in left.reason.message
+    limit(0)
+    assert place.node().ended().state is S.COMPLETED
+    assert place.out() == list(range(1, LAST + 1))
+
+
+def test_a_guest_that_is_not_answered_for_long_loses_nothing(place: Place) -> None:
+    """Its script ends meanwhile. Whatever it has to say it says again."""
+    place.submit()
+    node = place.node()
+    place.counts()
+    assert node.run.link.hush(10.0)
+    threading.Event().wait(PATIENCE + 5.0)
+    assert max(place.out()) < LAST
+    node.run.link.speak()
+    assert node.ended().state is S.COMPLETED
+    assert place.out() == list(range(1, LAST + 1))
+    assert len(place.output("numbers").splitlines()) == LAST
+
+
+class Carrying(Carrier):
+    """Does this before each file that it sends."""
+
+    def __init__(self, before: Callable[[Callable[[], None]], None]) -> None:
+        self._before = before
+
+    def send(self, path: Path, receiver: ContentReceiver, heed: Callable[[], None]) -> tuple[str, int]:
+        self._before(heed)
+        return super().send(path, receiver, heed)
+
+
+def test_a_repository_that_is_away_for_a_while_gets_it_all_the_same(place: Place) -> None:
+    missed: list[int] = []
+
+    def away(_heed: Callable[[], None]) -> None:
+        missed.append(1)
+        if len(missed) == 3:
+            raise Unavailable("api", "it does not answer")
+
+    place.submit()
+    first = place.node(carrier=Carrying(away))
+    place.counts()
+    first.signal(15)
+    assert first.ended().reason.code is C.CHECKPOINTED
+    assert len(missed) > 3
+    second = place.node()
+    assert second.ended().state is S.COMPLETED
+    assert second.run.resumed is not None
+    assert place.out() == list(range(1, LAST + 1))
+
+
+@pytest.mark.parametrize("why", [SignalSent(2), LeaseLost()])
+def test_whoever_is_told_to_end_while_its_machine_is_sent_sends_no_more(
+    place: Place, why: Observation
+) -> None:
+    sending = threading.Event()
+
+    def wait(heed: Callable[[], None]) -> None:
+        sending.set()
+        wait_until(lambda: heed() is not None, 60, "somebody to say that it is in vain")
+
+    place.submit()
+    node = place.node(carrier=Carrying(wait))
+    place.counts()
+    node.signal(15)
+    assert sending.wait(60)
+    node.run.inbox.put(why)
+    left = node.ended()
+    assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
+    with place.site.repository.database.read() as session:
+        assert checkpoint_of(session, place.job) is None
+
+
+class Slow(Libvirt):
+    """Takes for ever to save a machine: until that is gone."""
+
+    def __init__(self) -> None:
+        super().__init__(HypervisorKind.QEMU, node_connection())
+        self.saving = threading.Event()
+
+    def save(self, name: str, path: Path) -> None:
+        self.saving.set()
+        wait_until(lambda: self.state(name) is MachineState.GONE, 60, "the machine to be gone")
+        raise HypervisorError("it is gone")
+
+
+def test_whoever_is_gone_while_its_machine_is_saved_has_none_left(place: Place) -> None:
+    place.submit()
+    driver = Slow()
+    node = place.node(driver)
+    place.counts()
+    node.signal(15)
+    assert driver.saving.wait(20)
+    node.run.inbox.put(LeaseLost())
+    left = node.ended()
+    assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
+
+
+class Refusing(Libvirt):
+    """Saves nothing: the machine ends by itself just then."""
+
+    def save(self, name: str, path: Path) -> None:
+        wait_until(lambda: self.state(name) is MachineState.GONE, 60, "the machine to end")
+        raise HypervisorError("there is no such machine")
+
+
+def test_a_job_that_ends_while_it_is_to_be_saved_has_ended(place: Place) -> None:
+    """Without a network it needs nobody's answer for that. It is not run once more."""
+    place.submit(network="none")
+    node = place.node(Refusing(HypervisorKind.QEMU, node_connection()))
+    node.runs()
+    node.signal(15)
+    assert node.ended().state is S.COMPLETED
+
+
+def test_a_machine_without_a_network_is_saved_as_often_as_it_takes(place: Place) -> None:
+    place.submit(COUNTS.replace("echo $n\n", "echo $n; echo n=$n >/dev/console\n"), network="none")
+    for so_far in (5, 10):
+        node = place.node()
+        console = node.run.stream
+        node.runs()
+        said = f"n={so_far}".encode()
+        wait_until(lambda: said in console(StreamName.CONSOLE).read_bytes(), BOOT, "it counts")  # noqa: B023
+        node.signal(15)
+        left = node.ended()
+        assert left.reason.code is C.CHECKPOINTED, left.reason
+    last = place.node()
+    assert last.ended().state is S.COMPLETED
+    assert last.run.resumed is not None
+    assert last.run.resumed.ran > 2
+    assert place.out() == list(range(1, LAST + 1))
+
+
+def test_a_second_word_to_leave_takes_nothing_away(place: Place) -> None:
+    place.submit()
+    node = place.node()
+    place.counts()
+    for _ in range(3):
+        node.signal(15)
+    assert node.ended().reason.code is C.CHECKPOINTED
+
+
+class Broken(Libvirt):
+    """Resumes nothing."""
+
+    def start(self, machine: Machine) -> None:
+        if machine.saved is not None:
+            raise HypervisorError("it is of no use")
+        super().start(machine)
+
+
+def test_a_job_whose_saved_machine_is_of_no_use_begins_anew_in_the_end(place: Place) -> None:
+    place.submit()
+    first = place.node()
+    place.counts()
+    first.signal(15)
+    first.ended()
+    for _ in range(2):
+        left = place.node(Broken(HypervisorKind.QEMU, node_connection())).ended()
+        assert (left.state, left.reason.code) == (S.PREEMPTED, C.NOT_RESUMED), left.reason
+        assert "it is of no use" in left.reason.message
+    last = place.node()
+    assert last.ended().state is S.COMPLETED
+    assert last.run.resumed is None
+    assert place.out() == list(range(1, LAST + 1))

@@ -1,0 +1,140 @@
+"""Jobs whose machines are saved when they are vacated, and go on elsewhere; nodes share no files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from grid_kit import NODES, Grid, wait_for
+from steps_kit import closed
+
+from vmjobs.model import Job, JobEvent, JobState, ReasonCode
+
+pytestmark = pytest.mark.disruptive
+
+LAST = 80
+#: Counts, on its output and in a file of its disk; says how far its clock is off at the end.
+COUNTS = f"""#!/bin/sh
+token=$RANDOM$$
+n=0
+while [ $n -lt {LAST} ]; do
+    n=$((n + 1))
+    echo $n
+    echo "$n $token" >>numbers
+    sleep 0.3
+done
+date +%s >clock
+"""
+
+
+def saved(grid: Grid, job: Job) -> list[JobEvent]:
+    """The events that tell of its machine being saved."""
+    return [e for e in grid.api.events(job.id) if e.reason.code is ReasonCode.CHECKPOINTED]
+
+
+def counted(grid: Grid, job: Job) -> int:
+    """How far it has counted, as far as its node has told."""
+    lines = grid.out(job).split()
+    return int(lines[-1]) if lines else 0
+
+
+def elsewhere(grid: Grid, job: Job, node: str) -> bool:
+    found = grid.api.job(job.id)
+    return found.state is JobState.RUNNING and found.node.split(".")[0] != node
+
+
+def vacated(grid: Grid, job: Job, after: int) -> str:
+    """Have HTCondor take the job off its node once it has counted so far; the node's service."""
+    grid.until(job, JobState.RUNNING, timeout=180)
+    wait_for(lambda: counted(grid, job) > after or None, f"the job to count beyond {after}", 180)
+    node = grid.api.job(job.id).node.split(".")[0]
+    before = len(saved(grid, job))
+    with closed(grid, node):
+        grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
+        wait_for(lambda: len(saved(grid, job)) > before or None, "its machine to be saved", 120)
+        wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 180)
+    return node
+
+
+def test_a_job_that_counts_and_is_vacated_twice_counts_nothing_twice(
+    grid: Grid, tmp_path: Path
+) -> None:
+    (job,) = grid.submit(
+        COUNTS, hypervisor="qemu", memory=192, checkpoint=True, outputs=["numbers", "clock"]
+    )
+    first = vacated(grid, job, after=3)
+    second = vacated(grid, job, after=counted(grid, job) + 3)
+    assert {first, second} == set(NODES)
+    (ended,) = grid.wait(job, timeout=300)
+    assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
+    assert ended.attempts == 3
+    assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
+    numbers = output(grid, job, "numbers", tmp_path).splitlines()
+    assert [line.split()[0] for line in numbers] == [str(n) for n in range(1, LAST + 1)]
+    assert len({line.split()[1] for line in numbers}) == 1, "it is one and the same process"
+    assert abs(int(output(grid, job, "clock", tmp_path)) - time.time()) < 60
+    assert len(saved(grid, job)) == 2
+    assert ended.bytes["checkpoint"] > 0
+    grid.assert_clean(job)
+
+
+def test_a_job_that_is_held_goes_on_when_it_is_released(grid: Grid) -> None:
+    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
+    those = f'VMJobsId == "{job.id}"'
+    grid.until(job, JobState.RUNNING, timeout=180)
+    wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
+    node = grid.api.job(job.id).node.split(".")[0]
+    grid.on("site", "condor_hold", "-constraint", those)
+    grid.until(job, JobState.HELD, timeout=60)
+    wait_for(lambda: not runs(grid, node) or None, "its machine to be saved and gone", 120)
+    grid.on("site", "condor_release", "-constraint", those)
+    (ended,) = grid.wait(job, timeout=300)
+    assert (ended.state, ended.attempts) == (JobState.COMPLETED, 2), ended.reason
+    assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
+    assert "goes on where it was saved" in " ".join(e.reason.message for e in grid.api.events(job.id))
+    grid.assert_clean(job)
+
+
+def test_a_job_that_is_canceled_is_not_saved(grid: Grid) -> None:
+    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
+    grid.until(job, JobState.RUNNING, timeout=180)
+    wait_for(lambda: counted(grid, job) > 1 or None, "the job to count", 180)
+    grid.api.cancel(job.id)
+    (ended,) = grid.wait(job, timeout=120)
+    assert (ended.state, ended.bytes.get("checkpoint", 0)) == (JobState.CANCELED, 0)
+    assert saved(grid, job) == []
+    grid.assert_clean(job)
+
+
+def test_an_agent_that_is_killed_while_it_saves_costs_what_was_done_and_no_more(grid: Grid) -> None:
+    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
+    grid.until(job, JobState.RUNNING, timeout=180)
+    wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
+    node = grid.api.job(job.id).node.split(".")[0]
+    with closed(grid, node):
+        grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
+        wait_for(lambda: saving(grid, node) or None, "its machine to be saved", 60)
+        grid.on(node, "pkill", "-KILL", "-f", "vmjobs [a]gent")
+        wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 240)
+    (ended,) = grid.wait(job, timeout=300)
+    assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
+    assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
+    assert saved(grid, job) == []
+    grid.assert_clean(job)
+
+
+def runs(grid: Grid, node: str) -> str:
+    """Files of the runs of a node."""
+    return grid.on(node, "find", "/var/lib/vmjobs/agent/runs", "-mindepth", "2")
+
+
+def saving(grid: Grid, node: str) -> bool:
+    """Whether a machine's memory is being written, or sent."""
+    return "machine.memory" in runs(grid, node)
+
+
+def output(grid: Grid, job: Job, name: str, folder: Path) -> str:
+    """A file that it delivered."""
+    (found,) = (one for one in grid.api.outputs(job.id).outputs if one.path == name)
+    return grid.api.download_output(job.id, found, folder).read_text("ascii")
