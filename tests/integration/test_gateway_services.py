@@ -78,7 +78,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     finally:
         made.command("delete", "--yes")
     assert not made.place.exists()
-    assert not [pid for pid, argv in processes() if str(made.place) in argv]
+    place = str(made.place)
+    wait_for(lambda: not any(place in argv for _, argv in processes()), "all of it to be gone", 10)
 
 
 def install(gateway: Gateway) -> None:
