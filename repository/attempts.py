@@ -82,14 +82,15 @@ class Attempts(Core):
                     _start(session, row, claim)
                 elif JobState(row.state).final:
                     raise _ended(row)
+                spec = spec_of(row)
                 return JobTicket(
                     job_id=row.id,
                     attempt=claim.attempt,
                     index=row.index,
                     count=row.submission.count,
                     image_digest=row.submission.image_digest,
-                    spec=spec_of(row),
-                    checkpoint=checkpoint_of(session, row.id),
+                    spec=spec,
+                    checkpoint=checkpoint_of(session, row.id) if spec.checkpoint else None,
                 )
         except IntegrityError as error:
             raise Conflict(f"attempt id {claim.attempt} is in use for another job") from error

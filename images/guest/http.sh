@@ -23,7 +23,8 @@ make_fifos() {
     [ -z "${VMJOBS_CHECKPOINT:-}" ] || find_timeout
 }
 
-# find_timeout: $http_timeout, if there is one that works. (Of old some wanted the seconds elsewhere.)
+# find_timeout: $http_timeout, for machines that may be saved, if there is one that works. (Of old some
+# wanted the seconds elsewhere.)
 find_timeout() {
     for timeout in "$busybox timeout" timeout; do
         [ -n "$http_timeout" ] || ! $timeout 1 true 2>/dev/null || http_timeout=$timeout
@@ -71,25 +72,24 @@ http() {
     case $http_status in
     2??) return 0 ;;
     408 | 429) return 1 ;;
-    401) [ -z "${VMJOBS_CHECKPOINT:-}" ] || return 1 ;; # this request began before the new token came
-    esac
-    case $http_status in
-    4??) return 2 ;;
+    4??)
+        # A request that began before the new token came is not refused for good.
+        [ "$http_status" != 401 ] || [ -z "${VMJOBS_CHECKPOINT:-}" ] || return 1
+        return 2
+        ;;
     *) return 1 ;;
     esac
 }
 
 # connect HOST PORT: netcat between the fifos, in place of this process.
 connect() {
-    limit=
-    if [ -n "${VMJOBS_CHECKPOINT:-}" ] && [ -n "$http_patience" ]; then
-        limit=$http_timeout
+    if [ -z "$http_timeout" ] || [ -z "$http_patience" ]; then
+        # shellcheck disable=SC2086 # a command of two words
+        exec $netcat -w 30 "$1" "$2" <"$http_ask" >"$http_answer"
     fi
-    # shellcheck disable=SC2086 # commands of several words
-    [ -n "$limit" ] || exec $netcat -w 30 "$1" "$2" <"$http_ask" >"$http_answer"
     # What ends netcat must not hold the fifos open.
     # shellcheck disable=SC2016,SC2086
-    exec $limit "$http_patience" /bin/sh -c 'exec $0 -w 30 "$1" "$2" <"$3" >"$4"' \
+    exec $http_timeout "$http_patience" /bin/sh -c 'exec $0 -w 30 "$1" "$2" <"$3" >"$4"' \
         "$netcat" "$1" "$2" "$http_ask" "$http_answer" </dev/null >/dev/null
 }
 

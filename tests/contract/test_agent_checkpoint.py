@@ -9,11 +9,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from agent_kit import Images, Lease
 from api_support import Site, make_site, serving
 from hypervisor_host import wait_until
 
@@ -26,10 +26,10 @@ from vmjobs.agent.run import Parts, Run, RunSettings
 from vmjobs.agent.verdict import Verdict
 from vmjobs.client import JobAgentClient, Retries
 from vmjobs.errors import HypervisorError, Unavailable
-from vmjobs.hypervisor.base import BootImage, Hypervisor, Machine, MachineState
+from vmjobs.hypervisor.base import Hypervisor, Machine, MachineState
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
-from vmjobs.model import MIB, HypervisorKind, JobState, ReasonCode, Report, StreamName
-from vmjobs.ports import ContentReceiver, Progress
+from vmjobs.model import MIB, HypervisorKind, JobState, ReasonCode, StreamName
+from vmjobs.ports import ContentReceiver
 
 S, C = JobState, ReasonCode
 ROOT = Path(__file__).parents[2]
@@ -50,39 +50,12 @@ date +%s >clock
 """
 
 
-class Lease:
-    """Hears how the job goes on."""
-
-    def __init__(self) -> None:
-        self.reports: list[Report] = []
-
-    def progress(self, report: Report) -> None:
-        self.reports.append(report)
-
-
-@dataclass
-class Images:
-    """One image."""
-
-    image: BootImage
-
-    def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
-        return self.image
-
-    def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
-        return nullcontext(self.image)
-
-    def fetched(self, digest: str) -> int:
-        return 0
-
-    def cached(self) -> list[str]:
-        return []
-
-
 class Elsewhere(Libvirt):
     """The same, of a node that has another QEMU."""
 
-    platform = "qemu 99.0.0, q35, tcg"  # type: ignore[assignment]
+    @property
+    def platform(self) -> str:
+        return "qemu 99.0.0, q35, tcg"
 
 
 @dataclass
@@ -128,9 +101,13 @@ class Node:
         """Wait until the script runs there, or the node has ended."""
         wait_until(self._has_run, BOOT, "the script runs")
 
+    def says(self, words: str) -> None:
+        """Wait until its machine's console has these words."""
+        console, wanted = self.run.stream(StreamName.CONSOLE), words.encode()
+        wait_until(lambda: wanted in console.read_bytes(), BOOT, f"it says {words}")
+
     def _has_run(self) -> bool:
-        told = {report.state for report in self.lease.reports}
-        return S.RUNNING in told or not self._thread.is_alive()
+        return self.lease.reached(S.RUNNING) or not self._thread.is_alive()
 
     def ended(self) -> Verdict:
         """Its end; nothing is left of it."""
@@ -166,6 +143,13 @@ class Place:
         made = Node(self.site, self.url, folder, self.job, driver, carrier or Carrier())
         self.nodes.append(made)
         return self.nodes[-1]
+
+    def leaves(self, driver: Hypervisor | None = None, carrier: Carrier | None = None) -> Verdict:
+        """Have a node run the job, and tell it to leave once it counts; how that ended."""
+        node = self.node(driver, carrier)
+        self.counts()
+        node.signal(15)
+        return node.ended()
 
     def out(self) -> list[int]:
         """What it has counted, as the service knows."""
@@ -242,10 +226,7 @@ def test_what_its_guest_knew_is_worth_nothing_afterwards(place: Place) -> None:
 
 def test_a_node_that_is_another_begins_anew(place: Place) -> None:
     place.submit()
-    first = place.node()
-    place.counts()
-    first.signal(15)
-    first.ended()
+    place.leaves()
     second = place.node(Elsewhere(HypervisorKind.QEMU, node_connection()))
     assert second.ended().state is S.COMPLETED
     assert place.out() == list(range(1, LAST + 1))
@@ -273,9 +254,10 @@ def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(plac
     first = place.node()
     place.counts()
     images = place.site.repository.images
-    limit: Callable[[int], None] = lambda mib: setattr(  # noqa: E731
-        images, "config", images.config.model_copy(update={"image_quota": mib})
-    )
+
+    def limit(mib: int) -> None:
+        images.config = images.config.model_copy(update={"image_quota": mib})
+
     limit(1)
     first.signal(15)
     left = first.ended()
@@ -320,10 +302,7 @@ def test_a_repository_that_is_away_for_a_while_gets_it_all_the_same(place: Place
             raise Unavailable("api", "it does not answer")
 
     place.submit()
-    first = place.node(carrier=Carrying(away))
-    place.counts()
-    first.signal(15)
-    assert first.ended().reason.code is C.CHECKPOINTED
+    assert place.leaves(carrier=Carrying(away)).reason.code is C.CHECKPOINTED
     assert len(missed) > 3
     second = place.node()
     assert second.ended().state is S.COMPLETED
@@ -399,10 +378,8 @@ def test_a_machine_without_a_network_is_saved_as_often_as_it_takes(place: Place)
     place.submit(COUNTS.replace("echo $n\n", "echo $n; echo n=$n >/dev/console\n"), network="none")
     for so_far in (5, 10):
         node = place.node()
-        console = node.run.stream
         node.runs()
-        said = f"n={so_far}".encode()
-        wait_until(lambda: said in console(StreamName.CONSOLE).read_bytes(), BOOT, "it counts")  # noqa: B023
+        node.says(f"n={so_far}")
         node.signal(15)
         left = node.ended()
         assert left.reason.code is C.CHECKPOINTED, left.reason
@@ -433,10 +410,7 @@ class Broken(Libvirt):
 
 def test_a_job_whose_saved_machine_is_of_no_use_begins_anew_in_the_end(place: Place) -> None:
     place.submit()
-    first = place.node()
-    place.counts()
-    first.signal(15)
-    first.ended()
+    place.leaves()
     for _ in range(2):
         left = place.node(Broken(HypervisorKind.QEMU, node_connection())).ended()
         assert (left.state, left.reason.code) == (S.PREEMPTED, C.NOT_RESUMED), left.reason

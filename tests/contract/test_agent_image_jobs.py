@@ -13,12 +13,12 @@ import signal
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from agent_kit import Images, Lease
 from firmware_guest import bios_disk
 from hypervisor_guest import busybox
 from hypervisor_host import wait_until
@@ -46,7 +46,6 @@ from vmjobs.model import (
     Report,
     StreamName,
 )
-from vmjobs.ports import Progress
 from vmjobs.subprocess import run
 
 ALL = tuple(HypervisorKind)
@@ -69,33 +68,6 @@ poweroff -f
 
 class Sink(io.BytesIO):
     """A stream of a job."""
-
-
-class Lease:
-    def __init__(self) -> None:
-        self.reports: list[Report] = []
-
-    def progress(self, report: Report) -> None:
-        self.reports.append(report)
-
-
-@dataclass
-class Images:
-    """One image."""
-
-    image: BootImage
-
-    def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
-        return self.image
-
-    def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
-        return nullcontext(self.image)
-
-    def fetched(self, digest: str) -> int:
-        return 0
-
-    def cached(self) -> list[str]:
-        return []
 
 
 @dataclass

@@ -15,13 +15,14 @@ before it goes on       the same
 ======================  ==================================================================
 
 The machine keeps its name, by which its hypervisor knows what it has saved. Its guest gets another
-token, and its clock set right, with the first order that it asks for (``vmjobs.agent.endpoint``).
+token, and its clock set right, as soon as it asks for anything (``vmjobs.agent.endpoint``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -30,8 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from vmjobs.agent.inbox import LeaseLost, Observation, SaveOver, SignalSent, Superseded
-from vmjobs.agent.verdict import STOPPING, VACATING, Ended, Verdict, failed, stopped
+from vmjobs.agent.inbox import Observation, SaveOver, SignalSent
+from vmjobs.agent.verdict import STOPPING, VACATING, Ended, Verdict, failed, stopped, unwanted
 from vmjobs.errors import (
     DigestMismatch,
     HypervisorError,
@@ -62,8 +63,6 @@ log = logging.getLogger(__name__)
 MEMORY: Final = "machine.memory"
 #: Seconds in which a saved machine has to be at the repository: HTCondor gives a job ten minutes.
 SEND_SECONDS: Final = 480.0
-#: Seconds that no save takes.
-LONGEST: Final = 1e6
 #: Bytes that a hypervisor writes beside a machine's memory, at most: its devices, where pages are.
 MEMORY_SLACK: Final = 64 * MIB
 #: Seconds for answers to the guest that are under way when its machine is to be saved.
@@ -84,18 +83,21 @@ _STREAMS: Final = tuple(f"stream-{name}" for name in StreamName)
 _ALLOWED: Final = re.compile(r"machine/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def possible(run: Run) -> bool:
-    """Whether the run's machine can be saved, and is to be."""
-    carrier = run.parts.carrier
-    return run.ticket.spec.checkpoint and carrier is not None and bool(run.driver.platform)
+def platform(run: Run) -> str:
+    """What the run's machine can be resumed by once it is saved; empty if it is not to be, or cannot.
+    Only where it is to be is the driver asked.
+    """
+    wanted = run.ticket.spec.checkpoint and run.parts.carrier is not None
+    return run.driver.platform if wanted else ""
 
 
 def resumable(run: Run) -> Checkpoint | None:
     """What the run can go on from, with the driver that it has."""
     saved = run.ticket.checkpoint
-    if saved is None or not possible(run):
+    here = platform(run)
+    if saved is None or not here:
         return None
-    if (saved.hypervisor, saved.platform) == (run.driver.kind, run.driver.platform):
+    if (saved.hypervisor, saved.platform) == (run.driver.kind, here):
         return saved
     log.warning("job %s was saved by %s, which is not here", run.job_id, saved.platform)
     run.remark = f"the job begins anew: its machine was saved by {saved.platform}, which is not here"
@@ -158,7 +160,7 @@ def _save_machine(run: Run) -> None:
         saving = pool.submit(run.driver.save, run.machine, run.directory / MEMORY)
         saving.add_done_callback(lambda _: run.inbox.put(SaveOver()))
         try:
-            while not isinstance(seen := run.inbox.next(time.monotonic() + LONGEST), SaveOver):
+            while not isinstance(seen := run.inbox.next(math.inf), SaveOver):
                 _look_at(seen)
                 if seen is not None:
                     missed.append(seen)
@@ -182,10 +184,8 @@ def _heed(run: Run, wait: float = 0.0) -> None:
 
 def _look_at(seen: Observation | None) -> None:
     """Raises Ended if nobody wants a saved machine any more."""
-    if isinstance(seen, LeaseLost):
-        raise stopped("whoever had asked for this run is gone")
-    if isinstance(seen, Superseded):
-        raise stopped(f"the repository takes no more word from this attempt: {seen.why}")
+    if (end := unwanted(seen)) is not None:
+        raise end
     if isinstance(seen, SignalSent) and seen.number in STOPPING - {VACATING}:
         raise stopped(f"stopped by signal {seen.number}")
 

@@ -17,7 +17,6 @@ from vmjobs.agent.inbox import (
     ExitReported,
     GuestSilent,
     ImageLost,
-    LeaseLost,
     LineSeen,
     MachineGone,
     Observation,
@@ -26,7 +25,6 @@ from vmjobs.agent.inbox import (
     RuleFailed,
     ScriptEnded,
     SignalSent,
-    Superseded,
 )
 from vmjobs.agent.outputs import DiskContents, read_output_disk
 from vmjobs.agent.verdict import (
@@ -41,6 +39,7 @@ from vmjobs.agent.verdict import (
     judge_early_end,
     overdue,
     stopped,
+    unwanted,
     with_console,
     without_image,
 )
@@ -104,7 +103,7 @@ def await_end(run: Run) -> None:
     run.link.heard = time.monotonic()
     if run.watch is not None:
         run.watch.listening = spec.network is not NetworkMode.NONE
-    run.savable = checkpoint.possible(run)
+    run.savable = bool(run.platform)
     while not _over(run):
         if _observe(run, deadline) is None:
             raise _overdue(run)
@@ -317,10 +316,8 @@ def _ending(run: Run) -> Ending:
 
 def _give_up_on(run: Run, seen: Observation | None) -> None:
     """End the run where going on makes no sense, whatever the step."""
-    if isinstance(seen, LeaseLost):
-        raise stopped("whoever had asked for this run is gone")
-    if isinstance(seen, Superseded):
-        raise stopped(f"the repository takes no more word from this attempt: {seen.why}")
+    if (end := unwanted(seen)) is not None:
+        raise end
     if isinstance(seen, ConsoleFlooded):
         message = f"the console grew beyond {run.parts.settings.max_console} bytes"
         raise failed(ReasonCode.CONSOLE_FLOODED, message)

@@ -6,6 +6,7 @@ the run alone takes them out and decides.
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from dataclasses import dataclass
@@ -140,8 +141,9 @@ class Inbox:
         self._queue.put(observation)
 
     def next(self, deadline: float) -> Observation | None:
-        """The next observation, or None once ``deadline`` has passed."""
+        """The next observation, or None once ``deadline`` has passed; ``inf`` never does."""
+        timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         try:
-            return self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            return self._queue.get(timeout=timeout)
         except queue.Empty:
             return None

@@ -173,7 +173,7 @@ class Run:
     remark: str = ""
     #: What the machine goes on from; None: it begins at the beginning.
     resumed: Checkpoint | None = None
-    #: What the machine was started by: see ``Hypervisor.platform``.
+    #: What the machine can be resumed by: see ``checkpoint.platform``.
     platform: str = ""
     #: The machine may be saved now.
     savable: bool = False

@@ -195,7 +195,7 @@ def boot(run: Run) -> None:
     """Start the machine. The journal names it already."""
     spec, directory = run.ticket.spec, run.directory
     (directory / "machine").mkdir(exist_ok=run.resumed is not None)
-    run.boot_begun, run.platform = time.monotonic(), run.driver.platform
+    run.boot_begun, run.platform = time.monotonic(), checkpoint.platform(run)
     machine = Machine(
         name=run.machine,
         cpus=spec.cpus,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vmjobs.agent.inbox import LeaseLost, Observation, Superseded
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import Ending
 from vmjobs.model import (
@@ -72,6 +73,15 @@ def without_image(error: Exception) -> Ended:
 def stopped(message: str, exit: ExitStatus | None = None) -> Ended:
     """The end of a run that was stopped from outside; whoever stopped it knows what for."""
     return Ended(Verdict(JobState.PREEMPTED, reason(ReasonCode.EVICTED, message), exit))
+
+
+def unwanted(seen: Observation | None) -> Ended | None:
+    """The end of a run that nobody wants any more, if that is what was seen."""
+    if isinstance(seen, LeaseLost):
+        return stopped("whoever had asked for this run is gone")
+    if isinstance(seen, Superseded):
+        return stopped(f"the repository takes no more word from this attempt: {seen.why}")
+    return None
 
 
 @dataclass(frozen=True)

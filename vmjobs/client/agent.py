@@ -69,16 +69,12 @@ class JobAgentClient:
         retries: Retries = AGENT_RETRIES,
     ) -> None:
         self._http = Transport(url, token, session=session, retries=retries)
-        # A machine stands still while this is waited for.
-        brief = replace(retries, deadline=min(retries.deadline, BRIEF_SECONDS))
-        self._brief = Transport(url, token, session=session, retries=brief)
         self._path = f"/v1/jobs/{quote(job_id, safe='')}"
         self._attempt = ""
 
     def close(self) -> None:
         """Give connections back; calls that wait for another try fail at once."""
         self._http.close()
-        self._brief.close()
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
         """See :class:`vmjobs.ports.JobSource`."""
@@ -121,9 +117,14 @@ class JobAgentClient:
     def open_upload(self, size: int) -> UploadClient:
         """See :class:`vmjobs.ports.JobSource`."""
         body = encoded(UploadRequest(size=size))
-        # One whose answer is lost is given up by itself.
-        answer = self._brief.call(
-            "POST", "/v1/uploads", body=body, headers=JSON_HEADERS, repeatable=True
+        # A machine stands still while this is waited for. (One whose answer is lost is given up.)
+        answer = self._http.call(
+            "POST",
+            "/v1/uploads",
+            body=body,
+            headers=JSON_HEADERS,
+            repeatable=True,
+            deadline=BRIEF_SECONDS,
         )
         return UploadClient(self._http, parse(OpenUpload, answer))
 

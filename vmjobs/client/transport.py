@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import hashlib
+import math
 import random
 import re
 import threading
@@ -175,11 +176,13 @@ class Transport:
         repeatable: bool | None = None,
         accept: frozenset[int] = frozenset(),
         stream: bool = False,
+        deadline: float = math.inf,
     ) -> requests.Response:
         """Send a request until it is answered for good.
 
         repeatable: trying again does no harm; by default the methods that HTTP calls idempotent.
         accept: statuses of 300 and more that the caller wants to see itself.
+        deadline: seconds for this call, if that is less than the transport's own.
 
         Raises:
             VMJobsError: what the answer stands for.
@@ -189,7 +192,7 @@ class Transport:
         if isinstance(body, Upload):
             again = again and body.repeatable
         ask = _Request(method, path, body, params or {}, headers or {}, stream)
-        end = time.monotonic() + self._retries.deadline
+        end = time.monotonic() + min(self._retries.deadline, deadline)
         tries = 0
         while True:
             tries += 1
