@@ -1,4 +1,4 @@
-"""A way into the machine of a running job, for somebody who belongs to it on its node.
+"""A way into the machine of a running job, and to its console, for who belongs to it on its node.
 
 HTCondor's ``condor_ssh_to_job`` brings people to the node as the job's user; from there this carries
 them, or their command, into the machine.
@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Final
 
 from vmjobs.agent import protocol
-from vmjobs.agent.protocol import Channel, DataMessage, EnterMessage, ErrorMessage
+from vmjobs.agent.protocol import (
+    Channel,
+    ConsoleMessage,
+    DataMessage,
+    EnterMessage,
+    ErrorMessage,
+)
 from vmjobs.errors import Unavailable
 from vmjobs.execute import Refused
 
@@ -51,6 +57,37 @@ def enter(path: Path, command: str = "") -> int:
             return _carry(connection, Tail(mark))
     except OSError as error:
         raise Unavailable("agent", f"no agent at {path}: {error.strerror or error}") from error
+
+
+#: What asks for the console, in place of a command to be run in the machine.
+CONSOLE: Final = re.compile(r"vmjobs-console(?: --offset ([0-9]{1,15}))?( -f)?")
+
+
+def watch(path: Path, offset: int = 0, *, follow: bool = False) -> int:
+    """Print the console of the machine of the job that this process belongs to; 0 in the end.
+
+    path: the agent's socket. offset: the first byte. follow: go on until the job has ended.
+
+    Raises:
+        Refused: no machine of this job's runs here.
+        Unavailable: there is no agent, or it went away.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(str(path))
+            protocol.send(connection, ConsoleMessage(offset=offset, follow=follow))
+            for message in protocol.receive(connection):
+                if isinstance(message, ErrorMessage):
+                    raise Refused(message.message)
+                if isinstance(message, DataMessage):
+                    _write(message.data)
+                    if message.last:
+                        return 0
+    except BrokenPipeError:
+        return 0  # whoever read this has seen enough
+    except OSError as error:
+        raise Unavailable("agent", f"no agent at {path}: {error.strerror or error}") from error
+    raise Unavailable("agent", "the agent hung up")
 
 
 def _message(command: str, mark: str) -> EnterMessage:

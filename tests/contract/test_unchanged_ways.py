@@ -199,6 +199,24 @@ def test_a_shell_in_a_terminal(site: Site, resident: Job) -> None:
     os.close(screen)
 
 
+def test_the_console_is_shown_without_the_machines_help(site: Site, resident: Job) -> None:
+    out, err = entering(site, resident.process.pid, "vmjobs-console").communicate(timeout=60)
+    assert b"ready" in out, err
+    tail = entering(site, resident.process.pid, f"vmjobs-console --offset {len(out) - 5}")
+    assert tail.communicate(timeout=60)[0][:5] == out[-5:]
+    stranger = entering(site, resident.process.pid, "vmjobs-console", uid=UID + 1)
+    assert stranger.communicate(timeout=60)[0] == b""
+    assert stranger.returncode == 125
+
+
+def test_the_console_is_followed_to_the_jobs_end(site: Site) -> None:
+    job = site.start("/bin/sh", "-c", "echo up; sleep 5")
+    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    out, err = entering(site, job.process.pid, "vmjobs-console -f").communicate(timeout=120)
+    assert b"exit code=0" in out, err
+    assert job.process.wait(60) == 0
+
+
 def test_who_is_somebody_else_stays_outside(site: Site, resident: Job) -> None:
     visitor = entering(site, resident.process.pid, "id", uid=UID + 1)
     out, err = visitor.communicate(timeout=60)

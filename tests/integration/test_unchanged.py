@@ -352,6 +352,16 @@ def test_condor_ssh_to_job_leads_into_the_machine(site: Desk) -> None:
     assert "vmjob-0" in shown
 
 
+def test_the_console_of_a_running_job_is_shown(site: Desk) -> None:
+    cluster = site.submit("echo begun; sleep 30")
+    site.running(cluster)
+    shown = site("vmjobs", "job", "console", cluster)
+    assert "ready" in shown
+    followed = site("vmjobs", "job", "console", "-f", f"{cluster}.0", "--offset", str(len(shown)))
+    assert "exit code=0" in followed
+    assert site.ended(cluster)["ExitCode"] == 0
+
+
 def test_condor_ssh_to_job_leads_to_other_jobs_as_ever(site: Desk) -> None:
     cluster = site.submit("echo begun; sleep 1000", image="")
     wait_for(lambda: site.ad(cluster).get("JobStatus") == 2 or None, "the job to run", PATIENT)

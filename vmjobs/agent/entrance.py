@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -36,9 +36,13 @@ Send = Callable[[protocol.Message], None]
 
 
 class Entrance:
-    """The doors of one job's machine. send: to whoever handed the job over."""
+    """The doors of one job's machine. send: to whoever handed the job over.
+
+    console: the file of its console, as soon as it is known where that will be.
+    """
 
     def __init__(self, message: HandMessage, send: Send) -> None:
+        self.console: Path | None = None
         self._token = secrets.token_hex(16)
         self._online = message.network is not NetworkMode.NONE
         self._chirps = message.chirp and self._online
@@ -86,20 +90,28 @@ class Entrance:
         """
         if not self._online:
             raise NoLogin("the job's machine has no network, and so no way in")
+        with self.visited(), self._door.order(_order(message), KNOCK_SECONDS) as guest:
+            threads = [
+                threading.Thread(target=_pass_on, args=(messages, guest), daemon=True),
+                threading.Thread(target=_pass_back, args=(guest, send), daemon=True),
+            ]
+            for thread in threads:
+                thread.start()
+            _await_leaving(connection)
+            streams.hang_up(guest)
+            for thread in threads:
+                thread.join()
+
+    @contextmanager
+    def visited(self) -> Iterator[None]:
+        """Somebody is in the machine, or looks at its console.
+
+        Raises Unavailable: too many are there.
+        """
         if not self._free.acquire(blocking=False):
             raise Unavailable("agent", f"{MOST} people are in the job's machine already")
         try:
-            with self._door.order(_order(message), KNOCK_SECONDS) as guest:
-                threads = [
-                    threading.Thread(target=_pass_on, args=(messages, guest), daemon=True),
-                    threading.Thread(target=_pass_back, args=(guest, send), daemon=True),
-                ]
-                for thread in threads:
-                    thread.start()
-                _await_leaving(connection)
-                streams.hang_up(guest)
-                for thread in threads:
-                    thread.join()
+            yield
         finally:
             self._free.release()
 

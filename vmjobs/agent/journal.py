@@ -77,6 +77,10 @@ class Journal:
         """The name of an attempt's machine."""
         return f"{self.prefix}{attempt}"
 
+    def directory(self, attempt: str) -> Path:
+        """Where an attempt's files are, as long as it runs."""
+        return self.root / attempt
+
     @contextmanager
     def run(self, record: RunRecord, driver: Hypervisor) -> Iterator[Path]:
         """A directory for one run; on leaving, the machine is gone and so is the directory.
@@ -85,7 +89,7 @@ class Journal:
             HypervisorError: the machine could not be verified gone. The record stays, and the
                 next start of the agent tries again.
         """
-        directory = self.root / record.attempt
+        directory = self.directory(record.attempt)
         with self._exclusive():
             directory.mkdir(mode=0o700)
             write_durably(directory / RECORD, json.dumps(asdict(record)).encode())

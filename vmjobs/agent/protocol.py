@@ -3,10 +3,10 @@
 The connection is the lease: while it is open the job is wanted. The agent knows from the kernel
 who is at the other end (``SO_PEERCRED``, unix(7)); nothing a client says about itself counts.
 
-=============  =====================================================================
-client sends   ``run``, ``hand``, ``enter``, ``data``, ``signal``, ``status``
+=============  ================================================================================
+client sends   ``run``, ``hand``, ``enter``, ``console``, ``data``, ``signal``, ``status``
 agent sends    ``progress``, ``data``, ``end``, ``error``, ``status``
-=============  =====================================================================
+=============  ================================================================================
 
 A ``run`` names a job of the repository. A ``hand`` brings a job along: ``data`` of all its channels
 follows at once, and what the job writes comes back as ``data``. The bytes of a ``data`` message stand
@@ -105,6 +105,18 @@ class EnterMessage(Frozen):
     mark: str = Field(pattern=r"^[0-9a-f]{32}$")
 
 
+class ConsoleMessage(Frozen):
+    """Show me the console of the machine of the job that I belong to; SHELL comes back.
+
+    offset: the first byte. follow: go on until the job is over.
+    """
+
+    type: Literal["console"] = "console"
+    version: int = VERSION
+    offset: int = Field(default=0, ge=0)
+    follow: bool = False
+
+
 class DataMessage(Frozen):
     """Bytes, ``size`` of them behind the line. last: there are no more of this channel.
 
@@ -168,6 +180,7 @@ Message = (
     RunMessage
     | HandMessage
     | EnterMessage
+    | ConsoleMessage
     | DataMessage
     | SignalMessage
     | StatusMessage

@@ -237,6 +237,11 @@ class Run:
         """The job's image."""
         return self.live.image
 
+    @property
+    def console(self) -> Path:
+        """The file of its machine's console; there is one once there is a machine."""
+        return self.parts.journal.directory(self.attempt) / f"stream-{StreamName.CONSOLE}"
+
     def stream(self, name: StreamName) -> Path:
         """The file in which a stream grows."""
         return self.directory / f"stream-{name}"

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vmjobs.agent import protocol
+from vmjobs.agent import consoles, protocol
 from vmjobs.agent.entrance import Entrance
 from vmjobs.agent.handed import handed
 from vmjobs.agent.inbox import Inbox, LeaseLost, SignalSent
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 BACKLOG = 128
 #: Who connects has this long to say what for.
 FIRST_WORD_SECONDS = 30.0
+#: Who watches a console, and takes nothing of it for so many seconds, is let go.
+STILL_SECONDS = 60.0
 #: Longest path that fits into ``sun_path`` (unix(7)).
 MAX_SOCKET_PATH = 107
 
@@ -154,6 +156,9 @@ class Agent:
                 elif isinstance(message, protocol.EnterMessage):
                     self._enter(message, lease, peer, messages)
                     return
+                elif isinstance(message, protocol.ConsoleMessage):
+                    self._console(message, lease, peer)
+                    return
         except VMJobsError as error:
             lease.send(protocol.ErrorMessage(code=error.code, message=error.message))
         except OSError as error:
@@ -210,15 +215,17 @@ class Agent:
                 handed(message, name, peer, hands.spool, messages) as job,
             ):
                 lease.connection.settimeout(None)  # until now it had to go on, and not hold a place
+                digest = hands.resolve(message.image)
                 entrance = Entrance(message, lease.send)
                 with self._registered(name, peer.uid, lease, entrance) as inbox:
                     log.info("%s is job %s of uid %d", name, message.job, peer.uid)
                     _listen(messages, inbox, entrance.take)
-                    source = job.source(hands.resolve(message.image), lease.send, entrance)
+                    source = job.source(digest, lease.send, entrance)
                     settings = replace(self.parts.settings, max_log=source.spec.disk * MIB)
                     parts = replace(self.parts, settings=settings)
                     run = Run(source, lease, parts, name, uuid.uuid4().hex, inbox, entrance.doors)
                     run.on_usage = lease.progress
+                    entrance.console = run.console
                     with pausing(run, peer.pid):
                         verdict = run.execute()
                 job.send_back(lease.send)
@@ -231,14 +238,32 @@ class Agent:
         peer: protocol.Peer,
         messages: Iterator[protocol.Message],
     ) -> None:
+        name, entrance = self._own(peer)
+        log.info("%s: uid %d enters", name, peer.uid)
+        lease.connection.settimeout(None)
+        entrance.enter(message, lease.connection, lease.send, messages)
+
+    def _console(
+        self, message: protocol.ConsoleMessage, lease: SocketLease, peer: protocol.Peer
+    ) -> None:
+        name, entrance = self._own(peer)
+
+        def over(seconds: float) -> bool:
+            with self._ended:
+                return self._ended.wait_for(lambda: self._entrances.get(name) is not entrance, seconds)
+
+        lease.connection.settimeout(STILL_SECONDS)
+        with entrance.visited():
+            consoles.show(lease.connection, entrance.console, message, over)
+
+    def _own(self, peer: protocol.Peer) -> tuple[str, Entrance]:
+        """The job that somebody belongs to, and the ways into its machine."""
         _, name = self._slot(peer)
         with self._lock:
             entrance = self._entrances.get(name)
             if entrance is None or self.running.get(name) != peer.uid:
                 raise Forbidden("no machine of this job's runs here now")
-        log.info("%s: uid %d enters", name, peer.uid)
-        lease.connection.settimeout(None)
-        entrance.enter(message, lease.connection, lease.send, messages)
+        return name, entrance
 
     def _slot(self, peer: protocol.Peer) -> tuple[Hands, str]:
         """The name of the job that somebody belongs to; none that a `run` may have."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import NoReturn
 
 import click
 
-from vmjobs.cli.support import client
+from vmjobs.cli.support import CONDOR_ID, client
+from vmjobs.errors import Unavailable
 from vmjobs.model import StreamName
 
 _job = click.argument("job")
 _follow = click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 _offset = click.option(
-    "--offset", type=click.IntRange(min=0), default=0, show_default=True, help="First byte."
+    "--offset", type=click.IntRange(0, 10**15 - 1), default=0, show_default=True, help="First byte."
 )
 
 
@@ -46,6 +49,28 @@ def err(job: str, follow: bool, offset: int) -> None:
 @_job
 @_follow
 @_offset
-def console(job: str, follow: bool, offset: int) -> None:
-    """Print the serial console of JOB's VM, from its first byte on."""
-    _print(job, StreamName.CONSOLE, follow, offset)
+@click.option("--schedd", default="", metavar="NAME", help="Of a job of HTCondor's: its schedd.")
+@click.option("--pool", default="", metavar="COLLECTOR", help="Of a job of HTCondor's: its pool.")
+def console(job: str, follow: bool, offset: int, schedd: str, pool: str) -> None:
+    """Print the serial console of JOB's VM, from its first byte on.
+
+    JOB may also be a running job of HTCondor's, CLUSTER or CLUSTER.PROC, with VMJobImage.
+    """
+    if CONDOR_ID.fullmatch(job):
+        _by_condor(job, follow, offset, schedd, pool)
+    else:
+        _print(job, StreamName.CONSOLE, follow, offset)
+
+
+def _by_condor(job: str, follow: bool, offset: int, schedd: str, pool: str) -> NoReturn:
+    """HTCondor's own tool leads to the node, and ``vmjobs enter`` there to the console."""
+    wanted = ["vmjobs-console", *(["--offset", str(offset)] if offset else []), *(["-f"] * follow)]
+    where = [*(["-name", schedd] if schedd else []), *(["-pool", pool] if pool else [])]
+    argv = ["condor_ssh_to_job", "-auto-retry", *where, job, " ".join(wanted)]
+    sys.stdout.flush()
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 - no shell
+    except OSError as error:
+        raise Unavailable(
+            "schedd", f"{argv[0]} cannot be run: {error.strerror}", hint="ask on a host of the pool"
+        ) from error

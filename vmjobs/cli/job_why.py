@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib.util import find_spec
 from typing import Final
 
@@ -13,11 +12,9 @@ from condor.schedd import Schedd
 from condor.why_read import Place
 from vmjobs.cli.job_why_service import explain, of_image, view_of_service_job
 from vmjobs.cli.job_why_show import View, as_plain, show
-from vmjobs.cli.support import config, json_option, print_json, read_token
+from vmjobs.cli.support import CONDOR_ID, config, json_option, print_json, read_token
 from vmjobs.errors import VMJobsError
 
-#: An id of HTCondor's; those of the service are longer.
-_CONDOR_ID: Final = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,10}))?")
 #: Whoever waits for a completion waits for so many seconds.
 _COMPLETION_SECONDS: Final = 1.5
 
@@ -67,7 +64,7 @@ def why(job: str, schedd: str, pool: str, as_json: bool) -> None:
     ID is a job's id, or CLUSTER.PROC or CLUSTER of a job of HTCondor's, whose requirements are then
     compared with what the nodes of its pool offer, at the site if it was sent there.
     """
-    if found := _CONDOR_ID.fullmatch(job):
+    if found := CONDOR_ID.fullmatch(job):
         proc = None if found[2] is None else int(found[2])
         explanation = explain(Place(schedd, pool, int(found[1]), proc))
         findings = [*explanation.findings, *of_image(explanation)]

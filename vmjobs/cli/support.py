@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 import textwrap
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+#: An id of HTCondor's; those of the service are longer.
+CONDOR_ID: Final = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,10}))?")
 #: Runs this program again: as it is, wherever it is installed.
 AGAIN: Final = (sys.executable, "-c", "from vmjobs.cli.main import main; main()")
 

@@ -1,0 +1,101 @@
+"""The console of a running job's machine, as it is sent to somebody who watches it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from vmjobs.agent import consoles, protocol
+from vmjobs.agent.protocol import ConsoleMessage, DataMessage
+
+SECONDS = 10.0
+
+
+class Watched:
+    """A console that grows, and somebody who watches it."""
+
+    def __init__(self, path: Path, message: ConsoleMessage) -> None:
+        self.path, self.ended = path, threading.Event()
+        self.ours, theirs = socket.socketpair()
+        self.ours.settimeout(SECONDS)
+        self._theirs = theirs
+        self._thread = threading.Thread(target=self._show, args=(message,))
+        self._thread.start()
+
+    def _show(self, message: ConsoleMessage) -> None:
+        with self._theirs, suppress(OSError):  # the agent takes that for what it is
+            consoles.show(self._theirs, self.path, message, self.ended.wait)
+
+    def says(self, text: bytes) -> None:
+        with self.path.open("ab") as console:
+            console.write(text)
+
+    def seen(self) -> Iterator[bytes]:
+        """Pieces, up to the last."""
+        for message in protocol.receive(self.ours):
+            assert isinstance(message, DataMessage)
+            if message.last:
+                return
+            yield message.data
+
+    def over(self) -> None:
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
+        self.ours.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "stream-console"
+
+
+def test_what_there_is_is_shown_from_an_offset_on(path: Path) -> None:
+    path.write_bytes(b"one two three")
+    for offset, text in ((0, b"one two three"), (4, b"two three"), (13, b""), (14, b"")):
+        watched = Watched(path, ConsoleMessage(offset=offset))
+        assert b"".join(watched.seen()) == text
+        watched.over()
+
+
+def test_a_machine_that_has_said_nothing_yet_has_nothing_to_show(path: Path) -> None:
+    watched = Watched(path, ConsoleMessage())
+    assert list(watched.seen()) == []
+    watched.over()
+
+
+def test_it_is_followed_to_the_end_of_the_job(path: Path) -> None:
+    watched = Watched(path, ConsoleMessage(follow=True))
+    pieces = watched.seen()
+    for text in (b"booting", b" up", b" down"):
+        watched.says(text)
+        assert next(pieces) == text
+    watched.says(b" last words")
+    watched.path.unlink()  # it goes with the run's directory, before the job counts as ended
+    watched.ended.set()
+    assert b"".join(pieces) == b" last words"
+    watched.over()
+
+
+def test_one_that_is_emptied_begins_anew(path: Path) -> None:
+    path.write_bytes(b"a long text of before")
+    watched = Watched(path, ConsoleMessage(follow=True))
+    pieces = watched.seen()
+    next(pieces)
+    path.write_bytes(b"anew")
+    assert next(pieces) == b"anew"
+    watched.ended.set()
+    assert list(pieces) == []
+    watched.over()
+
+
+def test_who_hangs_up_is_let_go(path: Path) -> None:
+    path.write_bytes(b"something")
+    watched = Watched(path, ConsoleMessage(follow=True))
+    assert next(watched.seen()) == b"something"
+    watched.ours.shutdown(socket.SHUT_RDWR)
+    watched.over()
