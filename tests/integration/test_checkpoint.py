@@ -115,12 +115,26 @@ def test_an_agent_that_is_killed_while_it_saves_costs_what_was_done_and_no_more(
     with closed(grid, node):
         grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
         wait_for(lambda: saving(grid, node) or None, "its machine to be saved", 60)
-        grid.on(node, "pkill", "-KILL", "-f", "vmjobs [a]gent")
+        grid.on(node, "pkill", "-KILL", "-f", "vmjobs agent")
         wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 240)
     (ended,) = grid.wait(job, timeout=300)
     assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
     assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
     assert saved(grid, job) == []
+    grid.assert_clean(job)
+
+
+def test_an_agent_that_is_stopped_saves_its_machines_first(grid: Grid) -> None:
+    """As for an upgrade: its successor takes them up, as HTCondor has heard of nothing."""
+    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
+    grid.until(job, JobState.RUNNING, timeout=180)
+    wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
+    node = grid.api.job(job.id).node.split(".")[0]
+    grid.on(node, "pkill", "-TERM", "-f", "vmjobs agent")  # condor_master starts it again
+    (ended,) = grid.wait(job, timeout=300)
+    assert (ended.state, ended.attempts) == (JobState.COMPLETED, 2), ended.reason
+    assert len(saved(grid, job)) == 1
+    assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
     grid.assert_clean(job)
 
 

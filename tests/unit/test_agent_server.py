@@ -41,6 +41,7 @@ class Script:
 
     end: JobState = JobState.COMPLETED
     hold: bool = False
+    savable: bool = False
     fault: Exception | None = None
     started: threading.Event = field(default_factory=threading.Event)
     seen: list[Observation] = field(default_factory=list)
@@ -60,7 +61,7 @@ def agent(
         """Stands for a run in a VM: waits where the test says so, then ends."""
 
         def __init__(self, source: Any, lease: Any, parts: Any, job: str, attempt: str, inbox: Inbox):
-            self.lease, self.inbox = lease, inbox
+            self.lease, self.inbox, self.savable = lease, inbox, script.savable
 
         def execute(self) -> Verdict:
             script.runs += 1
@@ -150,6 +151,18 @@ def test_the_same_job_is_not_run_twice_at_once(agent: tuple[Agent, Path], script
     assert agent[0].states() == {}
 
 
+def test_a_machine_that_can_be_saved_is_saved_before_the_agent_ends(
+    agent: tuple[Agent, Path], script: Script
+) -> None:
+    script.hold, script.savable = True, True
+    script.end = JobState.PREEMPTED
+    threading.Thread(target=lambda: socket_run(agent[1]), daemon=True).start()
+    assert script.started.wait(10)
+    agent[0].stop(0.0, saving=10)
+    assert script.seen == [SignalSent(15)]
+    assert agent[0].jobs() == ()
+
+
 def test_a_job_that_has_ended_before_ends_alike(agent: tuple[Agent, Path], script: Script) -> None:
     script.fault = JobFinal("job job1 has ended: it is FAILED")
     told: list[JobState] = []
@@ -197,6 +210,17 @@ def test_the_node_tells_about_itself(agent: tuple[Agent, Path]) -> None:
     assert isinstance(answer, protocol.StatusMessage)
     assert answer.node is not None
     assert answer.node.name == "n1"
+
+
+def test_an_agent_that_is_about_to_stop_says_nothing_of_the_node(agent: tuple[Agent, Path]) -> None:
+    """Or it would go on to attract jobs, which it then refuses."""
+    agent[0].stop(0.0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(agent[1]))
+        protocol.send(client, protocol.StatusMessage())
+        answer = next(protocol.receive(client))
+    assert isinstance(answer, protocol.ErrorMessage)
+    assert "about to stop" in answer.message
 
 
 def test_a_second_agent_is_refused(agent: tuple[Agent, Path]) -> None:

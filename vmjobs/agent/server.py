@@ -24,7 +24,7 @@ from vmjobs.agent.inbox import Inbox, LeaseLost, SignalSent
 from vmjobs.agent.journal import Leftover
 from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, Untold
-from vmjobs.agent.verdict import Verdict
+from vmjobs.agent.verdict import VACATING, Verdict
 from vmjobs.errors import (
     ConfigError,
     Conflict,
@@ -44,6 +44,9 @@ BACKLOG = 128
 FIRST_WORD_SECONDS = 30.0
 #: Who watches a console, and takes nothing of it for so many seconds, is let go.
 STILL_SECONDS = 60.0
+_STOPS = "this agent is about to stop"
+#: Seconds for machines that are saved when the agent stops: what HTCondor gives jobs to leave.
+SAVE_SECONDS = 600.0
 #: Longest path that fits into ``sun_path`` (unix(7)).
 MAX_SOCKET_PATH = 107
 
@@ -109,6 +112,7 @@ class Agent:
     running: dict[str, int] = field(default_factory=dict)
     verdicts: dict[str, Leftover] = field(default_factory=dict)
     _inboxes: dict[str, Inbox] = field(default_factory=dict)
+    _runs: dict[str, Run] = field(default_factory=dict)
     _memory: dict[str, int] = field(default_factory=dict)
     _leases: dict[str, SocketLease] = field(default_factory=dict)
     _entrances: dict[str, Entrance] = field(default_factory=dict)
@@ -145,6 +149,8 @@ class Agent:
             messages = protocol.receive(connection)
             for message in messages:
                 if isinstance(message, protocol.StatusMessage):
+                    if self._stopping:  # or the node would go on to attract jobs
+                        raise Unavailable("agent", _STOPS)
                     lease.send(protocol.StatusMessage(node=self.describe(self.jobs(uid))))
                 elif isinstance(message, protocol.RunMessage):
                     connection.settimeout(None)
@@ -168,16 +174,20 @@ class Agent:
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
-    def stop(self, patience: float) -> None:
-        """End all runs: their machines are stopped and gone when this returns in time."""
-        deadline = time.monotonic() + patience
-        with self._lock:
-            self._stopping = True
-            inboxes = list(self._inboxes.values())
-        for inbox in inboxes:
-            inbox.put(LeaseLost())
+    def stop(self, patience: float, saving: float = SAVE_SECONDS) -> None:
+        """End all runs: their machines are gone when this returns in time.
+
+        patience: seconds for machines that are just stopped. saving: for those that can be saved.
+        """
         with self._ended:
-            self._ended.wait_for(lambda: not self.running, max(0.0, deadline - time.monotonic()))
+            self._stopping = True
+            saved = [job for job, run in self._runs.items() if run.savable]
+            for job in saved:
+                self._inboxes[job].put(SignalSent(VACATING))
+            self._ended.wait_for(lambda: not any(job in self.running for job in saved), saving)
+            for inbox in self._inboxes.values():
+                inbox.put(LeaseLost())
+            self._ended.wait_for(lambda: not self.running, patience)
 
     def _run(
         self,
@@ -194,6 +204,8 @@ class Agent:
                     _listen(messages, inbox)
                     run = Run(source, lease, self.parts, message.job, uuid.uuid4().hex, inbox)
                     run.on_usage = lease.progress
+                    with self._lock:
+                        self._runs[message.job] = run
                     try:
                         with pausing(run, peer.pid):
                             verdict = run.execute()
@@ -221,7 +233,8 @@ class Agent:
                     log.info("%s is job %s of uid %d", name, message.job, peer.uid)
                     _listen(messages, inbox, entrance.take)
                     source = job.source(digest, lease.send, entrance)
-                    settings = replace(self.parts.settings, max_log=source.spec.disk * MIB)
+                    max_log = source.spec.disk * MIB
+                    settings = replace(self.parts.settings, max_log=max_log)
                     parts = replace(self.parts, settings=settings)
                     run = Run(source, lease, parts, name, uuid.uuid4().hex, inbox, entrance.doors)
                     run.on_usage = lease.progress
@@ -342,7 +355,7 @@ class Agent:
         inbox = Inbox()
         with self._lock:
             if self._stopping:
-                raise Unavailable("agent", "this agent is about to stop")
+                raise Unavailable("agent", _STOPS)
             if job in self.running:
                 raise Unavailable("agent", f"an earlier run of job {job} is being cleared away")
             self.running[job], self._inboxes[job], self._leases[job] = uid, inbox, lease
@@ -354,6 +367,7 @@ class Agent:
             with self._ended:
                 del self.running[job], self._inboxes[job], self._leases[job]
                 self._entrances.pop(job, None)
+                self._runs.pop(job, None)
                 self._ended.notify_all()
 
 
