@@ -30,7 +30,7 @@ from vmjobs import tree
 from vmjobs.agent import protocol
 from vmjobs.agent.protocol import Channel, DataMessage, EndMessage, ErrorMessage, ProgressMessage
 from vmjobs.agent.streams import Streams
-from vmjobs.errors import InvalidRequest, Unavailable
+from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError
 from vmjobs.execute import NotNow, Signals, insist
 from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode
 
@@ -57,7 +57,7 @@ STDIN, OUT, ERR = 0, 1, 2
 class End:
     """How it ended: by the job's own status, or with ``code`` and ``why`` of who could not run it.
 
-    stopped: the signal on which it ended, 0 if none.
+    stopped: the signal to stop that came before its end, 0 if none.
     """
 
     exit: ExitStatus | None = None
@@ -140,7 +140,12 @@ def run_handed(
 
     # (Who waits for a stream is ended by a signal, as the job would be.)
     with _standard_input(handing.directory) as read, Signals() as signals:
-        return insist(path, converse, signals, patience) or End(stopped=signals.stopping)
+        try:
+            return insist(path, converse, signals, patience) or End(stopped=signals.stopping)
+        except VMJobsError:
+            if signals.stopping:  # it leaves in any case, and nobody is to take this for its end
+                return End(stopped=signals.stopping)
+            raise
 
 
 @dataclass
@@ -253,25 +258,25 @@ class _Conversation:
     def _end(
         self, message: EndMessage, sent: frozenset[str], left: bytearray, changed: IO[bytes]
     ) -> End | None:
-        reason = message.report.reason
-        if self.signals.stopping:
-            return End(stopped=self.signals.stopping)
-        if message.report.state is JobState.PREEMPTED:
-            return None
-        if message.report.state is not JobState.COMPLETED:
-            return End(code=reason.code.value, why=reason.message)
+        reason, state = message.report.reason, message.report.state
         kind, _, rest = message.ended.partition(" ")
+        exit = _exit_of(kind) if len(left) < MAX_LEFT else None
+        if self.signals.stopping and (state is not JobState.COMPLETED or exit is None):
+            return End(stopped=self.signals.stopping)
+        if state is JobState.PREEMPTED:
+            return None
+        if state is not JobState.COMPLETED:
+            return End(code=reason.code.value, why=reason.message)
         if kind == "refused":
             return End(code=UNSUITABLE, why=rest)
-        exit = _exit_of(kind)
-        if exit is None or len(left) >= MAX_LEFT:
+        if exit is None:
             why = "the guest did not say how the job ended, or names more files than any job leaves"
             return End(code=ReasonCode.NO_EXIT_REPORT.value, why=why)
         try:
             self._put_back(sent, left, changed)
         except OSError as error:
             raise Unavailable("node", f"what the job left cannot be put back: {error}") from error
-        return End(exit=exit)
+        return End(exit=exit, stopped=self.signals.stopping)
 
     def _put_back(self, sent: frozenset[str], left: bytearray, changed: IO[bytes]) -> None:
         changed.seek(0)

@@ -149,8 +149,37 @@ def test_a_signal_reaches_the_job(site: Site) -> None:
     )
     wait_until(lambda: "up" in job.out, BOOT, "the job")
     job.process.send_signal(signal.SIGTERM)
+    assert job.process.wait(60) == 5
+    assert job.out == "up\nstopped\n"
+    wait_until(lambda: not site.machines(), 30, "the machine to be gone")
+
+
+def test_a_job_that_does_nothing_about_a_signal_ends_by_it(site: Site) -> None:
+    job = site.start("/bin/sh", "-c", "echo up; exec sleep 1000")
+    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    job.process.send_signal(signal.SIGTERM)
     assert job.process.wait(60) == -signal.SIGTERM
-    wait_until(lambda: "stopped" in job.out, 10, "the job's last word")
+    wait_until(lambda: not site.machines(), 30, "the machine to be gone")
+
+
+def test_what_a_job_does_when_it_is_to_leave_comes_back(site: Site) -> None:
+    """It has as long for that as whoever told it to leave gives it."""
+    script = "trap 'sleep 15; echo 7 >state; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    job = site.start("/bin/sh", "-c", script)
+    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.process.wait(90) == 0
+    assert (job.place / "state").read_text() == "7\n"
+
+
+def test_a_job_that_does_not_leave_goes_with_whoever_ends_it(site: Site) -> None:
+    job = site.start("/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")
+    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    job.process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.process.wait(15)
+    job.process.kill()
+    job.process.wait(10)
     wait_until(lambda: not site.machines(), 30, "the machine to be gone")
 
 

@@ -359,6 +359,7 @@ def test_the_console_of_a_running_job_is_shown(site: Desk) -> None:
     assert "ready" in shown
     followed = site("vmjobs", "job", "console", "-f", f"{cluster}.0", "--offset", str(len(shown)))
     assert "exit code=0" in followed
+    assert "ready" not in followed
     assert site.ended(cluster)["ExitCode"] == 0
 
 
@@ -368,6 +369,26 @@ def test_condor_ssh_to_job_leads_to_other_jobs_as_ever(site: Desk) -> None:
     answer = site("condor_ssh_to_job", "-auto-retry", cluster, "hostname; cat data")
     assert answer.splitlines()[-1] == "from a file", answer
     assert answer.splitlines()[-2].split(".")[0] in NODES
+
+
+def test_a_vacated_job_goes_on_with_what_it_has_saved(site: Desk) -> None:
+    script = """
+        n=$(cat state 2>/dev/null || echo 0)
+        trap 'echo $n >state; exit 0' TERM
+        echo "from $n"
+        while [ $n -lt 40 ]; do n=$((n + 1)); sleep 0.5; done
+        echo "to $n" | tee state
+    """
+    more = {"when_to_transfer_output": "ON_EXIT_OR_EVICT", "transfer_output_files": "state"}
+    cluster = site.submit(script, **more)
+    site.running(cluster)
+    wait_for(lambda: "from 0" in site("condor_tail", cluster, check=False) or None, "its word", PATIENT)
+    site("condor_vacate_job", cluster)
+    ended = site.ended(cluster)
+    assert (ended["ExitCode"], ended["NumJobStarts"]) == (0, 2)
+    first, last = site.read("out").splitlines()
+    assert first.startswith("from ") and 0 < int(first.split()[1]) < 40
+    assert last == "to 40"
 
 
 def test_a_removed_job_takes_its_machine_along(site: Desk) -> None:

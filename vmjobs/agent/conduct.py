@@ -7,6 +7,7 @@ happens; the steps look at the notes.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -257,11 +258,17 @@ def _pass_on(run: Run, number: int) -> None:
         if _over(run):
             return  # it has ended meanwhile: there is nobody to stop
     run.link.send_signal(number)
-    if number in STOPPING:
+    if number in STOPPING and not _is_the_scripts(run):
         run.stop_by = min(run.stop_by, time.monotonic() + run.parts.settings.grace_seconds)
         run.stopped_by = number
         if run.ticket.spec.strategy is not Strategy.SCRIPT:
             _ask_to_power_off(run)  # there may be nobody in it who takes signals
+
+
+def _is_the_scripts(run: Run) -> bool:
+    """Whether a signal to stop is the script's to deal with: it runs, and gets signals."""
+    online = run.ticket.spec.network is not NetworkMode.NONE
+    return run.parts.settings.patient and online and run.run_begun < math.inf
 
 
 def _save(run: Run) -> None:

@@ -85,6 +85,8 @@ class RunSettings:
 
     grace_seconds: for a guest that has delivered everything, or whose script was told to stop.
     stop_seconds: for a machine whose work is done to power off, once it is asked to.
+    patient: a signal to stop is the script's, and it ends as it ends: whoever sent it has a deadline of
+        his own, and hangs up then.
     """
 
     node: str
@@ -95,6 +97,7 @@ class RunSettings:
     grace_seconds: float = 10.0
     stop_seconds: float = 60.0
     silence_seconds: float = 120.0
+    patient: bool = False
 
 
 class Choose(Protocol):

@@ -234,7 +234,7 @@ class Agent:
                     _listen(messages, inbox, entrance.take)
                     source = job.source(digest, lease.send, entrance)
                     max_log = source.spec.disk * MIB
-                    settings = replace(self.parts.settings, max_log=max_log)
+                    settings = replace(self.parts.settings, max_log=max_log, patient=True)
                     parts = replace(self.parts, settings=settings)
                     run = Run(source, lease, parts, name, uuid.uuid4().hex, inbox, entrance.doors)
                     run.on_usage = lease.progress

@@ -72,7 +72,9 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         reporter.publish(outcomes.attributes("NODE_FAILED", f"the node failed: {error!r}"))
         _give_up(own)
     if end.exit is not None:
-        _insist(lambda: reporter.publish(outcomes.attributes("", "")))
+        # One that was told to leave is not at its end for HTCondor, however it left.
+        if not end.stopped:
+            _insist(lambda: reporter.publish(outcomes.attributes("", "")))
         _end_like(end.exit)
     if end.stopped:
         _die(end.stopped)

@@ -85,8 +85,12 @@ input=/dev/null
 
 # The guest program's own way to tell `exit 137` from SIGKILL.
 ended='' running=' ' status=255
-# Signals reach the whole session: they are the job's.
-trap : HUP INT QUIT TERM USR1 USR2
+# Signals reach the whole session: they are the job's. One that comes before the job is there is told again.
+told=
+for signal in HUP INT QUIT TERM USR1 USR2; do
+    # shellcheck disable=SC2064 # the name as it is now
+    trap "told=$signal" "$signal"
+done
 trap 'changed=1' CHLD
 (
     trap - HUP INT QUIT TERM USR1 USR2 CHLD
@@ -94,6 +98,7 @@ trap 'changed=1' CHLD
     . "$here/start"
 ) <"$input" &
 script=$!
+[ -z "$told" ] || kill -s "$told" "$script" 2>/dev/null
 if [ -n "$door" ]; then
     export here uid gid directory door setpriv defaults busybox
     setsid /bin/sh "$here/visit.sh" keep </dev/null >/dev/null 2>&1 &
@@ -106,6 +111,7 @@ while :; do
     status=$?
 done
 trap - CHLD
+trap '' HUP INT QUIT TERM USR1 USR2 # the job has ended: what is left to do is not to be ended by its signals
 outcome
 
 : >"$here/over" # nobody enters any more
