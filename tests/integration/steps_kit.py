@@ -23,8 +23,8 @@ from vmjobs.model import Job, JobState
 
 #: Where all of it happens.
 NODE = "node1"
-#: MiB of a machine.
-MEMORY = 96
+#: MiB of a machine, by its hypervisor. QEMU's has firmware, and a kernel that is packed.
+MEMORY = {"uml": 96, "qemu": 128}
 KINDS = ("rest", "unchanged")
 JOBS = {kind: len(step_gates.points(kind)) for kind in KINDS}
 #: Seconds that a schedd waits for a node that it lost.
@@ -45,6 +45,7 @@ UNCHANGED = f"{SCRIPT}; echo result >out.txt.$1"
 LEFT = r"""
 agent=/var/lib/vmjobs/agent
 find $agent/runs $agent/handed /var/lib/condor/execute -mindepth 1 2>/dev/null
+find $agent/.config $agent/.cache -name '*vmjobs-*' 2>/dev/null
 find /run/vmjobs /dev/shm /tmp -mindepth 1 ! -path '/run/vmjobs/gates*' ! -name vmjobs-healthy
 cut -d ' ' -f 2 /proc/mounts
 pgrep -fa 'umid=|guest=|usernet|nbdkit|vmjobs exec|condor_starter' | cut -d ' ' -f 2-
@@ -100,6 +101,7 @@ class Volley:
     grid: Grid
     desk: Desk
     before: set[str]
+    hypervisor: str = "uml"
     rest: list[Job] = field(default_factory=list)
     cluster: str = ""
     opened: float = 0.0
@@ -109,15 +111,23 @@ class Volley:
         grid = self.grid
         grid.on(NODE, "sh", "-c", f"rm -rf {GATES} {SEEN}; mkdir -m 1777 {GATES}")
         run("docker", "exec", "-d", grid.container(NODE), "python3", WATCH)
-        fields = {"outputs": ["out.txt"], "memory": MEMORY, "name": "every step"}
-        self.rest = grid.submit(REST, count=JOBS["rest"], **fields)
+        memory = MEMORY[self.hypervisor]
+        self.rest = grid.submit(
+            REST,
+            count=JOBS["rest"],
+            name="every step",
+            outputs=["out.txt"],
+            memory=memory,
+            hypervisor=self.hypervisor,
+        )
         self.desk.describe(
             UNCHANGED,
             arguments="$(Process)",
             count=JOBS["unchanged"],
             output="out.$(Process)",
             error="err.$(Process)",
-            request_memory=str(MEMORY),
+            request_memory=str(memory),
+            __VMJobHypervisor=f'"{self.hypervisor}"',
             __VMJobMaxStarts="20",
         )
         self.cluster = self.desk.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
@@ -255,7 +265,7 @@ def stage(grid: Grid) -> Iterator[None]:
     jobs = sum(JOBS.values())
     with ExitStack() as stack:
         stack.enter_context(planted(grid))
-        stack.enter_context(room(grid, NODE, jobs, jobs * (MEMORY + 32)))
+        stack.enter_context(room(grid, NODE, jobs, jobs * (max(MEMORY.values()) + 32)))
         stack.enter_context(short_leases(grid))
         for other in set(NODES) - {NODE}:
             stack.enter_context(closed(grid, other))
@@ -263,9 +273,9 @@ def stage(grid: Grid) -> Iterator[None]:
 
 
 @contextmanager
-def fired(grid: Grid) -> Iterator[Volley]:
+def fired(grid: Grid, hypervisor: str = "uml") -> Iterator[Volley]:
     """Jobs on their way to all steps; nothing of them afterwards."""
-    volley = Volley(grid, Desk(grid, "site"), left(grid))
+    volley = Volley(grid, Desk(grid, "site"), left(grid), hypervisor)
     try:
         volley.fire()
         yield volley

@@ -90,6 +90,7 @@ def killing(*which: tuple[str, str]) -> Fault:
     return lambda volley: killed(volley, *which)
 
 
+LIBVIRTD = "libvirt's daemon"
 FAULTS: dict[str, Fault] = {
     "the agent": killing((NODE, "vmjobs agent")),
     "what waits for the machines": killing((NODE, "vmjobs exec")),
@@ -100,6 +101,7 @@ FAULTS: dict[str, Fault] = {
     "the API and the worker": killing(("api", "vmjobs serve"), ("worker", "vmjobs worker")),
     "the database and the broker": lambda volley: lost(volley, "postgres", "rabbitmq"),
     "the node's network": lambda volley: cut_off(volley, NODE),
+    LIBVIRTD: killing((NODE, "bin/libvirtd")),
 }
 
 
@@ -111,12 +113,17 @@ TOGETHER = {
     "the schedds and the shadows": ("the shadows", "both schedds"),
     "the whole service": ("the API and the worker", "the database and the broker"),
     "the node's network": ("the node's network",),
+    LIBVIRTD: (LIBVIRTD,),
 }
+#: Of machines that are not User Mode Linux.
+HYPERVISOR = {LIBVIRTD: "qemu"}
 
 
 @pytest.mark.parametrize("what", TOGETHER)
-def test_it_dies(volley: Volley, what: str, record_property: Tell) -> None:
-    _assert_survived(volley, TOGETHER[what], record_property)
+def test_it_dies(grid: Grid, node: None, what: str, record_property: Tell) -> None:
+    with fired(grid, HYPERVISOR.get(what, "uml")) as volley:
+        volley.settle()
+        _assert_survived(volley, TOGETHER[what], record_property)
 
 
 @pytest.mark.soak
@@ -251,7 +258,7 @@ def test_at_any_moment(grid: Grid, node: None, turn: int, record_property: Tell)
     chance = random.Random(f"{seed} {turn}")
     what, moment = chance.choice(sorted(FAULTS)), chance.uniform(0, 30)
     record_property("note", f"{what}, {moment:.1f} s after the submission; VMJOBS_SOAK_SEED={seed}")
-    with fired(grid) as volley:
+    with fired(grid, HYPERVISOR.get(what, "uml")) as volley:
         volley.open()
         time.sleep(moment)
         with FAULTS[what](volley):
