@@ -171,7 +171,7 @@ class Config(BaseModel):
     )
     isolation: Literal["required", "preferred"] = Field(
         "required",
-        description="of uml machines from the node; preferred: where that does not work they run all "
+        description="of machines from the node; preferred: where that does not work they run all "
         "the same, with all rights of the agent",
     )
     probe_seconds: float = Field(30.0, gt=0, description="deadline for a probe's boot")

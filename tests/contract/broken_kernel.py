@@ -1,8 +1,9 @@
 #!/usr/bin/python3
-"""A UML kernel that its guest has broken: started in its place, it tries what it must not do.
+"""A UML kernel, or QEMU, that its guest has broken: in its place it tries what it must not do.
 
-It is told what to try by its command line (``tries=``: JSON in base64), tells what came of each try in
-a line of JSON on the console, and then ends, or does what ``then=`` says. Python's own modules only.
+It is told what to try by the kernel's command line (``tries=``: JSON in base64), tells what came of
+each try in a line of JSON on the console, and then ends, or does what ``then=`` says. Where libvirt
+asks what it can do, it is QEMU. Python's own modules only.
 """
 
 from __future__ import annotations
@@ -193,11 +194,28 @@ def say(words: str) -> None:
     os.write(1, f"{words}\n".encode())
 
 
-def main() -> None:
-    """Say that the kernel is up, as the driver waits for, then try everything."""
-    words = dict(word.partition("=")[::2] for word in sys.argv[1:])
+def parameters(argv: list[str]) -> list[str]:
+    """The kernel's command line."""
+    return argv[argv.index("-append") + 1].split() if "-append" in argv else argv
+
+
+def begin(argv: list[str]) -> None:
+    """Be up, as the driver waits for; what is said goes to the console."""
+    if "-append" in argv:
+        console = next(word for word in argv if word.startswith("file,id=console0,"))
+        path = console.partition("path=")[2].partition(",")[0]
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 1)
+        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as up:
         up.sendto(b"up", "notify")
+
+
+def main() -> None:
+    """Try everything."""
+    words = dict(word.partition("=")[::2] for word in parameters(sys.argv[1:]))
+    if "tries" not in words:
+        os.execv("/usr/bin/qemu-system-x86_64", sys.argv)  # noqa: S606
+    begin(sys.argv[1:])
     for name, (what, argument) in json.loads(base64.b64decode(words["tries"])).items():
         done, told = attempt(what, argument)
         say(json.dumps({"try": name, "done": done, "told": told}))

@@ -1,4 +1,4 @@
-"""What a UML guest reaches that has broken its kernel: a hostile program runs in the kernel's place.
+"""What a guest reaches that has broken its kernel, or QEMU: a hostile program runs in its place.
 
 Each test has its control: the same program, started by the same driver without the sandbox, gets what
 it tries. ``docs/isolation.md`` maps the tries to these tests.
@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,10 +27,14 @@ from hypervisor_host import said, wait_until
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import mconsole, procs, sandbox
-from vmjobs.hypervisor.base import BootImage, DataDisk, Ending, Machine, MachineState
+from vmjobs.hypervisor.base import BootImage, DataDisk, Ending, Hypervisor, Machine, MachineState
+from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.model import HypervisorKind
 
 BOOT = 90.0
+#: Both kinds of machines: a User Mode Linux kernel, and QEMU that libvirt starts.
+each = pytest.mark.parametrize("node", [HypervisorKind.UML, HypervisorKind.QEMU], indirect=True)
 ROOT = os.geteuid() == 0
 _Tries = dict[str, tuple[str, str]]
 _Found = dict[str, bool]
@@ -42,6 +46,7 @@ class Node:
 
     directory: Path
     program: Path
+    kind: HypervisorKind
     names: list[str] = field(default_factory=list)
 
     def machine(self, image: BootImage, *words: str, **changes: Path) -> Machine:
@@ -68,15 +73,23 @@ class Node:
         root = self.directory / "root"
         root.write_bytes(bytes(4096))
         told = base64.b64encode(json.dumps(tries).encode()).decode()
-        return self.machine(BootImage("", root), f"tries={told}", f"then={then}", f"as={posing}")
+        image = BootImage("", root, kernel=root)
+        return self.machine(image, f"tries={told}", f"then={then}", f"as={posing}")
 
-    def driver(self, *, isolated: bool) -> UserModeLinux:
-        return UserModeLinux(str(self.program), isolated=isolated)
+    def driver(self, *, isolated: bool) -> Hypervisor:
+        if self.kind is HypervisorKind.UML:
+            return UserModeLinux(str(self.program), isolated=isolated)
+        return Libvirt(self.kind, node_connection(), isolated=isolated, program=str(self.program))
+
+    def start(self, driver: Hypervisor, machine: Machine) -> None:
+        """Have a broken one run. libvirt waits for QEMU's first words, which it does not say."""
+        with nullcontext() if self.kind is HypervisorKind.UML else suppress(HypervisorError):
+            driver.start(machine)
 
     def reached(self, tries: _Tries, *, isolated: bool) -> _Found:
         """Which of the tries succeeded."""
         driver, machine = self.driver(isolated=isolated), self.broken(tries)
-        driver.start(machine)
+        self.start(driver, machine)
         # A script shows its interpreter's name: without a sandbox no driver knows it for a kernel.
         wait_until(lambda: "tried all" in said(machine.console).splitlines(), BOOT, "all was tried")
         assert driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
@@ -95,12 +108,18 @@ class Node:
         assert {name: done for name, done in found.items() if name in wanted} == wanted
 
 
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all: libvirt asks each that it does not know for seconds what it can do."""
+    path = tmp_path_factory.mktemp("broken") / "broken-kernel"
+    shutil.copy(Path(__file__).with_name("broken_kernel.py"), path)
+    path.chmod(0o755)
+    return path
+
+
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    program = tmp_path / "broken-kernel"
-    shutil.copy(Path(__file__).with_name("broken_kernel.py"), program)
-    program.chmod(0o755)
-    made = Node(tmp_path, program)
+def node(request: pytest.FixtureRequest, tmp_path: Path, program: Path) -> Iterator[Node]:
+    made = Node(tmp_path, program, getattr(request, "param", HypervisorKind.UML))
     yield made
     for name in made.names:
         made.driver(isolated=True).destroy(name)
@@ -147,6 +166,7 @@ def _started(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
+@each
 def test_files_of_others_and_of_the_agent(node: Node, victim: Machine) -> None:
     state = node.directory / "state"
     state.mkdir()
@@ -176,13 +196,15 @@ def test_files_of_others_and_of_the_agent(node: Node, victim: Machine) -> None:
     assert node.reached(tries, isolated=False) == dict.fromkeys(tries, True)
 
 
+@each
 def test_its_own_image_cannot_be_written_by_its_own_name(node: Node) -> None:
+    name = "base" if node.kind is HypervisorKind.UML else str(node.directory / "root")
     tries: _Tries = {
-        "write the image": ("write", "base"),
+        "write the image": ("write", name),
         "write /usr": ("create", f"/usr/{secrets.token_hex(8)}"),
     }
     assert not any(node.reached(tries, isolated=True).values())
-    assert node.reached({"write the image": ("write", "base")}, isolated=False) == {
+    assert node.reached({"write the image": ("write", name)}, isolated=False) == {
         "write the image": True
     }
 
@@ -199,6 +221,7 @@ def test_what_is_its_own_it_has(node: Node) -> None:
     assert all(node.reached(tries, isolated=True).values())
 
 
+@each
 def test_sockets_of_the_agent_and_of_other_machines(node: Node, victim: Machine) -> None:
     with ExitStack() as stack:
         abstract = f"vmjobs-test-{secrets.token_hex(6)}"
@@ -218,6 +241,7 @@ def test_sockets_of_the_agent_and_of_other_machines(node: Node, victim: Machine)
         node.check({"another's management": ("listing", str(Path(console).parent))})
 
 
+@each
 def test_the_hosts_network(node: Node) -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104
         port = server.getsockname()[1]
@@ -241,6 +265,7 @@ def addresses() -> list[str]:
     return [address for address in found if not address.startswith("127.")]
 
 
+@each
 def test_processes_of_others(node: Node, victim: Machine) -> None:
     with subprocess.Popen(["sleep", "600"]) as bystander:
         try:
@@ -257,6 +282,7 @@ def test_processes_of_others(node: Node, victim: Machine) -> None:
             bystander.kill()
 
 
+@each
 def test_rights_and_kernel_interfaces(node: Node) -> None:
     tries: _Tries = {
         "capabilities": ("capability", ""),
@@ -271,14 +297,16 @@ def test_rights_and_kernel_interfaces(node: Node) -> None:
         "events": ("call", "perf_event_open"),
         "handles of files": ("call", "open_by_handle_at"),
         "the environment": ("environment", "HOME"),
-        "handles that were left open": ("handles", ""),
     }
+    if node.kind is HypervisorKind.UML:  # libvirt gives QEMU some
+        tries["handles that were left open"] = ("handles", "")
     sure = {"rights by a setuid program", "a user namespace", "one by clone", "another's namespace"}
     rare = {"io_uring", "keys", "bpf", "events", "handles of files", "the environment"}
     rare |= {"handles that were left open"}
     node.check(tries, control=lambda name: name in sure or (ROOT and name not in rare))
 
 
+@each
 def test_memory_that_processes_share(node: Node) -> None:
     key = secrets.randbits(30) | 1
     libc = ctypes.CDLL(None, use_errno=True)

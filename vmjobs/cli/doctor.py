@@ -16,7 +16,7 @@ from vmjobs.cli.doctor_condor import faults_of_condor
 from vmjobs.cli.support import config, json_option, print_json, print_table, read_token
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
-from vmjobs.hypervisor import firmware
+from vmjobs.hypervisor import confined, firmware
 from vmjobs.hypervisor import sandbox as isolation
 
 
@@ -44,7 +44,7 @@ def doctor(no_boot: bool, as_json: bool) -> None:
         _firmware(),
         *_libraries(),
         _sandbox(),
-        _isolation(),
+        *_isolation(),
         *_clusters(settings),
     ]
     findings += [Finding("HTCondor", False, fault, use) for fault, use in faults_of_condor()]
@@ -104,11 +104,18 @@ def _sandbox() -> Finding:
     return Finding("sandbox", True, "bubblewrap ran a program", "images that are not raw")
 
 
-def _isolation() -> Finding:
-    """Whether UML machines can be isolated here: it is tried."""
+def _isolation() -> Iterator[Finding]:
+    """A sandbox for machines, and what puts QEMU into it."""
     fault = isolation.fault()
     detail = f"{fault}: {isolation.HINT}" if fault else isolation.ISOLATION
-    return Finding("isolation", not fault, detail, "uml machines that reach nothing of this node")
+    yield Finding("isolation", not fault, detail, "machines that reach nothing of this node")
+    path = confined.find()
+    yield Finding(
+        confined.PROGRAM,
+        path is not None,
+        str(path or confined.HINT),
+        "the same, of the qemu and kvm hypervisors",
+    )
 
 
 def _clusters(settings: Config) -> Iterator[Finding]:

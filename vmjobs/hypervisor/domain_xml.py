@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import Machine
+from vmjobs.hypervisor.confined import Emulator
 from vmjobs.hypervisor.firmware import Firmware
 from vmjobs.model import BootMethod
 
@@ -61,6 +62,7 @@ def domain_xml(
     on: Board,
     uefi: Firmware | None = None,
     nbd: Path | None = None,
+    emulator: Emulator | None = None,
 ) -> str:
     """The domain for a machine.
 
@@ -71,6 +73,7 @@ def domain_xml(
         on: the board.
         uefi: firmware of the machine's own, where it boots by UEFI.
         nbd: Unix socket where the root disk is served, if it is not all on this node.
+        emulator: what runs it; none: libvirt's own choice.
 
     Raises:
         HypervisorError: the image has no kernel, and is not to be booted without one.
@@ -88,9 +91,9 @@ def domain_xml(
     ET.SubElement(domain, "clock", {"offset": "utc"})
     for event in ("on_poweroff", "on_reboot", "on_crash"):
         _text(domain, event, "destroy")
-    domain.append(_devices(machine, overlay, nbd))
+    domain.append(_devices(machine, overlay, nbd, emulator))
     ET.SubElement(domain, "seclabel", {"type": "none"})
-    domain.append(_qemu_arguments(machine, cable, on))
+    domain.append(_qemu_arguments(machine, cable, on, emulator))
     return ET.tostring(domain, encoding="unicode")
 
 
@@ -126,8 +129,12 @@ def _os(machine: Machine, on: Board, uefi: Firmware | None) -> ET.Element:
     return element
 
 
-def _devices(machine: Machine, overlay: Path, nbd: Path | None) -> ET.Element:
+def _devices(
+    machine: Machine, overlay: Path, nbd: Path | None, emulator: Emulator | None
+) -> ET.Element:
     devices = ET.Element("devices")
+    if emulator is not None:
+        _text(devices, "emulator", str(emulator.path))
     cache = "unsafe" if machine.overlay is None else "writeback"
     root = _disk(overlay, "qcow2", "vda", cache, read_only=False)
     root.append(_backing(machine, nbd))
@@ -182,7 +189,9 @@ def _throttle(disk: ET.Element, machine: Machine) -> None:
         _text(throttle, "group_name", "disks")
 
 
-def _qemu_arguments(machine: Machine, cable: Path | None, on: Board) -> ET.Element:
+def _qemu_arguments(
+    machine: Machine, cable: Path | None, on: Board, emulator: Emulator | None
+) -> ET.Element:
     console = f"file,id=console0,path={_escaped(machine.console.absolute())},append=on"
     arguments = ["-chardev", console, "-device", f"{on.serial},chardev=console0"]
     if machine.image.boot is BootMethod.BIOS:
@@ -195,6 +204,8 @@ def _qemu_arguments(machine: Machine, cable: Path | None, on: Board) -> ET.Eleme
     element = ET.Element("qemu:commandline")
     for argument in arguments:
         ET.SubElement(element, "qemu:arg", {"value": argument})
+    for name, value in emulator.env.items() if emulator else ():
+        ET.SubElement(element, "qemu:env", {"name": name, "value": value})
     return element
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import blockserver, firmware, netproc, procs
+from vmjobs.hypervisor import blockserver, confined, firmware, netproc, procs, sandbox
 from vmjobs.hypervisor.base import (
     NAME_PREFIX,
     Ending,
@@ -222,6 +222,9 @@ class Libvirt:
     kernels: what a probe may boot, the best first.
     domain_type: libvirt's, where it is not the name of the kind.
     launcher: what starts processes that are to last as long as a machine.
+    isolated: whether machines run in a sandbox (:mod:`vmjobs.hypervisor.confined`); none starts without
+        it then.
+    program: QEMU, where that is not what libvirt takes.
     """
 
     def __init__(
@@ -229,6 +232,8 @@ class Libvirt:
         kind: HypervisorKind,
         connection: Connection,
         *,
+        isolated: bool = True,
+        program: str = "",
         kernels: Callable[[], Iterable[Path]] = node_kernels,
         domain_type: str = "",
         launcher: Launcher | None = None,
@@ -238,6 +243,7 @@ class Libvirt:
         self._connection = connection
         self._kernels = kernels
         self._type = domain_type or kind.value
+        self._isolated, self._program = isolated, program
         self._helpers: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._mains: dict[str, int] = {}
         self._holder = Holder(throttles_disks=True, one_processor=False)
@@ -273,6 +279,7 @@ class Libvirt:
             kernel=kernel,
             where=str(device) if device else "",
             by_bios=by_bios,
+            isolation=f"isolated: {sandbox.ISOLATION}" if self._isolated else "NOT ISOLATED",
         )
 
     def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
@@ -306,12 +313,13 @@ class Libvirt:
             if carrier is not None:
                 after.callback(carrier.close)
             cable = carrier.ready() if carrier else None
-            text = domain_xml(machine, self._type, overlay, cable, on, uefi, nbd)
+            emulator = self._emulator(machine, overlay, cable, uefi, nbd)
+            text = domain_xml(machine, self._type, overlay, cable, on, uefi, nbd, emulator)
             self._connection.endings.expect(machine.name)
             self._connection.call(f"start {machine.name}", partial(_begin, machine.saved, text))
             self._holder.hold(held, machine.name, lambda: [p.pid for p in self._all_of(machine.name)])
             if carrier is not None and held.processors is not None:
-                carrier.regulate(self._pid(machine.name))
+                carrier.regulate(self._qemu(machine.name).pid)
             undo.pop_all()
 
     def stop(self, name: str) -> None:
@@ -418,6 +426,21 @@ class Libvirt:
         if self._domain(name, verb, lambda domain: (action(domain), True)) is None:
             raise HypervisorError(f"{name} does not run")
 
+    def _emulator(
+        self,
+        machine: Machine,
+        overlay: Path,
+        cable: Path | None,
+        uefi: firmware.Firmware | None,
+        nbd: Path | None,
+    ) -> confined.Emulator | None:
+        if not self._isolated:
+            return confined.Emulator(Path(self._program), {}) if self._program else None
+        machine.console.touch()
+        files = list(confined.files(machine, overlay, cable, uefi, nbd))
+        qemu = self._program or confined.DEFAULT
+        return confined.emulator(files, qemu, kvm=self.kind is HypervisorKind.KVM)
+
     def _lay_cable(self, machine: Machine, held: Plan) -> netproc.Started | None:
         network = netproc.wanted(machine)
         if network is None:
@@ -434,13 +457,14 @@ class Libvirt:
         return listen
 
     def _all_of(self, name: str) -> _Processes:
-        return self._processes(name) + self._helpers_of(name)
+        ours = self._processes(name)
+        return ours + sandbox.within(ours) + self._helpers_of(name)
 
     def _helpers_of(self, name: str) -> _Processes:
         return netproc.find(name) + blockserver.find(name)
 
     def _main(self, name: str) -> procs.Process | None:
-        """The machine's QEMU."""
+        """The first of the machine's processes: QEMU, or its sandbox's first."""
         known = self._mains.get(name)
         if known is not None:
             process = procs.read(known)  # a look at one process, not at all of them
@@ -450,9 +474,11 @@ class Libvirt:
             return process
         return None
 
-    def _pid(self, name: str) -> int:
+    def _qemu(self, name: str) -> procs.Process:
+        """The machine's QEMU itself."""
         for process in self._processes(name):
-            return process.pid
+            for inner in sandbox.innermost(process) if sandbox.leads(process) else [process]:
+                return inner
         raise HypervisorError(f"{name} ended at once")
 
     def _processes(self, name: str) -> _Processes:
@@ -461,7 +487,7 @@ class Libvirt:
     def _name_of(self, process: procs.Process) -> str:
         """Which of our machines a process is, ``""`` if none."""
         argv = process.argv
-        if "-name" not in argv[:-1] or "qemu" not in argv[0]:
+        if "-name" not in argv[:-1] or not (sandbox.leads(process) or "qemu" in argv[0]):
             return ""
         name = argv[argv.index("-name") + 1].partition(",")[0].removeprefix("guest=")
         accelerator = {"kvm": "kvm", "qemu": "tcg"}.get(self._type, "")

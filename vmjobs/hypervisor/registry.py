@@ -29,7 +29,7 @@ def drivers(
     """
     connection, launcher = node_connection(), Launcher()
     launcher.prepare()
-    isolated = HypervisorKind.UML in config.hypervisors and _isolated(config)
+    isolated = _isolated(config)
 
     def candidates() -> list[Path]:
         return [*kernels(), *node_kernels()]
@@ -37,19 +37,19 @@ def drivers(
     def make(kind: HypervisorKind) -> Hypervisor:
         if kind is HypervisorKind.UML:
             return UserModeLinux(isolated=isolated, launcher=launcher)
-        return Libvirt(kind, connection, kernels=candidates, launcher=launcher)
+        return Libvirt(kind, connection, kernels=candidates, launcher=launcher, isolated=isolated)
 
     return {kind: make(kind) for kind in config.hypervisors}
 
 
 def _isolated(config: Config) -> bool:
-    """Whether UML machines are isolated: always, but where the operator does without if need be."""
+    """Whether machines are isolated: always, but where the operator does without if need be."""
     if config.isolation == "required":
         return True
     fault = sandbox.fault()
     if fault:
         log.warning(
-            "uml machines are NOT ISOLATED: %s; a guest that breaks its kernel has the agent's rights",
+            "machines are NOT ISOLATED: %s; a guest that breaks out of its own has the agent's rights",
             fault,
         )
     return not fault

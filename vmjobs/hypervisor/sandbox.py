@@ -1,4 +1,4 @@
-"""Where a User Mode Linux kernel runs: it is a process of the host, and its guest may have broken it.
+"""Where a machine's process runs: it is one of the host's, and its guest may have broken it.
 
 bubblewrap gives it a user, mount, pid, network, IPC and UTS namespace of its own. It sees ``/usr``
 read-only, :data:`HOME` with its disks and nothing else; of ``/proc`` two names that its start asks for,
@@ -11,7 +11,7 @@ The processes, from the outside::
     sh (MARK)    leads the session; ends when bubblewrap has ended, with its status
       bwrap      ends with the next, and takes it along when the first has died (--die-with-parent)
         sh       the first process of the pid namespace: when it ends, nothing of it is left
-          kernel
+          kernel, or QEMU
 
 The first two are outside: the guest reaches neither them nor their command lines, by which a machine
 is found. A death by signal comes out as 128 + its number. bubblewrap's own first process would not do
@@ -55,7 +55,7 @@ HINT: Final = (
 _OUTER: Final = '"$@"; exit $?'
 _INNER: Final = 'ulimit -c 0; exec 2>/dev/null; "$@" 2>&1; exit $?'
 #: Bytes that its directory and the rest of its tmpfs may have beside disks and memory.
-_ROOM: Final = 1 << 20
+ROOM: Final = 1 << 20
 _TRIAL_SECONDS: Final = 20.0
 _BIND: Final = ("lib", "lib64", "lib32", "bin", "sbin")
 _FORBIDDEN: Final = (
@@ -71,7 +71,10 @@ _FORBIDDEN: Final = (
 
 @dataclass(frozen=True)
 class Bind:
-    """A file that the kernel is to have below :data:`HOME`, by another name."""
+    """A file that a program is to have.
+
+    name: what it is called there: below :data:`HOME`, or anywhere if that is a whole path.
+    """
 
     source: Path
     name: str
@@ -90,12 +93,19 @@ def filter_file() -> int:
 
 
 def command(
-    argv: Sequence[str], *, binds: Iterable[Bind], memory: int, filtered: int, env: dict[str, str]
+    argv: Sequence[str],
+    *,
+    binds: Iterable[Bind],
+    devices: Iterable[str] = (),
+    memory: int = ROOM,
+    filtered: int,
+    env: dict[str, str],
 ) -> list[str]:
     """The command line of a program in the sandbox; it is to lead a session.
 
     Args:
         argv: the program, and what it is told.
+        devices: of the node's that it may open, beside ``/dev/null``.
         memory: bytes of its own ``/dev/shm``.
         filtered: the number by which bubblewrap gets :func:`filter_file`.
         env: all that the program gets of an environment.
@@ -116,9 +126,10 @@ def command(
     # The kernel starts itself again by this name, and reads its processor's flags.
     words += ["--dir", "/proc/self", "--symlink", str(program), "/proc/self/exe"]
     words += ["--ro-bind-try", "/proc/cpuinfo", "/proc/cpuinfo"]
-    words += ["--dev-bind", "/dev/null", "/dev/null"]
+    for device in ("/dev/null", *devices):
+        words += ["--dev-bind", device, device]
     words += ["--size", str(memory), "--tmpfs", "/dev/shm"]  # noqa: S108 - its own
-    words += ["--size", str(_ROOM), "--tmpfs", str(HOME)]
+    words += ["--size", str(ROOM), "--tmpfs", str(HOME)]
     for bind in binds:
         how = "--ro-bind" if bind.read_only else "--bind"
         words += [how, str(bind.source.resolve()), str(HOME / bind.name)]
@@ -151,7 +162,7 @@ def fault() -> str:
     """Why nothing can be isolated here, in a few words; ``""`` if it can: it is tried."""
     handle = filter_file()
     try:
-        argv = command(["true"], binds=(), memory=_ROOM, filtered=handle, env={})
+        argv = command(["true"], binds=(), filtered=handle, env={})
         done = subprocess.run(
             argv,
             pass_fds=[handle],
