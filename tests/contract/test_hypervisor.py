@@ -158,6 +158,7 @@ def test_destroy_ends_a_busy_guest_for_good(bench: Bench) -> None:
     assert time.monotonic() - began < DESTROY
     assert bench.driver.state(machine.name) is MachineState.GONE
     assert processes_that_mention(machine.name) == []
+    assert files_of_libvirt(machine.name) == []
     bench.driver.destroy(machine.name)
 
 
@@ -575,6 +576,12 @@ def processes_that_mention(name: str) -> list[str]:
         if name in words:
             found.append(words)
     return found
+
+
+def files_of_libvirt(name: str) -> list[str]:
+    """What libvirt keeps of a machine, for root and for anybody else."""
+    places = (Path("/run/vmjobs"), Path.home() / ".cache/libvirt", Path.home() / ".config/libvirt")
+    return [str(path) for place in places for path in place.rglob(f"*{name}*")]
 
 
 def host_addresses() -> list[str]:

@@ -45,6 +45,10 @@ class EmbeddedRoot:
                 raise HypervisorError(f"cannot set up libvirt in {self._parent}: {error}") from error
         return f"qemu:///embed?root={self._taken}"
 
+    def logs(self, name: str) -> list[Path]:
+        """What the drivers of all processes have noted of a machine."""
+        return list(self._parent.glob(f"libvirt-*/log/qemu/{name}.log"))
+
     def _take(self) -> Path:
         for number in range(MAX_EMBEDDED):
             root = self._parent / f"libvirt-{number}"

@@ -54,6 +54,7 @@ except ImportError:  # a node without libvirt: probes say so
 
 T = TypeVar("T")
 _Names = list[str]
+_Paths = list[Path]
 _Argv = list[str | Path]
 _Processes = list[procs.Process]
 
@@ -147,6 +148,13 @@ class Connection:
         """Block until :attr:`changes` is no longer ``seen``, or ``timeout`` seconds passed."""
         with self._changed:
             self._changed.wait_for(lambda: self._changes != seen, timeout)
+
+    def logs(self, name: str) -> _Paths:
+        """Where libvirt notes what a machine's QEMU says. It takes none of these away by itself."""
+        if self.uri == "qemu:///embed":
+            return self._embedded.logs(name)
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return [Path(cache, "libvirt", "qemu", "log", f"{name}.log")]
 
     def _connect(self) -> Any:
         with self._lock:
@@ -335,6 +343,9 @@ class Libvirt:
             procs.kill_all(lambda: self._all_of(name), KILL_SECONDS, name)
             for helper in self._helpers.pop(name, ()):
                 helper.wait()
+            for log in self._connection.logs(name):
+                with suppress(OSError):
+                    log.unlink()
             self._holder.release(name)
             self._connection.endings.forget(name)
             self._meter.forget(name)
