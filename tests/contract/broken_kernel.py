@@ -12,6 +12,7 @@ import base64
 import ctypes
 import errno
 import json
+import mmap
 import os
 import socket
 import struct
@@ -164,6 +165,19 @@ def shm(key: str) -> str:
     """Whether it sees another's System V shared memory."""
     checked(LIBC.shmget(int(key), 0, 0))
     return "found"
+
+
+def addresses(size: str) -> str:
+    """Whether it gets so many bytes of address space."""
+    with mmap.mmap(-1, int(size), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ):
+        return "mapped"
+
+
+def grow(told: str) -> str:
+    """Whether a file of its own may become that large."""
+    path, _, size = told.rpartition(":")
+    os.truncate(path, int(size))
+    return "grown"
 
 
 def environment(name: str) -> str:

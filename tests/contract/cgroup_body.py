@@ -14,17 +14,18 @@ from vmjobs.hypervisor.cgroup import delegated
 from vmjobs.hypervisor.limits import Holder
 from vmjobs.hypervisor.procs import children
 from vmjobs.hypervisor.regulator import processor_seconds
+from vmjobs.model import HypervisorKind
 
 GROUP = Path("/sys/fs/cgroup/agent.service")
 DISK = Path("/mnt/disk")
-HOLDER = Holder(throttles_disks=False, one_processor=False)
+HOLDER = Holder(HypervisorKind.UML, throttles_disks=False, one_processor=False)
 
 
 def tell(what: str, value: object) -> None:
     sys.stdout.write(f"{what}: {value}\n")
 
 
-def machine(limits: MachineLimits) -> Machine:
+def machine(limits: MachineLimits | None) -> Machine:
     image = BootImage("", DISK / "root")
     image.root.touch()
     return Machine("vmjobs-1", 1, 64, image, (), DISK / "console", DISK, limits=limits)
@@ -57,6 +58,16 @@ def disks() -> None:
     HOLDER.release("vmjobs-1")
 
 
+def bounds() -> None:
+    """Of a machine that nobody has set limits for."""
+    with subprocess.Popen(["sleep", "600"]) as idle:
+        HOLDER.hold(HOLDER.plan(machine(None)), "vmjobs-1", lambda: [idle.pid])
+        for name in ("memory.max", "pids.max", "pids.current"):
+            tell(name, (GROUP / "vmjobs-1" / name).read_text().strip())
+        idle.kill()
+    HOLDER.release("vmjobs-1")
+
+
 tell("before", delegated())
 os.setxattr(GROUP, "user.delegate", b"1")
 (GROUP / "cgroup.procs").write_text(str(os.getpid()))
@@ -64,5 +75,6 @@ tell("not apart", delegated())
 (GROUP / "agent" / "cgroup.procs").write_text(str(os.getpid()))
 processors()
 disks()
+bounds()
 tell("groups", " ".join(path.name for path in GROUP.iterdir() if path.is_dir()))
 tell("done", "all of it")

@@ -15,7 +15,7 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t tmpfs tmp /mnt
 mount -t cgroup2 cgroup /sys/fs/cgroup
-echo "+cpu +io" > /sys/fs/cgroup/cgroup.subtree_control
+echo "+cpu +io +memory +pids" > /sys/fs/cgroup/cgroup.subtree_control
 mkdir -p /sys/fs/cgroup/agent.service/agent /mnt/disk
 mknod /mnt/ubda b 98 0
 mount -t ext4 /mnt/ubda /mnt/disk
@@ -55,4 +55,6 @@ def test_a_delegated_group_holds_machines(tmp_path: Path) -> None:
     assert 0.25 < float(said["share"]) < 0.36
     assert said["weight"] == "50"
     assert 1.5 < float(said["writing"]) < 6, "4 MiB at 2 MiB a second"
+    assert int(said["memory.max"]) == (64 + 16 + 512) << 20
+    assert (said["pids.max"], said["pids.current"]) == (str(64 * 8 + 512), "1")
     assert said["groups"] == "agent"

@@ -111,7 +111,7 @@ def qemu(tmp_path: Path) -> Iterator[Bench]:
 def processes(name: str) -> list[procs.Process]:
     """The machine's main process and its network process."""
     found = [process for process in procs.scan() if name in " ".join(process.argv)]
-    return [process for process in found if process.leads or "qemu" in process.argv[0]]
+    return [process for process in found if process.leads or sandbox.leads(process)]
 
 
 def share(name: str, seconds: float) -> float:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ from hypervisor_host import said, wait_until
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import mconsole, procs, sandbox
 from vmjobs.hypervisor.base import BootImage, DataDisk, Ending, Hypervisor, Machine, MachineState
+from vmjobs.hypervisor.bounds import Bounds
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind
@@ -72,9 +73,13 @@ class Node:
         """A machine whose kernel is in the hands of its guest."""
         root = self.directory / "root"
         root.write_bytes(bytes(4096))
-        told = base64.b64encode(json.dumps(tries).encode()).decode()
         image = BootImage("", root, kernel=root)
-        return self.machine(image, f"tries={told}", f"then={then}", f"as={posing}")
+        return self.machine(image, *self.told(tries, then, posing))
+
+    def told(self, tries: _Tries, then: str = "end", posing: str = "") -> tuple[str, ...]:
+        """What such a kernel is told."""
+        words = base64.b64encode(json.dumps(tries).encode()).decode()
+        return (f"tries={words}", f"then={then}", f"as={posing}")
 
     def driver(self, *, isolated: bool) -> Hypervisor:
         if self.kind is HypervisorKind.UML:
@@ -88,7 +93,13 @@ class Node:
 
     def reached(self, tries: _Tries, *, isolated: bool) -> _Found:
         """Which of the tries succeeded."""
-        driver, machine = self.driver(isolated=isolated), self.broken(tries)
+        found = self.tell(self.broken(tries), isolated=isolated)
+        assert list(found) == list(tries)
+        return found
+
+    def tell(self, machine: Machine, *, isolated: bool) -> _Found:
+        """Run a broken one: which of its tries succeeded."""
+        driver = self.driver(isolated=isolated)
         self.start(driver, machine)
         # A script shows its interpreter's name: without a sandbox no driver knows it for a kernel.
         wait_until(lambda: "tried all" in said(machine.console).splitlines(), BOOT, "all was tried")
@@ -96,7 +107,6 @@ class Node:
         driver.destroy(machine.name)
         lines = said(machine.console).splitlines()
         told = [json.loads(line) for line in lines if line.startswith('{"try"')]
-        assert [one["try"] for one in told] == list(tries)
         sys.stdout.write("\n".join(map(str, told)))  # shown where a test fails
         return {one["try"]: one["done"] for one in told}
 
@@ -316,6 +326,62 @@ def test_memory_that_processes_share(node: Node) -> None:
         node.check({"another's segment": ("shm", str(key))})
     finally:
         libc.shmctl(segment, 0, None)
+
+
+@each
+def test_what_it_takes_of_memory_and_disk_is_bounded(node: Node) -> None:
+    tries: _Tries = {"addresses": ("addresses", str(8 << 30))}
+    assert node.reached(tries, isolated=True) == {"addresses": False}
+    assert node.reached(tries, isolated=False) == {"addresses": True}
+    for isolated in (True, False):
+        machine = node.broken({})
+        own = "disk1" if node.kind is HypervisorKind.UML else str(machine.disks[0].path)
+        machine = replace(machine, cmdline=node.told({"disk": ("grow", f"{own}:{3 << 30}")}))
+        assert node.tell(machine, isolated=isolated) == {"disk": not isolated}
+
+
+def test_the_number_of_its_processes_is_bounded() -> None:
+    """For whom the kernel bounds it at all: not for root."""
+    assert 20 < forks(processes=40) < 40
+    assert 60 < forks(processes=100) < 100
+
+
+FORKS = """
+import os, signal
+made = []
+try:
+    while len(made) < 500:
+        made.append(os.fork())
+        if made[-1] == 0:
+            signal.pause()
+except BlockingIOError:
+    pass
+print(len(made), flush=True)
+"""
+
+
+def forks(processes: int) -> int:
+    """How many processes somebody in a sandbox can start."""
+    filtered = sandbox.filter_file()
+    bounds = Bounds(memory=0, address=1 << 40, file=1 << 30, processes=processes)
+    told = ["/usr/bin/python3", "-c", FORKS]
+    argv = sandbox.command(told, binds=(), bounds=bounds, filtered=filtered, env={})
+    nobody = 65534 if ROOT else None
+    try:
+        done = subprocess.run(
+            argv,
+            pass_fds=[filtered],
+            user=nobody,
+            group=nobody,
+            extra_groups=[] if ROOT else None,
+            start_new_session=True,
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
+    finally:
+        os.close(filtered)
+    return int(done.stdout)
 
 
 def test_nothing_is_left_of_it_however_it_hides(node: Node) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from vmjobs.hypervisor.base import MachineLimits
+from vmjobs.hypervisor.bounds import Bounds
 from vmjobs.hypervisor.bucket import Bucket
 from vmjobs.hypervisor.cgroup import Delegation, delegated
-from vmjobs.hypervisor.limits import Node, Plan, nice_step, plan
+from vmjobs.hypervisor.limits import Node, Plan, bounded, nice_step, plan
 from vmjobs.hypervisor.regulator import BURST_SECONDS, PERIOD, Allowance
 from vmjobs.hypervisor.usernet import MAX_FRAME, DatagramLink, LimitedLink, _soonest
 
@@ -186,6 +187,13 @@ def test_with_a_cgroup_all_is_held_by_it() -> None:
             ("io.max", "8:0 rbps=1000 wbps=1000"),
         )
     )
+
+
+def test_with_a_cgroup_no_machine_gets_beyond_its_bounds() -> None:
+    bounds = Bounds(memory=1000, address=2000, file=3000, processes=40)
+    full = Node(Delegation(Path("/x"), frozenset({"cpu", "memory", "pids"})), nice=0, lowest=0)
+    assert bounded(bounds, full) == (("memory.max", "1000"), ("pids.max", "40"))
+    assert bounded(bounds, WITH) == bounded(bounds, WITHOUT) == ()
 
 
 def test_without_one_the_network_process_and_nice_levels_do_it_and_disks_are_told_of() -> None:

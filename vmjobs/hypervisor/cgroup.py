@@ -21,8 +21,8 @@ from pathlib import Path
 from vmjobs.errors import HypervisorError
 
 MARK = "user.delegate"
-#: What machines are held by; memory is there so that written pages count for their writer (io.max).
-CONTROLLERS = ("cpu", "io", "memory")
+#: What machines are held by; memory also so that written pages count for their writer (io.max).
+CONTROLLERS = ("cpu", "io", "memory", "pids")
 #: Seconds until all processes of a machine are in its group, and until a group can be removed.
 PATIENCE = 5.0
 

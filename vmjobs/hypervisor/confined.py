@@ -13,13 +13,14 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import sandbox
 from vmjobs.hypervisor.base import Machine
+from vmjobs.hypervisor.bounds import Bounds
 from vmjobs.hypervisor.firmware import Firmware
 from vmjobs.hypervisor.sandbox import Bind
 
@@ -48,7 +49,7 @@ def find() -> Path | None:
     return Path(found) if found else None
 
 
-def emulator(files: Sequence[Bind], qemu: str, *, kvm: bool) -> Emulator:
+def emulator(files: Sequence[Bind], bounds: Bounds, qemu: str, *, kvm: bool) -> Emulator:
     """What runs a machine that has these files, and nothing else of its node.
 
     qemu: the program that it is in the end.
@@ -60,7 +61,11 @@ def emulator(files: Sequence[Bind], qemu: str, *, kvm: bool) -> Emulator:
     if found is None:
         raise HypervisorError(f"no machine is isolated here: {PROGRAM} is not installed", hint=HINT)
     devices = ["/dev/urandom", *(["/dev/kvm"] if kvm else [])]
-    said = {"files": [(str(f.source), f.name, f.read_only) for f in files], "devices": devices}
+    said = {
+        "files": [(str(file.source), file.name, file.read_only) for file in files],
+        "devices": devices,
+        "bounds": asdict(bounds),
+    }
     return Emulator(found, {HAS: json.dumps(said), QEMU: qemu})
 
 
@@ -104,7 +109,10 @@ def _isolated(argv: Sequence[str], has: dict[str, Any]) -> list[str]:
     os.set_inheritable(filtered, True)
     binds = [Bind(Path(source), name, read_only) for source, name, read_only in has["files"]]
     binds += [_bind(path, read_only=True) for path in _secrets(argv)]
-    return sandbox.command(argv, binds=binds, devices=has["devices"], filtered=filtered, env={})
+    bounds = Bounds(**has["bounds"])
+    return sandbox.command(
+        argv, binds=binds, devices=has["devices"], bounds=bounds, filtered=filtered, env={}
+    )
 
 
 def _secrets(argv: Sequence[str]) -> Iterator[Path]:

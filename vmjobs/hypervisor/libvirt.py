@@ -32,6 +32,7 @@ from vmjobs.hypervisor.base import (
     ProbeResult,
     Usage,
 )
+from vmjobs.hypervisor.bounds import bounds_of
 from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.domain_xml import board, domain_xml
 from vmjobs.hypervisor.embedded import EmbeddedRoot
@@ -254,7 +255,7 @@ class Libvirt:
         self._isolated, self._program = isolated, program
         self._helpers: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._mains: dict[str, int] = {}
-        self._holder = Holder(throttles_disks=True, one_processor=False)
+        self._holder = Holder(kind, throttles_disks=True, one_processor=False)
         self._meter = Meter(self._helpers_of)
 
     # ----------------------------------------------------------------- life and death
@@ -449,8 +450,8 @@ class Libvirt:
             return confined.Emulator(Path(self._program), {}) if self._program else None
         machine.console.touch()
         files = list(confined.files(machine, overlay, cable, uefi, nbd))
-        qemu = self._program or confined.DEFAULT
-        return confined.emulator(files, qemu, kvm=self.kind is HypervisorKind.KVM)
+        bounds, qemu = bounds_of(machine, self.kind), self._program or confined.DEFAULT
+        return confined.emulator(files, bounds, qemu, kvm=self.kind is HypervisorKind.KVM)
 
     def _lay_cable(self, machine: Machine, held: Plan) -> netproc.Started | None:
         network = netproc.wanted(machine)

@@ -20,13 +20,15 @@ import resource
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import cgroup
 from vmjobs.hypervisor.base import Machine, MachineLimits
+from vmjobs.hypervisor.bounds import Bounds, bounds_of
 from vmjobs.hypervisor.netproc import wanted
+from vmjobs.model import HypervisorKind
 
 #: cpu.weight of who asks for none. A nice level more or less is a quarter more or less of the rest.
 NORMAL_WEIGHT = 100
@@ -68,6 +70,12 @@ class Plan:
     nice: int | None = None
     processors: float | None = None
     unenforced: tuple[str, ...] = ()
+
+
+def bounded(bounds: Bounds, node: Node) -> tuple[tuple[str, str], ...]:
+    """How a machine is kept within its bounds by a cgroup; without one its sandbox does it. Pure."""
+    settings = (("memory.max", str(bounds.memory)), ("pids.max", str(bounds.processes)))
+    return tuple((file, content) for file, content in settings if node.has(file.partition(".")[0]))
 
 
 def plan(limits: MachineLimits, processors: int, node: Node, devices: Iterable[str] | None) -> Plan:
@@ -141,7 +149,8 @@ class Holder:
     throttles_disks: the hypervisor does that itself. one_processor: whatever a machine asks for.
     """
 
-    def __init__(self, *, throttles_disks: bool, one_processor: bool) -> None:
+    def __init__(self, kind: HypervisorKind, *, throttles_disks: bool, one_processor: bool) -> None:
+        self._kind = kind
         self._throttles_disks = throttles_disks
         self._one_processor = one_processor
 
@@ -155,8 +164,9 @@ class Holder:
         Raises:
             HypervisorError: it would have to be by its network process, and has none.
         """
+        kept = bounded(bounds_of(machine, self._kind), this_node())
         if machine.limits is None:
-            return Plan()
+            return Plan(kept)
         lie = [machine.workdir, machine.image.root, *(disk.path for disk in machine.disks)]
         found = self._plan(machine.limits, machine.cpus, lie)
         if found.processors is not None and wanted(machine) is None:
@@ -164,7 +174,7 @@ class Holder:
                 f"{machine.name} has no network, and cannot be held to cpu_percent on this node",
                 hint="delegate a cgroup to the agent (Delegate=cpu), or give the machine a network",
             )
-        return found
+        return replace(found, settings=kept + found.settings)
 
     def hold(self, held: Plan, name: str, find: Callable[[], list[int]]) -> None:
         """Hold a machine that runs. find: its processes.

@@ -32,6 +32,7 @@ from typing import Final
 from vmjobs import seccomp
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
+from vmjobs.hypervisor.bounds import Bounds
 from vmjobs.subprocess import environment
 
 #: What the first process of a sandbox is called in its command line.
@@ -98,6 +99,7 @@ def command(
     binds: Iterable[Bind],
     devices: Iterable[str] = (),
     memory: int = ROOM,
+    bounds: Bounds | None = None,
     filtered: int,
     env: dict[str, str],
 ) -> list[str]:
@@ -107,6 +109,7 @@ def command(
         argv: the program, and what it is told.
         devices: of the node's that it may open, beside ``/dev/null``.
         memory: bytes of its own ``/dev/shm``.
+        bounds: what its processes may take.
         filtered: the number by which bubblewrap gets :func:`filter_file`.
         env: all that the program gets of an environment.
 
@@ -134,7 +137,15 @@ def command(
         how = "--ro-bind" if bind.read_only else "--bind"
         words += [how, str(bind.source.resolve()), str(HOME / bind.name)]
     words += ["--chdir", str(HOME), "--remount-ro", "/", "--"]
-    return [*words, "sh", "-c", _INNER, "sh", str(program), *argv[1:]]
+    return [*words, "sh", "-c", _INNER, "sh", *_bounded(bounds), str(program), *argv[1:]]
+
+
+def _bounded(bounds: Bounds | None) -> list[str]:
+    """Inside, as processes count for the namespace that the limit was set in (since Linux 5.14)."""
+    if bounds is None:
+        return []
+    most = [f"--as={bounds.address}", f"--fsize={bounds.file}", f"--nproc={bounds.processes}"]
+    return ["prlimit", *most, "--"]
 
 
 def _namespaces(filtered: int) -> list[str]:

@@ -74,7 +74,7 @@ class UserModeLinux:
         self._mains: dict[str, int] = {}
         self._kernels: _Kernels = {}
         self._lock = threading.Lock()
-        self._holder = Holder(throttles_disks=False, one_processor=True)
+        self._holder = Holder(self.kind, throttles_disks=False, one_processor=True)
         self._meter = Meter(netproc.find)
 
     # ----------------------------------------------------------------- life and death

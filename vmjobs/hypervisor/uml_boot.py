@@ -17,10 +17,11 @@ from pathlib import Path
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import mconsole, procs, sandbox
 from vmjobs.hypervisor.base import NAME_PREFIX, Machine, Network
+from vmjobs.hypervisor.bounds import bounds_of
 from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.hypervisor.endings import tail
 from vmjobs.hypervisor.uml_cow import create, follow
-from vmjobs.model import MIB, BootMethod
+from vmjobs.model import MIB, BootMethod, HypervisorKind
 
 log = getLogger(__name__)
 
@@ -253,7 +254,8 @@ def _isolated(
     memory = machine.memory * MIB + MEMORY_ROOM
     seen = [*binds, sandbox.Bind(machine.workdir / "notify", "notify")]
     env = {"TMPDIR": "/dev/shm"}  # noqa: S108 - the sandbox's own
-    return sandbox.command(argv, binds=seen, memory=memory, filtered=filtered, env=env)
+    bounds = bounds_of(machine, HypervisorKind.UML)
+    return sandbox.command(argv, binds=seen, memory=memory, bounds=bounds, filtered=filtered, env=env)
 
 
 @contextmanager
