@@ -16,6 +16,7 @@ from vmjobs.agent.verdict import (
     judge_early_end,
     overdue,
     stopped,
+    with_a_full_disk,
 )
 from vmjobs.hypervisor.base import Ending
 from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode
@@ -194,3 +195,21 @@ def test_last_lines_show_nothing_unprintable(tmp_path: Path) -> None:
     shown = last_lines(path, 2)
     assert shown.splitlines()[0].startswith("98 ?[31m")
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("code", "blamed"),
+    [
+        (ReasonCode.KERNEL_PANIC, ReasonCode.NODE_FAILED),
+        (ReasonCode.BOOT_FAILED, ReasonCode.NODE_FAILED),
+        (ReasonCode.GUEST_LOST, ReasonCode.NODE_FAILED),
+        (ReasonCode.SCRIPT_FAILED, ReasonCode.SCRIPT_FAILED),
+        (ReasonCode.SUCCEEDED, ReasonCode.SUCCEEDED),
+    ],
+)
+def test_a_full_disk_is_not_the_jobs_fault(code: ReasonCode, blamed: ReasonCode) -> None:
+    before = failed(code, "so it was").verdict
+    after = with_a_full_disk(before)
+    assert (after.state, after.reason.code) == (before.state, blamed)
+    assert "so it was" in after.reason.message
+    assert ("disk was full" in after.reason.message) == (blamed is ReasonCode.NODE_FAILED)

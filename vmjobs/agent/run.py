@@ -33,7 +33,15 @@ from vmjobs.agent.inbox import (
 from vmjobs.agent.journal import Journal, Leftover, RunRecord
 from vmjobs.agent.outputs import DiskContents, Kept, OutputTray
 from vmjobs.agent.steps import STEPS, Step
-from vmjobs.agent.verdict import STOPPING, Ended, Verdict, failed, stopped, without_image
+from vmjobs.agent.verdict import (
+    STOPPING,
+    Ended,
+    Verdict,
+    failed,
+    stopped,
+    with_a_full_disk,
+    without_image,
+)
 from vmjobs.agent.watch import Watch
 from vmjobs.errors import (
     Conflict,
@@ -308,7 +316,8 @@ class Run:
                 for step in steps:
                     self._take(step)
         except Ended as end:
-            return end.verdict
+            full = self.watch is not None and self.watch.was_full
+            return with_a_full_disk(end.verdict) if full else end.verdict
         except VMJobsError as error:
             return _verdict_of(error)
         except OSError as error:

@@ -253,6 +253,7 @@ def _running(run: Run, machine: Machine) -> Iterator[None]:
         heard=lambda: _heard(run),
         on_console=run.courier.streams_grew,
         on_time=run.tell_usage,
+        disk=run.directory,
     )
     try:
         run.driver.start(machine)

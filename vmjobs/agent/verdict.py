@@ -187,6 +187,23 @@ _LOST = {
 }
 
 
+#: What a machine comes to whose disks cannot be written, too.
+_OF_A_FULL_DISK = {
+    ReasonCode.BOOT_FAILED,
+    ReasonCode.KERNEL_PANIC,
+    ReasonCode.GUEST_LOST,
+    ReasonCode.NO_EXIT_REPORT,
+}
+
+
+def with_a_full_disk(verdict: Verdict) -> Verdict:
+    """The verdict on a machine that ran while its node had no room: that is not the job's fault."""
+    if verdict.reason.code not in _OF_A_FULL_DISK:
+        return verdict
+    message = f"the node's disk was full while the machine ran: {verdict.reason.message}"
+    return Verdict(verdict.state, reason(ReasonCode.NODE_FAILED, message), verdict.exit)
+
+
 def overdue(rule: str, seconds: int, *, script: bool) -> str:
     """What a job did not do within its time."""
     if rule == POWEROFF:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from vmjobs.agent.console import ConsoleReader
 from vmjobs.agent.inbox import ConsoleFlooded, GuestSilent, MachineGone, Observer
@@ -25,6 +27,8 @@ BOOT_TICK = 0.02
 #: most: of a machine that ends unseen, half of what it used is known however short its life was.
 FIRST_LOOK = 1.0
 LOOKS_APART = 60.0
+#: Bytes: a disk with less room is full to whoever writes there.
+FULL = 1 << 20
 
 
 @dataclass
@@ -37,6 +41,7 @@ class Watch:
     tick: how often the console is looked at once the guest has spoken, in seconds.
     told: bytes of the console of which all is in the inbox that they say.
     on_time: called from time to time.
+    disk: where the machine's disks are. was_full: there was no room, at least at one look.
     """
 
     driver: Hypervisor
@@ -52,6 +57,8 @@ class Watch:
     tick: float = TICK
     on_time: Callable[[], None] = lambda: None
     told: int = 0
+    disk: Path | None = None
+    was_full: bool = False
     _awake: float = 0.0
 
     def run(self, stop: threading.Event) -> None:
@@ -64,6 +71,7 @@ class Watch:
             looked, before = time.monotonic(), looked
             if looked - before > self.silence / 4:
                 self._awake = looked  # this process slept, and could not have heard anybody
+            self.was_full = self.was_full or self._is_full()
             self._read_console(to_the_end=gone)
             if gone:
                 self.inbox.put(MachineGone())
@@ -83,6 +91,15 @@ class Watch:
             log.warning("cannot watch %s: %s", self.machine, error)
             time.sleep(TICK)
             return False
+
+    def _is_full(self) -> bool:
+        if self.disk is None:
+            return False
+        try:
+            there = os.statvfs(self.disk)
+        except OSError:
+            return False
+        return there.f_bavail * there.f_frsize < FULL
 
     def _read_console(self, *, to_the_end: bool) -> None:
         while True:
