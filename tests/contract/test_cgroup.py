@@ -55,6 +55,6 @@ def test_a_delegated_group_holds_machines(tmp_path: Path) -> None:
     assert 0.25 < float(said["share"]) < 0.36
     assert said["weight"] == "50"
     assert 1.5 < float(said["writing"]) < 6, "4 MiB at 2 MiB a second"
-    assert int(said["memory.max"]) == (64 + 16 + 512) << 20
+    assert int(said["memory.max"]) == (2 * 64 + 2048) << 20
     assert (said["pids.max"], said["pids.current"]) == (str(64 * 8 + 512), "1")
     assert said["groups"] == "agent"

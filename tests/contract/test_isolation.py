@@ -28,10 +28,9 @@ from hypervisor_host import said, wait_until
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import mconsole, procs, sandbox
 from vmjobs.hypervisor.base import BootImage, DataDisk, Ending, Hypervisor, Machine, MachineState
-from vmjobs.hypervisor.bounds import Bounds
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
-from vmjobs.model import HypervisorKind
+from vmjobs.model import BootMethod, HypervisorKind
 
 BOOT = 90.0
 #: Both kinds of machines: a User Mode Linux kernel, and QEMU that libvirt starts.
@@ -346,6 +345,20 @@ def test_the_number_of_its_processes_is_bounded() -> None:
     assert 60 < forks(processes=100) < 100
 
 
+def test_who_may_not_have_that_much_has_what_it_may() -> None:
+    """Nobody in there can raise a limit: those of the agent are the highest that there are."""
+    code = """
+import os, resource, subprocess
+from vmjobs.hypervisor import sandbox
+for which in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE):
+    resource.setrlimit(which, (1 << 30, 1 << 30))
+bounds, filtered = sandbox.Bounds(*[1 << 40] * 4), sandbox.filter_file()
+argv = sandbox.command(["true"], binds=(), bounds=bounds, filtered=filtered, env={})
+raise SystemExit(subprocess.run(argv, pass_fds=[filtered], check=False).returncode)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
 FORKS = """
 import os, signal
 made = []
@@ -363,7 +376,7 @@ print(len(made), flush=True)
 def forks(processes: int) -> int:
     """How many processes somebody in a sandbox can start."""
     filtered = sandbox.filter_file()
-    bounds = Bounds(memory=0, address=1 << 40, file=1 << 30, processes=processes)
+    bounds = sandbox.Bounds(memory=0, address=1 << 40, file=1 << 30, processes=processes)
     told = ["/usr/bin/python3", "-c", FORKS]
     argv = sandbox.command(told, binds=(), bounds=bounds, filtered=filtered, env={})
     nobody = 65534 if ROOT else None
@@ -428,6 +441,32 @@ def test_when_one_of_its_processes_is_killed_all_are_gone(
     assert driver.ending(machine.name) in {Ending.KILLED, Ending.CRASHED}
 
 
+@pytest.mark.parametrize("which", range(4))
+def test_when_one_of_the_processes_of_qemu_is_killed_all_are_gone(
+    node: Node, image: BootImage, which: int
+) -> None:
+    driver = Libvirt(HypervisorKind.QEMU, node_connection())
+    machine = node.machine(image_for_qemu(image), "do=count")
+    try:
+        driver.start(machine)
+        chain = sorted(
+            (pid for pid in mentioning(f"guest={machine.name},")),
+            key=lambda pid: (int(_started(pid)), pid),
+        )
+        assert len(chain) == 4
+        os.kill(chain[which], signal.SIGKILL)
+        assert driver.wait(machine.name, BOOT) is MachineState.GONE
+        driver.destroy(machine.name)
+        assert mentioning(machine.name) == []
+    finally:
+        driver.destroy(machine.name)
+
+
+def image_for_qemu(image: BootImage) -> BootImage:
+    """It need not boot."""
+    return BootImage(image.digest, image.root, boot=BootMethod.BIOS)
+
+
 def test_its_management_console_cannot_be_anothers(node: Node, victim: Machine) -> None:
     """It makes a link of the name by which its own is known; the driver does not follow."""
     home = node.directory / "home"
@@ -446,6 +485,7 @@ def test_its_management_console_cannot_be_anothers(node: Node, victim: Machine) 
     assert "Linux" in mconsole.command(kernel_of(victim.name), victim.name, "version", 5.0)
 
 
+@each
 def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where bubblewrap fails, and where it is not there."""
     empty = node.directory / "bin"
@@ -461,6 +501,9 @@ def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPa
         driver.start(machine)
     assert "isolation" in refused.value.hint
     assert not UserModeLinux().probe(BOOT).works
+    assert mentioning(machine.name) == []
+    if node.kind is HypervisorKind.QEMU:
+        return  # it has other programs on the path as well
     monkeypatch.setenv("PATH", str(empty))
     fake.unlink()
     with pytest.raises(HypervisorError, match="bwrap is not installed"):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from vmjobs.hypervisor.base import MachineLimits
-from vmjobs.hypervisor.bounds import Bounds
 from vmjobs.hypervisor.bucket import Bucket
 from vmjobs.hypervisor.cgroup import Delegation, delegated
 from vmjobs.hypervisor.limits import Node, Plan, bounded, nice_step, plan
 from vmjobs.hypervisor.regulator import BURST_SECONDS, PERIOD, Allowance
+from vmjobs.hypervisor.sandbox import Bounds
 from vmjobs.hypervisor.usernet import MAX_FRAME, DatagramLink, LimitedLink, _soonest
 
 

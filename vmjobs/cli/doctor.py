@@ -16,7 +16,7 @@ from vmjobs.cli.doctor_condor import faults_of_condor
 from vmjobs.cli.support import config, json_option, print_json, print_table, read_token
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
-from vmjobs.hypervisor import confined, firmware
+from vmjobs.hypervisor import confined, firmware, in_place_of_qemu
 from vmjobs.hypervisor import sandbox as isolation
 
 
@@ -111,7 +111,7 @@ def _isolation() -> Iterator[Finding]:
     yield Finding("isolation", not fault, detail, "machines that reach nothing of this node")
     path = confined.find()
     yield Finding(
-        confined.PROGRAM,
+        in_place_of_qemu.PROGRAM,
         path is not None,
         str(path or confined.HINT),
         "the same, of the qemu and kvm hypervisors",

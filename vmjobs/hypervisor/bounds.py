@@ -1,4 +1,4 @@
-"""What a machine may take of its node, whoever has it by then: bounds that no sound one meets.
+"""What a machine may take of its node, whoever has it by then: bounds that no sound one exceeds.
 
 ================  =========================================  ================================
 what              by a delegated cgroup (``limits``)         by rlimits, in its sandbox
@@ -12,11 +12,11 @@ processor time    ``cpu.max``, ``cpu.weight``, where asked   --
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import Machine
+from vmjobs.hypervisor.sandbox import Bounds
 from vmjobs.model import MIB, HypervisorKind
 
 GIB: Final = 1024 * MIB
@@ -24,24 +24,22 @@ GIB: Final = 1024 * MIB
 PROCESSES_OF_A_MIB: Final = 8
 #: What comes on top of them: threads of QEMU, processes of the network.
 OWN_PROCESSES: Final = 512
-#: Bytes that QEMU keeps of code that it has translated, at most (``tb-size``).
+#: What pids.max takes at most (``PID_MAX_LIMIT`` in include/linux/threads.h).
+MOST_PROCESSES: Final = 4 * 1024 * 1024
+#: Bytes that QEMU keeps of code that it has translated, at most (``tb-size``), and of what each of its
+#: processors finds where (its TLB).
 TRANSLATED: Final = GIB
-#: Bytes for whatever carries the network, for tables of pages, for libraries.
-OWN_MEMORY: Final = 512 * MIB
-#: Bytes of address space that a process has of which it uses little: stacks, arenas, libraries.
+FOUND: Final = 512 * MIB
+#: Bytes for whatever carries the network, for tables, for libraries, and for what the node keeps in
+#: memory of a machine's disks: that counts, and is given back when it is too much.
+OWN_MEMORY: Final = 2 * GIB
+#: Bytes of address space that a process has of which it uses little: stacks of 64 threads, arenas,
+#: libraries.
 OWN_ADDRESSES: Final = 4 * GIB
+#: The same for each request to a disk, a MiB, of which each processor may have 256 at each disk.
+REQUESTS: Final = 256 * MIB
 #: Bytes by which a file outgrows what the guest sees of it, beside a tenth: an overlay's tables.
 OWN_FILE: Final = GIB
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """memory, address, file: bytes. processes: threads too."""
-
-    memory: int
-    address: int
-    file: int
-    processes: int
 
 
 def bounds_of(machine: Machine, kind: HypervisorKind) -> Bounds:
@@ -50,8 +48,8 @@ def bounds_of(machine: Machine, kind: HypervisorKind) -> Bounds:
     Raises:
         HypervisorError: its disks are not there.
     """
-    memory = machine.memory * MIB
-    translated = TRANSLATED if kind is HypervisorKind.QEMU else 0
+    memory, cpus = machine.memory * MIB, machine.cpus
+    translated = TRANSLATED + cpus * FOUND if kind is HypervisorKind.QEMU else 0
     try:
         live = machine.image.live
         sizes = [machine.image.root.stat().st_size if live is None else live.size]
@@ -59,8 +57,8 @@ def bounds_of(machine: Machine, kind: HypervisorKind) -> Bounds:
     except OSError as error:
         raise HypervisorError(f"a disk is not there: {error}") from error
     return Bounds(
-        memory=memory + memory // 4 + translated + OWN_MEMORY,
-        address=2 * memory + OWN_ADDRESSES,
+        memory=2 * memory + translated + OWN_MEMORY,
+        address=2 * memory + translated + OWN_ADDRESSES + cpus * len(sizes) * REQUESTS,
         file=round(1.1 * max(memory, *sizes)) + OWN_FILE,
-        processes=machine.memory * PROCESSES_OF_A_MIB + OWN_PROCESSES,
+        processes=min(machine.memory * PROCESSES_OF_A_MIB + OWN_PROCESSES, MOST_PROCESSES),
     )

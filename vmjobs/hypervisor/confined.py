@@ -1,10 +1,4 @@
-"""QEMU in a sandbox of its own (:mod:`vmjobs.hypervisor.sandbox`), though libvirt starts it.
-
-libvirt is told that :data:`PROGRAM` is QEMU (``<emulator>`` of the domain), and which files the
-machine has, by a variable of its environment (``<qemu:env>``). Without it libvirt only asks what QEMU
-can do: it gets QEMU itself. Handles that libvirt gives to QEMU, its monitor's and those of saved
-machines, go through bubblewrap as they are.
-"""
+"""What libvirt is told to run in QEMU's place: :mod:`vmjobs.hypervisor.in_place_of_qemu`."""
 
 from __future__ import annotations
 
@@ -15,21 +9,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import sandbox
 from vmjobs.hypervisor.base import Machine
-from vmjobs.hypervisor.bounds import Bounds
 from vmjobs.hypervisor.firmware import Firmware
-from vmjobs.hypervisor.sandbox import Bind
+from vmjobs.hypervisor.in_place_of_qemu import HAS, PROGRAM, QEMU
+from vmjobs.hypervisor.sandbox import Bind, Bounds
 
-#: What stands in QEMU's place.
-PROGRAM: Final = "vmjobs-qemu"
-#: By which variables it is told what the machine has, and which QEMU is to run it.
-HAS: Final = "VMJOBS_MACHINE_HAS"
-QEMU: Final = "VMJOBS_QEMU"
-DEFAULT: Final = "qemu-system-x86_64"
 #: What to do where it is missing.
 HINT: Final = f"copy {PROGRAM}, which is beside vmjobs where that was installed, to /usr/bin"
 
@@ -61,12 +48,12 @@ def emulator(files: Sequence[Bind], bounds: Bounds, qemu: str, *, kvm: bool) -> 
     if found is None:
         raise HypervisorError(f"no machine is isolated here: {PROGRAM} is not installed", hint=HINT)
     devices = ["/dev/urandom", *(["/dev/kvm"] if kvm else [])]
-    said = {
+    has = {
         "files": [(str(file.source), file.name, file.read_only) for file in files],
         "devices": devices,
         "bounds": asdict(bounds),
     }
-    return Emulator(found, {HAS: json.dumps(said), QEMU: qemu})
+    return Emulator(found, {HAS: json.dumps(has), QEMU: qemu})
 
 
 def files(
@@ -90,35 +77,3 @@ def files(
 
 def _bind(path: Path, *, read_only: bool = False) -> Bind:
     return Bind(path.absolute(), str(path.absolute()), read_only)
-
-
-def main() -> NoReturn:
-    """Be QEMU, for libvirt."""
-    argv = [os.environ.get(QEMU, DEFAULT), *sys.argv[1:]]
-    told = os.environ.get(HAS)
-    try:
-        if told is not None:
-            argv = _isolated(argv, json.loads(told))
-        os.execvp(argv[0], argv)  # noqa: S606 - no shell
-    except (HypervisorError, OSError) as error:
-        sys.exit(f"{PROGRAM}: {error}")
-
-
-def _isolated(argv: Sequence[str], has: dict[str, Any]) -> list[str]:
-    filtered = sandbox.filter_file()
-    os.set_inheritable(filtered, True)
-    binds = [Bind(Path(source), name, read_only) for source, name, read_only in has["files"]]
-    binds += [_bind(path, read_only=True) for path in _secrets(argv)]
-    bounds = Bounds(**has["bounds"])
-    return sandbox.command(
-        argv, binds=binds, devices=has["devices"], bounds=bounds, filtered=filtered, env={}
-    )
-
-
-def _secrets(argv: Sequence[str]) -> Iterator[Path]:
-    """Files of libvirt's own that QEMU reads: the key with which it gets secrets (there are none)."""
-    for word in argv:
-        if word.startswith("{"):
-            about = json.loads(word)
-            if about.get("qom-type") == "secret" and "file" in about:
-                yield Path(about["file"])

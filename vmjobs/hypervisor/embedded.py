@@ -47,7 +47,7 @@ class EmbeddedRoot:
 
     def logs(self, name: str) -> list[Path]:
         """What the drivers of all processes have noted of a machine."""
-        return list(self._parent.glob(f"libvirt-*/log/qemu/{name}.log"))
+        return list(self._parent.glob(f"libvirt-*/log/qemu/{name}.log*"))
 
     def _take(self) -> Path:
         for number in range(MAX_EMBEDDED):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import threading
@@ -36,7 +37,8 @@ from vmjobs.hypervisor.bounds import bounds_of
 from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.domain_xml import board, domain_xml
 from vmjobs.hypervisor.embedded import EmbeddedRoot
-from vmjobs.hypervisor.endings import Endings, of_cause
+from vmjobs.hypervisor.endings import Endings, of_cause, tail
+from vmjobs.hypervisor.in_place_of_qemu import qemu
 from vmjobs.hypervisor.limits import Holder, Plan
 from vmjobs.hypervisor.overlay import check as check_overlay
 from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
@@ -53,12 +55,16 @@ try:
 except ImportError:  # a node without libvirt: probes say so
     libvirt = None
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 _Names = list[str]
 _Paths = list[Path]
 _Argv = list[str | Path]
 _Processes = list[procs.Process]
 
+#: Of libvirt's log of a machine, where its QEMU crashed.
+LAST_LINES = 5
 #: Seconds that a daemon may take to be back after it went away.
 RECONNECT_SECONDS = 15.0
 #: Seconds that a killed QEMU may take to end.
@@ -155,7 +161,7 @@ class Connection:
         if self.uri == "qemu:///embed":
             return self._embedded.logs(name)
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return [Path(cache, "libvirt", "qemu", "log", f"{name}.log")]
+        return list(Path(cache, "libvirt", "qemu", "log").glob(f"{name}.log*"))
 
     def _connect(self) -> Any:
         with self._lock:
@@ -325,7 +331,7 @@ class Libvirt:
             emulator = self._emulator(machine, overlay, cable, uefi, nbd)
             text = domain_xml(machine, self._type, overlay, cable, on, uefi, nbd, emulator)
             self._connection.endings.expect(machine.name)
-            self._connection.call(f"start {machine.name}", partial(_begin, machine.saved, text))
+            self._begin(machine, text)
             self._holder.hold(held, machine.name, lambda: [p.pid for p in self._all_of(machine.name)])
             if carrier is not None and held.processors is not None:
                 carrier.regulate(self._qemu(machine.name).pid)
@@ -337,20 +343,30 @@ class Libvirt:
 
     def destroy(self, name: str) -> None:
         """See :meth:`Hypervisor.destroy`."""
-        try:
-            self._domain(name, "destroy", lambda domain: domain.destroy())
-        finally:
-            # Whatever libvirt says: the machine is gone when its processes are.
-            procs.kill_all(lambda: self._all_of(name), KILL_SECONDS, name)
-            for helper in self._helpers.pop(name, ()):
-                helper.wait()
-            for log in self._connection.logs(name):
-                with suppress(OSError):
-                    log.unlink()
-            self._holder.release(name)
-            self._connection.endings.forget(name)
-            self._meter.forget(name)
-            self._mains.pop(name, None)
+        with procs.held(self._all_of(name)) as processes:
+            try:
+                self._domain(name, "destroy", lambda domain: domain.destroy())
+            finally:
+                # Whatever libvirt says: the machine is gone when its processes are.
+                procs.kill_held(processes, KILL_SECONDS, name)
+                procs.kill_all(lambda: self._all_of(name), KILL_SECONDS, name)
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Clear away what is left of a machine that is gone."""
+        for helper in self._helpers.pop(name, ()):
+            helper.wait()
+        crashed = self._connection.endings.of(name, 0.0) is Ending.CRASHED
+        for path in self._connection.logs(name):
+            if crashed:
+                words = tail(path).decode("utf-8", "replace").splitlines()[-LAST_LINES:]
+                log.warning("QEMU of %s crashed; libvirt's log of it ends: %s", name, "; ".join(words))
+            with suppress(OSError):
+                path.unlink()
+        self._holder.release(name)
+        self._connection.endings.forget(name)
+        self._meter.forget(name)
+        self._mains.pop(name, None)
 
     def pause(self, name: str) -> None:
         """See :meth:`Hypervisor.pause`."""
@@ -438,6 +454,16 @@ class Libvirt:
         if self._domain(name, verb, lambda domain: (action(domain), True)) is None:
             raise HypervisorError(f"{name} does not run")
 
+    def _begin(self, machine: Machine, text: str) -> None:
+        try:
+            self._connection.call(f"start {machine.name}", partial(_begin, machine.saved, text))
+        except HypervisorError as error:
+            if "bwrap: " not in error.message:
+                raise
+            words = error.message[error.message.index("bwrap: ") :]
+            message = f"no machine is isolated here: {words}"
+            raise HypervisorError(message, hint=sandbox.HINT) from error
+
     def _emulator(
         self,
         machine: Machine,
@@ -450,8 +476,8 @@ class Libvirt:
             return confined.Emulator(Path(self._program), {}) if self._program else None
         machine.console.touch()
         files = list(confined.files(machine, overlay, cable, uefi, nbd))
-        bounds, qemu = bounds_of(machine, self.kind), self._program or confined.DEFAULT
-        return confined.emulator(files, bounds, qemu, kvm=self.kind is HypervisorKind.KVM)
+        bounds, program = bounds_of(machine, self.kind), self._program or qemu()
+        return confined.emulator(files, bounds, program, kvm=self.kind is HypervisorKind.KVM)
 
     def _lay_cable(self, machine: Machine, held: Plan) -> netproc.Started | None:
         network = netproc.wanted(machine)
@@ -489,8 +515,10 @@ class Libvirt:
     def _qemu(self, name: str) -> procs.Process:
         """The machine's QEMU itself."""
         for process in self._processes(name):
-            for inner in sandbox.innermost(process) if sandbox.leads(process) else [process]:
-                return inner
+            if sandbox.leads(process):
+                return next(iter(sandbox.innermost(process)), process)
+            if not _outside(process):
+                return process
         raise HypervisorError(f"{name} ended at once")
 
     def _processes(self, name: str) -> _Processes:
@@ -499,7 +527,7 @@ class Libvirt:
     def _name_of(self, process: procs.Process) -> str:
         """Which of our machines a process is, ``""`` if none."""
         argv = process.argv
-        if "-name" not in argv[:-1] or not (sandbox.leads(process) or "qemu" in argv[0]):
+        if "-name" not in argv[:-1] or not (_outside(process) or "qemu" in argv[0]):
             return ""
         name = argv[argv.index("-name") + 1].partition(",")[0].removeprefix("guest=")
         accelerator = {"kvm": "kvm", "qemu": "tcg"}.get(self._type, "")
@@ -513,6 +541,11 @@ class Libvirt:
             return f"QEMU {_dotted(kind)}, libvirt {_dotted(library)}, {uefi}"
 
         return self._connection.call("ask libvirt's version", ask)
+
+
+def _outside(process: procs.Process) -> bool:
+    """Whether it is one of the two processes of a sandbox that are outside of it."""
+    return sandbox.leads(process) or Path(process.argv[0]).name == sandbox.PROGRAM
 
 
 def _begin(saved: Path | None, text: str, connection: Any) -> object:

@@ -26,8 +26,9 @@ from pathlib import Path
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import cgroup
 from vmjobs.hypervisor.base import Machine, MachineLimits
-from vmjobs.hypervisor.bounds import Bounds, bounds_of
+from vmjobs.hypervisor.bounds import bounds_of
 from vmjobs.hypervisor.netproc import wanted
+from vmjobs.hypervisor.sandbox import Bounds
 from vmjobs.model import HypervisorKind
 
 #: cpu.weight of who asks for none. A nice level more or less is a quarter more or less of the rest.

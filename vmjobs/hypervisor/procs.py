@@ -11,7 +11,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,6 +127,35 @@ def readable(handles: list[int], timeout: float) -> list[int]:
     return [handle for handle, _ in poller.poll(max(0, round(timeout * 1000)))]
 
 
+@contextmanager
+def held(processes: list[Process]) -> Iterator[list[int]]:
+    """Handles (pidfds) of those that live, by which they are known whatever they do."""
+    with ExitStack() as stack:
+        handles = []
+        for process in processes:
+            with suppress(ProcessLookupError):
+                handle = os.pidfd_open(process.pid)
+                stack.callback(os.close, handle)
+                if read(process.pid) is not None:
+                    handles.append(handle)
+        yield handles
+
+
+def kill_held(handles: list[int], timeout: float, what: str) -> None:
+    """Kill them, and wait until they have ended.
+
+    Raises:
+        HypervisorError: if one is still there after ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    for handle in handles:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    for handle in handles:
+        if not readable([handle], deadline - time.monotonic()):
+            raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL")
+
+
 def kill_all(find: Callable[[], list[Process]], timeout: float, what: str) -> None:
     """Kill what ``find`` finds, again and again, until it finds nothing.
 
@@ -139,14 +168,9 @@ def kill_all(find: Callable[[], list[Process]], timeout: float, what: str) -> No
         if left <= 0:
             pids = ", ".join(str(process.pid) for process in found)
             raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL: pid {pids}")
-        with ExitStack() as stack:
-            handles = []
-            for process in found:
+        with held(found) as handles:
+            for handle in handles:
                 with suppress(ProcessLookupError):
-                    handle = os.pidfd_open(process.pid)
-                    stack.callback(os.close, handle)
-                    if read(process.pid) is not None:
-                        signal.pidfd_send_signal(handle, signal.SIGKILL)
-                        handles.append(handle)
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
             for handle in handles:
                 readable([handle], deadline - time.monotonic())

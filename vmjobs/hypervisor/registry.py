@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from vmjobs.config import Config
-from vmjobs.hypervisor import sandbox
+from vmjobs.hypervisor import confined, in_place_of_qemu, sandbox
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
@@ -16,6 +16,8 @@ from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind
 
 log = logging.getLogger(__name__)
+
+_NOT = "%s are NOT ISOLATED: %s; a guest that breaks out of its own has the agent's rights"
 
 
 def drivers(
@@ -29,7 +31,7 @@ def drivers(
     """
     connection, launcher = node_connection(), Launcher()
     launcher.prepare()
-    isolated = _isolated(config)
+    isolated, by_libvirt = _isolated(config), _isolated_by_libvirt(config)
 
     def candidates() -> list[Path]:
         return [*kernels(), *node_kernels()]
@@ -37,7 +39,9 @@ def drivers(
     def make(kind: HypervisorKind) -> Hypervisor:
         if kind is HypervisorKind.UML:
             return UserModeLinux(isolated=isolated, launcher=launcher)
-        return Libvirt(kind, connection, kernels=candidates, launcher=launcher, isolated=isolated)
+        return Libvirt(
+            kind, connection, kernels=candidates, launcher=launcher, isolated=isolated and by_libvirt
+        )
 
     return {kind: make(kind) for kind in config.hypervisors}
 
@@ -48,8 +52,13 @@ def _isolated(config: Config) -> bool:
         return True
     fault = sandbox.fault()
     if fault:
-        log.warning(
-            "machines are NOT ISOLATED: %s; a guest that breaks out of its own has the agent's rights",
-            fault,
-        )
+        log.warning(_NOT, "machines", fault)
     return not fault
+
+
+def _isolated_by_libvirt(config: Config) -> bool:
+    """The same of what libvirt starts, which takes one more thing."""
+    missing = confined.find() is None and config.isolation == "preferred"
+    if missing:
+        log.warning(_NOT, "qemu and kvm machines", f"{in_place_of_qemu.PROGRAM} is not installed")
+    return not missing

@@ -8,7 +8,7 @@ and all sockets but Unix ones.
 
 The processes, from the outside::
 
-    sh (MARK)    leads the session; ends when bubblewrap has ended, with its status
+    sh (MARK)    ends when bubblewrap has ended, with its status; SIGTERM is the kernel's, or QEMU's
       bwrap      ends with the next, and takes it along when the first has died (--die-with-parent)
         sh       the first process of the pid namespace: when it ends, nothing of it is left
           kernel, or QEMU
@@ -21,6 +21,7 @@ in the third's place: it waits for whatever the kernel has left behind.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -32,7 +33,6 @@ from typing import Final
 from vmjobs import seccomp
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.bounds import Bounds
 from vmjobs.subprocess import environment
 
 #: What the first process of a sandbox is called in its command line.
@@ -52,8 +52,21 @@ HINT: Final = (
     "the agent may do"
 )
 
-#: Neither shell may become what it starts. The inner one has nothing to say on a machine's console.
-_OUTER: Final = '"$@"; exit $?'
+#: Neither shell may become what it starts. The outer one is there until all is gone: libvirt takes it
+#: for QEMU, and ends it by SIGTERM first. The inner one has nothing to say on a machine's console.
+_OUTER: Final = """
+"$@" & child=$!
+children() { read -r found rest <"/proc/$1/task/$1/children" 2>/dev/null && [ -n "$found" ]; }
+pass_on() {
+    if ! children $child; then kill -TERM $child
+    elif first=$found; children $first; then kill -TERM $found
+    else kill -KILL $first
+    fi
+}
+trap pass_on TERM
+while kill -0 $child 2>/dev/null; do wait $child; status=$?; done
+exit $status
+"""
 _INNER: Final = 'ulimit -c 0; exec 2>/dev/null; "$@" 2>&1; exit $?'
 #: Bytes that its directory and the rest of its tmpfs may have beside disks and memory.
 ROOM: Final = 1 << 20
@@ -80,6 +93,19 @@ class Bind:
     source: Path
     name: str
     read_only: bool = False
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the processes of a machine may take. memory, address, file: bytes. processes: threads too.
+
+    memory: of all together, which takes a cgroup. address: of each.
+    """
+
+    memory: int
+    address: int
+    file: int
+    processes: int
 
 
 def filter_file() -> int:
@@ -144,8 +170,18 @@ def _bounded(bounds: Bounds | None) -> list[str]:
     """Inside, as processes count for the namespace that the limit was set in (since Linux 5.14)."""
     if bounds is None:
         return []
-    most = [f"--as={bounds.address}", f"--fsize={bounds.file}", f"--nproc={bounds.processes}"]
-    return ["prlimit", *most, "--"]
+    wanted = {
+        "as": (resource.RLIMIT_AS, bounds.address),
+        "fsize": (resource.RLIMIT_FSIZE, bounds.file),
+        "nproc": (resource.RLIMIT_NPROC, bounds.processes),
+    }
+    return ["prlimit", *(f"--{name}={_at_most(*most)}" for name, most in wanted.items()), "--"]
+
+
+def _at_most(which: int, wanted: int) -> int:
+    """A limit that may be set: nobody in there may raise one."""
+    hard = resource.getrlimit(which)[1]
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def _namespaces(filtered: int) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 from contextlib import ExitStack
@@ -39,6 +40,7 @@ _Processes = list[procs.Process]
 _Pids = list[int]
 _Kernels = dict[str, tuple[Detached, Path]]
 
+_UMID = re.compile(r"umid=([\w.-]+)")
 #: Seconds in which the guest's kernel must answer its console.
 ANSWER_SECONDS = 5.0
 #: Seconds that a kernel which has ended may take to have an exit status.
@@ -246,7 +248,8 @@ class UserModeLinux:
         first = Path(*process.argv[:1]).name
         if first not in {Path(self._program).name, sandbox.PROGRAM} and not sandbox.leads(process):
             return ""
-        names = [word.removeprefix("umid=") for word in process.argv if word.startswith("umid=")]
+        # Of QEMU one word is all of the kernel's parameters, and an image may say something there.
+        names = [found[1] for word in process.argv if (found := _UMID.fullmatch(word))]
         return names[0] if names and names[0].startswith(NAME_PREFIX) else ""
 
     def _find(self, name: str) -> _Processes:
