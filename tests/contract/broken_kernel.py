@@ -14,6 +14,7 @@ import errno
 import json
 import mmap
 import os
+import signal
 import socket
 import struct
 import sys
@@ -233,7 +234,16 @@ def main() -> None:
     for name, (what, argument) in json.loads(base64.b64decode(words["tries"])).items():
         done, told = attempt(what, argument)
         say(json.dumps({"try": name, "done": done, "told": told}))
+    if words["then"] == "heed":
+
+        def heed(*_: object) -> None:
+            say("told to end")
+            os._exit(0)
+
+        signal.signal(signal.SIGTERM, heed)
     say("tried all")
+    if words["then"] == "heed":
+        time.sleep(600)
     if words["then"] == "hide":  # with a descendant that nobody hears of any more
         if os.fork() == 0:
             os.setsid()

@@ -441,6 +441,18 @@ def test_when_one_of_its_processes_is_killed_all_are_gone(
     assert driver.ending(machine.name) in {Ending.KILLED, Ending.CRASHED}
 
 
+def test_who_asks_its_first_process_to_end_asks_it(node: Node) -> None:
+    """As libvirt does with QEMU, which then writes down what it knows of its disks."""
+    driver, machine = node.driver(isolated=True), node.broken({}, then="heed")
+    driver.start(machine)
+    wait_until(lambda: "tried all" in said(machine.console), BOOT, "it has begun")
+    first = min(mentioning(f"umid={machine.name}"), key=lambda pid: (int(_started(pid)), pid))
+    os.kill(first, signal.SIGTERM)
+    assert driver.wait(machine.name, BOOT) is MachineState.GONE
+    assert mentioning(machine.name) == []
+    assert "told to end" in said(machine.console).splitlines()
+
+
 @pytest.mark.parametrize("which", range(4))
 def test_when_one_of_the_processes_of_qemu_is_killed_all_are_gone(
     node: Node, image: BootImage, which: int

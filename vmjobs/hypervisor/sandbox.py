@@ -56,7 +56,11 @@ HINT: Final = (
 #: for QEMU, and ends it by SIGTERM first. The inner one has nothing to say on a machine's console.
 _OUTER: Final = """
 "$@" & child=$!
-children() { read -r found rest <"/proc/$1/task/$1/children" 2>/dev/null && [ -n "$found" ]; }
+children() {
+    found=
+    read -r found rest <"/proc/$1/task/$1/children" # its one line has no end
+    [ -n "$found" ]
+} 2>/dev/null
 pass_on() {
     if ! children $child; then kill -TERM $child
     elif first=$found; children $first; then kill -TERM $found
