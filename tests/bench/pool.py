@@ -148,8 +148,21 @@ def _leaders(attempt: str) -> Iterator[int]:
 # --------------------------------------------------------------------------- HTCondor's own tools
 
 
-def condor_job(grid: Grid, service: str, files: dict[str, str]) -> tuple[float, str]:
-    """Run one job of HTCondor's own from a schedd's host; seconds to its end, and its log.
+@dataclass(frozen=True)
+class CondorJob:
+    """A job of HTCondor's own that ended well.
+
+    seconds: from its submission to its end. began: when it was submitted, in seconds of the epoch.
+    """
+
+    seconds: float
+    log: str
+    began: float
+    out: str
+
+
+def condor_job(grid: Grid, service: str, files: dict[str, str]) -> CondorJob:
+    """Run one job of HTCondor's own from a schedd's host.
 
     files: ``job.sub`` and whatever it names; its log must be ``job.log``.
 
@@ -167,7 +180,7 @@ def condor_job(grid: Grid, service: str, files: dict[str, str]) -> tuple[float, 
     )
     found = json.loads(told)
     grid.on(service, "rm", "-rf", directory)
-    return float(found["seconds"]), str(found["log"])
+    return CondorJob(**found)
 
 
 def _feed(grid: Grid, service: str, command: list[str], text: str) -> str:

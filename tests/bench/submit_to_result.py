@@ -70,8 +70,7 @@ def _pair(grid: Grid, *, plain_first: bool = False) -> tuple[Timed, float, float
 
 
 def plain_job(grid: Grid) -> float:
-    seconds, _log = condor_job(grid, "submit", {"job.sub": SUBMIT, "payload": PAYLOAD})
-    return seconds
+    return condor_job(grid, "submit", {"job.sub": SUBMIT, "payload": PAYLOAD}).seconds
 
 
 def _array(grid: Grid, count: int) -> list[Timed]:

@@ -2,7 +2,8 @@
 
 Standard library only; it runs where the schedd is: ``time_condor_job.py DIRECTORY SECONDS``, with
 ``job.sub`` in the directory, whose log is ``job.log``. Prints as JSON the seconds from the start of
-condor_submit to the line in the job's log that says that it has ended, and that log.
+condor_submit to the line in the job's log that says that it has ended, that log, when it began by this
+host's clock, and what the job wrote to ``job.out``.
 """
 
 import json
@@ -41,7 +42,10 @@ def main() -> None:
         if log.exists() and log.stat().st_size != size:
             text = log.read_text("utf-8", "replace")
             size = log.stat().st_size
-    print(json.dumps({"seconds": time.time() - began, "log": text}))  # noqa: T201
+    seconds, out = time.time() - began, directory / "job.out"
+    printed = out.read_text("utf-8", "replace") if out.exists() else ""
+    found = {"seconds": seconds, "log": text, "began": began, "out": printed}
+    print(json.dumps(found))  # noqa: T201
 
 
 main()

@@ -65,10 +65,10 @@ def vm_universe(grid: Grid, pairs: int) -> Iterator[Finding]:
             timed = run_job(grid, SCRIPT, **fields)
             ours.append(timed.total)
             phases.append(timed.job.seconds)
-            seconds, log = condor_job(grid, "site", {"job.sub": submit})
+            job = condor_job(grid, "site", {"job.sub": submit})
             _must_have_run(grid, number)
-            theirs.append(seconds)
-            logs.append(_phases(log))
+            theirs.append(job.seconds)
+            logs.append(_phases(job.log))
     ratios = spread([b / a for a, b in zip(ours, theirs, strict=True)])
     details = {"VM universe, seconds from submission": logs, "our phases, seconds": phases}
     yield _finding(ours, theirs, ratios, details)
