@@ -83,9 +83,8 @@ def _follow(grid: Grid, folder: str, began: float) -> int:
 
 
 def _machines(grid: Grid) -> int:
-    """Directories of runs: each has a machine from the first moment to the last."""
-    runs = "ls /var/lib/vmjobs/agent/runs | wc -l"
-    return int(grid.on(NODE, "sh", "-c", runs))
+    """Machines that live: the first process of a sandbox has its name, and its kernel's words."""
+    return int(grid.on(NODE, "pgrep", "-fc", "vmjobs-sandbox.*umid=vmjobs-", check=False))
 
 
 def _ended_well(grid: Grid, folder: str) -> int:
