@@ -42,7 +42,7 @@ from vmjobs.agent.verdict import (
     with_a_full_disk,
     without_image,
 )
-from vmjobs.agent.watch import Watch
+from vmjobs.agent.watch import Watch, is_full
 from vmjobs.errors import (
     Conflict,
     DigestMismatch,
@@ -307,6 +307,8 @@ class Run:
 
     def _go_through(self, steps: tuple[Step, ...]) -> Verdict:
         verdict = self._end_of(steps)
+        if is_full(self.directory) or (self.watch is not None and self.watch.was_full):
+            verdict = with_a_full_disk(verdict)
         begun = self.run_begun < math.inf
         return verdict if self.resumed is None or begun else checkpoint.not_resumed(verdict)
 
@@ -316,8 +318,7 @@ class Run:
                 for step in steps:
                     self._take(step)
         except Ended as end:
-            full = self.watch is not None and self.watch.was_full
-            return with_a_full_disk(end.verdict) if full else end.verdict
+            return end.verdict
         except VMJobsError as error:
             return _verdict_of(error)
         except OSError as error:

@@ -71,7 +71,7 @@ class Watch:
             looked, before = time.monotonic(), looked
             if looked - before > self.silence / 4:
                 self._awake = looked  # this process slept, and could not have heard anybody
-            self.was_full = self.was_full or self._is_full()
+            self.was_full = self.was_full or (self.disk is not None and is_full(self.disk))
             self._read_console(to_the_end=gone)
             if gone:
                 self.inbox.put(MachineGone())
@@ -91,15 +91,6 @@ class Watch:
             log.warning("cannot watch %s: %s", self.machine, error)
             time.sleep(TICK)
             return False
-
-    def _is_full(self) -> bool:
-        if self.disk is None:
-            return False
-        try:
-            there = os.statvfs(self.disk)
-        except OSError:
-            return False
-        return there.f_bavail * there.f_frsize < FULL
 
     def _read_console(self, *, to_the_end: bool) -> None:
         while True:
@@ -133,6 +124,15 @@ class Watch:
             self.inbox.put(GuestSilent(quiet))
             return True
         return False
+
+
+def is_full(directory: Path) -> bool:
+    """Whether whoever writes there finds no room."""
+    try:
+        there = os.statvfs(directory)
+    except OSError:
+        return False
+    return there.f_bavail * there.f_frsize < FULL
 
 
 @contextmanager
