@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.inbox import ExitReported, Ready, ScriptEnded
+from vmjobs.agent.run import _verdict_of
 from vmjobs.agent.verdict import (
     NO_STATUS,
     by_rule,
@@ -18,6 +20,7 @@ from vmjobs.agent.verdict import (
     stopped,
     with_a_full_disk,
 )
+from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import Ending
 from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode
 
@@ -213,3 +216,14 @@ def test_a_full_disk_is_not_the_jobs_fault(code: ReasonCode, blamed: ReasonCode)
     assert (after.state, after.reason.code) == (before.state, blamed)
     assert "so it was" in after.reason.message
     assert ("disk was full" in after.reason.message) == (blamed is ReasonCode.NODE_FAILED)
+
+
+def test_a_machine_that_finds_no_room_is_not_the_jobs_fault() -> None:
+    def verdict(cause: Exception | None) -> ReasonCode:
+        error = HypervisorError("cannot lay it out")
+        error.__cause__ = cause
+        return _verdict_of(error).reason.code
+
+    assert verdict(OSError(errno.ENOSPC, "no room")) is ReasonCode.NODE_FAILED
+    assert verdict(OSError(errno.ENOENT, "not there")) is ReasonCode.BOOT_FAILED
+    assert verdict(None) is ReasonCode.BOOT_FAILED

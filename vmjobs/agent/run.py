@@ -6,6 +6,7 @@ First the machine is verified gone, then everything is delivered, then the direc
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import secrets
@@ -42,7 +43,7 @@ from vmjobs.agent.verdict import (
     with_a_full_disk,
     without_image,
 )
-from vmjobs.agent.watch import Watch, is_full
+from vmjobs.agent.watch import Watch
 from vmjobs.errors import (
     Conflict,
     DigestMismatch,
@@ -307,7 +308,7 @@ class Run:
 
     def _go_through(self, steps: tuple[Step, ...]) -> Verdict:
         verdict = self._end_of(steps)
-        if is_full(self.directory) or (self.watch is not None and self.watch.was_full):
+        if self.watch is not None and self.watch.was_full:
             verdict = with_a_full_disk(verdict)
         begun = self.run_begun < math.inf
         return verdict if self.resumed is None or begun else checkpoint.not_resumed(verdict)
@@ -438,7 +439,14 @@ def _verdict_of(error: VMJobsError) -> Verdict:
     if isinstance(error, NoHypervisor):
         return failed(ReasonCode.NO_HYPERVISOR, error.message).verdict
     if isinstance(error, HypervisorError):
-        return failed(ReasonCode.BOOT_FAILED, error.message).verdict
+        code = ReasonCode.NODE_FAILED if _for_want_of_room(error) else ReasonCode.BOOT_FAILED
+        return failed(code, error.message).verdict
     if isinstance(error, NotFound | Unavailable | DigestMismatch):
         return failed(ReasonCode.INPUT_UNAVAILABLE, error.message).verdict
     return failed(ReasonCode.INTERNAL, error.message).verdict
+
+
+def _for_want_of_room(error: BaseException | None) -> bool:
+    """Whether an error comes of a disk that is full."""
+    full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+    return full or (error is not None and _for_want_of_room(error.__cause__))

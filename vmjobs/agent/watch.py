@@ -71,7 +71,7 @@ class Watch:
             looked, before = time.monotonic(), looked
             if looked - before > self.silence / 4:
                 self._awake = looked  # this process slept, and could not have heard anybody
-            self.was_full = self.was_full or (self.disk is not None and is_full(self.disk))
+            self.was_full = self.was_full or (self.disk is not None and _is_full(self.disk))
             self._read_console(to_the_end=gone)
             if gone:
                 self.inbox.put(MachineGone())
@@ -126,7 +126,7 @@ class Watch:
         return False
 
 
-def is_full(directory: Path) -> bool:
+def _is_full(directory: Path) -> bool:
     """Whether whoever writes there finds no room."""
     try:
         there = os.statvfs(directory)
