@@ -242,8 +242,6 @@ def main() -> None:
 
         signal.signal(signal.SIGTERM, heed)
     say("tried all")
-    if words["then"] == "heed":
-        time.sleep(600)
     if words["then"] == "hide":  # with a descendant that nobody hears of any more
         if os.fork() == 0:
             os.setsid()
@@ -252,7 +250,7 @@ def main() -> None:
     if words["then"] == "pose":  # as another machine
         command = ["linux.uml", "-c", "import time; time.sleep(600)", f"umid={words['as']}"]
         os.execv("/usr/bin/python3", command)  # noqa: S606
-    if words["then"] == "stay":
+    if words["then"] in {"stay", "heed"}:
         time.sleep(600)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent_kit import Lease
+
 from images.cache import ImageCache
 from images.lazy.cache import LiveCache
 from vmjobs.agent.inbox import Inbox
@@ -23,7 +25,7 @@ from vmjobs.client import ImageClient, Retries
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.local import LocalJob, describe_inputs
-from vmjobs.model import MIB, HypervisorKind, JobSpec, JobState, Report
+from vmjobs.model import MIB, HypervisorKind, JobSpec, Report
 
 #: The init of the guest's initial file system.
 INIT = r"""#!/bin/busybox sh
@@ -44,19 +46,6 @@ tar cf /dev/vdd outputs
 sync
 poweroff -f
 """
-
-
-class Lease:
-    """Hears how the job goes on."""
-
-    def __init__(self) -> None:
-        self.reports: list[Report] = []
-
-    def progress(self, report: Report) -> None:
-        self.reports.append(report)
-
-    def reached(self, state: JobState) -> bool:
-        return any(report.state is state for report in self.reports)
 
 
 def qemu() -> Libvirt:

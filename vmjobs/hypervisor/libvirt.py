@@ -294,7 +294,7 @@ class Libvirt:
             kernel=kernel,
             where=str(device) if device else "",
             by_bios=by_bios,
-            isolation=f"isolated: {sandbox.ISOLATION}" if self._isolated else "NOT ISOLATED",
+            isolation=sandbox.described(isolated=self._isolated),
         )
 
     def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
@@ -460,9 +460,7 @@ class Libvirt:
         except HypervisorError as error:
             if "bwrap: " not in error.message:
                 raise
-            words = error.message[error.message.index("bwrap: ") :]
-            message = f"no machine is isolated here: {words}"
-            raise HypervisorError(message, hint=sandbox.HINT) from error
+            raise sandbox.refused(error.message[error.message.index("bwrap: ") :]) from error
 
     def _emulator(
         self,
@@ -517,7 +515,7 @@ class Libvirt:
         for process in self._processes(name):
             if sandbox.leads(process):
                 return next(iter(sandbox.innermost(process)), process)
-            if not _outside(process):
+            if not sandbox.outside(process):
                 return process
         raise HypervisorError(f"{name} ended at once")
 
@@ -527,7 +525,7 @@ class Libvirt:
     def _name_of(self, process: procs.Process) -> str:
         """Which of our machines a process is, ``""`` if none."""
         argv = process.argv
-        if "-name" not in argv[:-1] or not (_outside(process) or "qemu" in argv[0]):
+        if "-name" not in argv[:-1] or not (sandbox.outside(process) or "qemu" in argv[0]):
             return ""
         name = argv[argv.index("-name") + 1].partition(",")[0].removeprefix("guest=")
         accelerator = {"kvm": "kvm", "qemu": "tcg"}.get(self._type, "")
@@ -541,11 +539,6 @@ class Libvirt:
             return f"QEMU {_dotted(kind)}, libvirt {_dotted(library)}, {uefi}"
 
         return self._connection.call("ask libvirt's version", ask)
-
-
-def _outside(process: procs.Process) -> bool:
-    """Whether it is one of the two processes of a sandbox that are outside of it."""
-    return sandbox.leads(process) or Path(process.argv[0]).name == sandbox.PROGRAM
 
 
 def _begin(saved: Path | None, text: str, connection: Any) -> object:

@@ -147,13 +147,16 @@ def kill_held(handles: list[int], timeout: float, what: str) -> None:
     Raises:
         HypervisorError: if one is still there after ``timeout`` seconds.
     """
-    deadline = time.monotonic() + timeout
+    if not _kill(handles, time.monotonic() + timeout):
+        raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL")
+
+
+def _kill(handles: list[int], deadline: float) -> bool:
+    """Kill them; whether all have ended by then."""
     for handle in handles:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-    for handle in handles:
-        if not readable([handle], deadline - time.monotonic()):
-            raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL")
+    return all(readable([handle], deadline - time.monotonic()) for handle in handles)
 
 
 def kill_all(find: Callable[[], list[Process]], timeout: float, what: str) -> None:
@@ -169,8 +172,4 @@ def kill_all(find: Callable[[], list[Process]], timeout: float, what: str) -> No
             pids = ", ".join(str(process.pid) for process in found)
             raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL: pid {pids}")
         with held(found) as handles:
-            for handle in handles:
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-            for handle in handles:
-                readable([handle], deadline - time.monotonic())
+            _kill(handles, deadline)

@@ -195,10 +195,20 @@ def _namespaces(filtered: int) -> list[str]:
     return [*words, "--seccomp", str(filtered)]
 
 
+def refused(words: str) -> HypervisorError:
+    """What there is to say where no sandbox can be made."""
+    return HypervisorError(f"no machine is isolated here: {words}", hint=HINT)
+
+
+def described(*, isolated: bool) -> str:
+    """What a node's machines have of it, for its operators."""
+    return f"isolated: {ISOLATION}" if isolated else "NOT ISOLATED"
+
+
 def _bwrap() -> str:
     found = shutil.which(PROGRAM)
     if found is None:
-        raise HypervisorError("no machine is isolated here: bwrap is not installed", hint=HINT)
+        raise refused("bwrap is not installed")
     return found
 
 
@@ -235,6 +245,11 @@ def fault() -> str:
 def leads(process: procs.Process) -> bool:
     """Whether a process is the first of a sandbox."""
     return process.argv[3:4] == (MARK,)
+
+
+def outside(process: procs.Process) -> bool:
+    """Whether a process is one of the two of a sandbox that are outside of it."""
+    return leads(process) or Path(*process.argv[:1]).name == PROGRAM
 
 
 def within(processes: Iterable[procs.Process]) -> list[procs.Process]:

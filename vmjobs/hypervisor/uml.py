@@ -94,7 +94,7 @@ class UserModeLinux:
             version=self._version,
             deadline=deadline,
             cmdline=("initrd=initrd",),
-            isolation=f"isolated: {sandbox.ISOLATION}" if self._isolated else "NOT ISOLATED",
+            isolation=sandbox.described(isolated=self._isolated),
         )
 
     def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
@@ -245,8 +245,8 @@ class UserModeLinux:
 
     def _name_of(self, process: procs.Process) -> str:
         """The machine that a process belongs to, ``""`` if to none."""
-        first = Path(*process.argv[:1]).name
-        if first not in {Path(self._program).name, sandbox.PROGRAM} and not sandbox.leads(process):
+        kernel = Path(*process.argv[:1]).name == Path(self._program).name
+        if not kernel and not sandbox.outside(process):
             return ""
         # Of QEMU one word is all of the kernel's parameters, and an image may say something there.
         names = [found[1] for word in process.argv if (found := _UMID.fullmatch(word))]

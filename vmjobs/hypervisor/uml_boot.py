@@ -283,7 +283,7 @@ def _wait_up(pid: int, ready: socket.socket, console: Path, began: int) -> None:
     why = "ended at once" if happened else f"is not up after {START_SECONDS:g} s"
     words = _last_words(console, began)
     if words.startswith("bwrap:"):
-        raise HypervisorError(f"no machine is isolated here: {words}", hint=sandbox.HINT)
+        raise sandbox.refused(words)
     raise HypervisorError(f"UML {why}: {words}")
 
 
