@@ -226,10 +226,18 @@ def killed(grid: Grid, service: str) -> Iterator[None]:
         healthy(grid.container(service))
 
 
+def slow(grid: Grid, service: str, rate: str) -> None:
+    """Have what a service sends take its time (tc-tbf(8)), until its container is started anew."""
+    pid = run("docker", "inspect", "-f", "{{.State.Pid}}", grid.container(service)).strip()
+    limit = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", "400ms")
+    run("nsenter", "-t", pid, "-n", "tc", "qdisc", "add", "dev", "eth0", *limit)
+
+
 @pytest.mark.disruptive
 def test_a_fetch_that_was_cut_off_goes_on(grid: Grid, tmp_path: Path) -> None:
     """The repository dies while a node fetches an image from it."""
     push(tiny(tmp_path, 256), "foreign-cut", *TINY)
+    slow(grid, "api", "240mbit")  # or all of it has come before anybody sees it come
     before = {node: received(grid, node) for node in NODES}
     (job,) = submit("foreign-cut", "--exit", "poweroff", *UML)
 
