@@ -64,20 +64,24 @@ def test_a_job_that_a_node_has_room_for_waits_for_no_cluster_and_wakes_none(
 
 @contextmanager
 def full(user: Submitter, node: str) -> Iterator[None]:
-    """Have a node run one job that leaves no memory to others."""
+    """Have a node run jobs that leave no memory to others, whatever still ran there."""
     constraint = f'Machine == "{node}" && PartitionableSlot'
-    free = user.grid.on("site", "condor_status", "-constraint", constraint, "-af", "Memory").strip()
-    filler = user.submit_where(f'TARGET.Machine == "{node}"', "sleep 900", memory=int(free))
+    asked, fillers = 0, []
+
+    def filled() -> bool:
+        nonlocal asked
+        free = int(user.grid.on("site", "condor_status", "-constraint", constraint, "-af", "Memory"))
+        if free >= 64 and free != asked:
+            this = f'TARGET.Machine == "{node}"'
+            fillers.append(user.submit_where(this, "sleep 900", memory=free))
+            asked = free
+        return free < 64
+
     try:
-        status = f'Machine == "{node}" && Memory < 64 && PartitionableSlot'
-        wait_for(
-            lambda: user.grid.on("site", "condor_status", "-constraint", status, "-af", "Name").strip(),
-            f"{node} to be full",
-            120,
-        )
+        wait_for(filled, f"{node} to be full", 120)
         yield
     finally:
-        user("condor_rm", filler)
+        user("condor_rm", *fillers)
 
 
 @pytest.mark.disruptive  # it takes a whole node, for which jobs of other tests would wait
