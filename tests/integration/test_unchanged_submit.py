@@ -1,0 +1,228 @@
+"""What else a submit file may say: jobs of the site's own schedd, submitted together.
+
+Each test looks at one of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+from grid_kit import Grid, wait_for
+from test_unchanged import PATIENT, Desk
+
+#: In words of HTCondor's: what only a running machine says.
+RUNNING = 'ChirpVMState =?= "RUNNING"'
+FILES = """
+    cat flat deep/one sub/two debian_version; ls -d deep/sub 2>/dev/null
+    echo made >made; mkdir -p left/within; echo left >left/within/file
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A job. before: what is to be in its folder."""
+
+    script: str
+    image: str = "generic"
+    arguments: str = ""
+    lines: dict[str, str] = field(default_factory=dict)
+    before: Callable[[Desk], object] = lambda _: None
+
+
+def folders(desk: Desk) -> None:
+    """Two directories to be sent, and how one of them looks inside."""
+    desk("mkdir", "-p", f"{desk.folder}/deep", f"{desk.folder}/all/sub")
+    desk.write("deep/one", "one\n")
+    desk.write("all/flat", "flat\n")
+    desk.write("all/sub/two", "two\n")
+
+
+KINDS = {
+    "old syntax": Kind(
+        'printf \'<%s>\' "$@"; echo; echo "$A,$B"',
+        arguments='one two\\"three four',
+        lines={"environment": "A=1;B=two words"},
+    ),
+    "directories": Kind(
+        FILES,
+        lines={
+            "transfer_input_files": "deep,all/,file:///etc/debian_version",
+            "transfer_output_files": "made,left",
+            "transfer_output_remaps": '"made=renamed"',
+        },
+        before=folders,
+    ),
+    "streams": Kind(
+        "echo first; echo problem >&2; sleep 20; echo last",
+        lines={"stream_output": "true", "stream_error": "true"},
+    ),
+    "processors": Kind(
+        "nproc; condor_chirp set_job_attr_delayed ChirpTold 7",
+        lines={"__VMJobHypervisor": '"qemu"', "request_cpus": "2", "request_memory": "256"},
+    ),
+    "no network": Kind("cat data; echo ran; exit 5", lines={"__VMJobNetwork": '"none"'}),
+    "outbound": Kind(
+        "busybox wget -q -O- http://api.grid:8080/healthz || echo none",
+        lines={"__VMJobNetwork": '"outbound"'},
+    ),
+    "periodic_remove": Kind("sleep 1000", lines={"periodic_remove": RUNNING}),
+    "periodic_release": Kind(
+        '[ "$(grep -c "^NumJobStarts = [1-9]" .job.ad)" = 1 ] || sleep 1000',
+        lines={
+            "periodic_hold": f"{RUNNING} && NumJobStarts < 2",
+            "periodic_hold_subcode": "88",
+            "periodic_release": "HoldReasonSubCode == 88",
+        },
+    ),
+    "success_exit_code": Kind("exit 4", lines={"success_exit_code": "4", "max_retries": "3"}),
+    "on_exit_remove": Kind("exit 4", lines={"on_exit_remove": "NumJobStarts >= 2"}),
+}
+Jobs = Mapping[str, tuple[Desk, str]]
+
+
+@pytest.fixture(scope="module")
+def jobs(grid: Grid) -> Iterator[Jobs]:
+    with ThreadPoolExecutor(4) as pool:
+        found = dict(zip(KINDS, pool.map(lambda kind: _submit(grid, KINDS[kind]), KINDS), strict=True))
+    yield found
+    for desk, cluster in found.values():
+        desk("condor_rm", cluster, check=False)
+        desk("rm", "-rf", desk.folder, check=False)
+
+
+def _submit(grid: Grid, kind: Kind) -> tuple[Desk, str]:
+    desk = Desk(grid, "site")
+    kind.before(desk)
+    return desk, desk.submit(kind.script, kind.image, kind.arguments, **kind.lines)
+
+
+@pytest.fixture
+def site(grid: Grid) -> Iterator[Desk]:
+    desk = Desk(grid, "site")
+    yield desk
+    for cluster in desk.clusters:
+        desk("condor_rm", cluster, check=False)
+
+
+def test_arguments_and_environment_in_the_old_syntax(jobs: Jobs) -> None:
+    desk, cluster = jobs["old syntax"]
+    assert desk.ended(cluster)["ExitCode"] == 0
+    assert desk.read("out").splitlines() == ['<one><two"three><four>', "1,two words"]
+
+
+def test_directories_and_urls_go_in_and_directories_come_out(jobs: Jobs) -> None:
+    desk, cluster = jobs["directories"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
+    out = desk.read("out").splitlines()
+    assert out[:3] == ["flat", "one", "two"], "a directory as it is, and what is in another one"
+    assert re.fullmatch(r"1[0-9](\.[0-9]+)?|\w+/sid", out[3]), "the node's own file, by its URL"
+    assert desk.read("renamed") == "made\n"
+    assert desk.read("left/within/file") == "left\n"
+
+
+def test_what_it_streams_is_there_while_it_runs(jobs: Jobs) -> None:
+    desk, cluster = jobs["streams"]
+    desk.running(cluster)
+    wait_for(lambda: desk.read("out") == "first\n" or None, "what it has said", PATIENT)
+    wait_for(lambda: desk.read("err") == "problem\n" or None, "the other stream", PATIENT)
+    assert desk.ad(cluster)["JobStatus"] == 2, "it still runs"
+    assert desk.ended(cluster)["ExitCode"] == 0
+    assert desk.read("out") == "first\nlast\n"
+
+
+def test_a_machine_of_qemus_has_the_processors_that_were_asked_for(jobs: Jobs) -> None:
+    desk, cluster = jobs["processors"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
+    assert desk.read("out") == "2\n"
+    assert ad["ChirpTold"] == 7
+
+
+def test_a_machine_without_a_network_runs_jobs_too(jobs: Jobs) -> None:
+    desk, cluster = jobs["no network"]
+    assert desk.ended(cluster)["ExitCode"] == 5
+    assert desk.read("out") == "from a file\nran\n"
+
+
+def test_a_machine_with_a_network_to_the_outside(jobs: Jobs) -> None:
+    desk, cluster = jobs["outbound"]
+    assert desk.ended(cluster)["ExitCode"] == 0
+    assert desk.read("out").strip() not in ("", "none")
+
+
+def test_periodic_remove(jobs: Jobs) -> None:
+    desk, cluster = jobs["periodic_remove"]
+    ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "it to be removed", PATIENT)
+    assert ad["JobStatus"] == 3
+    assert "PeriodicRemove" in ad["RemoveReason"]
+
+
+def test_periodic_hold_and_release(jobs: Jobs) -> None:
+    desk, cluster = jobs["periodic_release"]
+    ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "it to end", PATIENT)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 2)
+    assert ad["NumHolds"] == 1
+
+
+def test_success_exit_code_and_on_exit_remove(jobs: Jobs) -> None:
+    desk, cluster = jobs["success_exit_code"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobCompletions"]) == (4, 4, 1)
+    desk, cluster = jobs["on_exit_remove"]
+    ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "it to end", PATIENT)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 2)
+
+
+def test_a_job_for_each_word_of_a_list(site: Desk) -> None:
+    site.describe('echo "$1"', arguments="$(word)", output="out.$(word)")
+    text = site.read("job.sub")
+    site.write("job.sub", text.replace("queue 1", "queue word from (\nalpha\nbeta\ngamma\n)"))
+    cluster = site.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
+    wait_for(lambda: site("condor_q", cluster, "-af", "ProcId") == "" or None, "all to end", PATIENT)
+    for word in ("alpha", "beta", "gamma"):
+        assert site.read(f"out.{word}") == f"{word}\n"
+
+
+def test_an_image_by_its_tag_and_by_its_digest(site: Desk) -> None:
+    digest = site.grid.api.image("generic").digest
+    for image in ("generic:1", digest):
+        ad = site.ended(site.submit("echo ran", image=image))
+        assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
+
+
+def test_the_rescue_of_a_dag_begins_where_it_failed(site: Desk) -> None:
+    site.describe('echo "$1" >>ran; [ "$1" = A ] || [ -e mended ]', arguments="$(node)")
+    text = site.read("job.sub").replace(
+        "transfer_input_files = data", "transfer_input_files = $(files)"
+    )
+    site.write("job.sub", text.replace("output = out", "output = out.$(node)"))
+    graph = """
+JOB A job.sub
+JOB B job.sub
+VARS A node="A" files="data"
+VARS B node="B" files="{files}"
+PARENT A CHILD B
+"""
+    site.write("graph", graph.format(files="data"))
+    ad = site.ended(_dag(site))
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 1), site.read("graph.dagman.out")[-3000:]
+    assert "DONE A" in site.read("graph.rescue001")
+    site.write("mended", "")
+    site.write("graph", graph.format(files="data,mended"))
+    ad = site.ended(_dag(site))
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), site.read("graph.dagman.out")[-3000:]
+    submitted = re.findall(r"DAG Node: (\w)", site.read("graph.nodes.log"))
+    assert submitted.count("A") == 1, "what had succeeded is not run again"
+
+
+def _dag(site: Desk) -> str:
+    """Submit the graph; DAGMan's own job."""
+    told = site.tool("condor_submit_dag", "graph")
+    found = re.search(r"to cluster (\d+)", told)
+    assert found is not None, told
+    return found[1]
