@@ -42,6 +42,22 @@ def test_what_failed_is_looked_at_again_and_what_works_is_not() -> None:
     assert (uml.probes, qemu.probes) == (1, 2)
 
 
+def test_a_hypervisor_in_doubt_is_probed_again_and_others_are_not() -> None:
+    uml, qemu = Driver(UML, works=True), Driver(QEMU, works=True)
+    node = fleet(uml, qemu)
+    node.probe()
+    assert node.recheck(UML).works
+    uml.works = False
+    assert not node.recheck(UML).works
+    assert (uml.probes, qemu.probes) == (3, 1)
+    assert node.choose(None) is qemu
+    with pytest.raises(NoHypervisor):
+        node.choose(UML)
+    uml.works = True
+    node.probe_the_rest()
+    assert node.choose(None) is uml
+
+
 def test_findings_are_kept_between_processes(tmp_path: Path) -> None:
     first, second = Driver(UML, works=True), Driver(UML, works=True)
     fleet(first, cache=tmp_path / "probes.json").choose(None)

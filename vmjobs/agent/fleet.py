@@ -1,10 +1,12 @@
-"""The hypervisors of a node: probed once, then chosen from."""
+"""The hypervisors of a node: probed, then chosen from, and probed again when one is in doubt."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,6 +41,7 @@ class Fleet:
         self._cache = cache
         self._results: tuple[ProbeResult, ...] = ()
         self._lock = threading.Lock()
+        self._probed: dict[HypervisorKind, float] = {}
 
     def probe(self) -> tuple[ProbeResult, ...]:
         """Boot a tiny guest on each hypervisor, all at once; the results are kept."""
@@ -50,11 +53,24 @@ class Fleet:
     def probe_the_rest(self) -> None:
         """Look again at what did not work: an image has come that brings a kernel to boot."""
         with self._lock:
-            failing = tuple(result.kind for result in self._results if not result.works)
-            again = {result.kind: result for result in self._boot_on(failing)}
-            self._results = tuple(again.get(result.kind, result) for result in self._results)
+            self._look_again(result.kind for result in self._results if not result.works)
+
+    def recheck(self, kind: HypervisorKind) -> ProbeResult:
+        """Look again whether a hypervisor works by which a machine could not be started: where it does
+        not, no more jobs come here for it. Of many who ask at the same time one probes.
+        """
+        asked = time.monotonic()
+        with self._lock:
+            if self._probed.get(kind, -math.inf) < asked:
+                self._look_again([kind])
+            return next(result for result in self._results if result.kind is kind)
+
+    def _look_again(self, kinds: Iterable[HypervisorKind]) -> None:
+        again = {result.kind: result for result in self._boot_on(tuple(kinds))}
+        self._results = tuple(again.get(result.kind, result) for result in self._results)
 
     def _boot_on(self, kinds: tuple[HypervisorKind, ...]) -> tuple[ProbeResult, ...]:
+        self._probed.update(dict.fromkeys(kinds, time.monotonic()))
         with ThreadPoolExecutor(max_workers=max(1, len(kinds))) as pool:
             found = tuple(pool.map(lambda kind: self.drivers[kind].probe(self._seconds), kinds))
         for result in found:

@@ -53,7 +53,7 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.hypervisor.base import BootImage, Ending, Hypervisor
+from vmjobs.hypervisor.base import BootImage, Ending, Hypervisor, ProbeResult
 from vmjobs.model import (
     MIB,
     AttemptClaim,
@@ -139,6 +139,7 @@ class Parts:
     live: gives images out before they are complete; None: a machine waits for the whole image.
     timed: hears how long each step of a run took: its title, seconds.
     carrier: takes machines that are saved to the repository, and back; None: none is saved.
+    recheck: looks again whether a hypervisor works; None: nobody can.
     """
 
     images: ImageSource
@@ -149,6 +150,7 @@ class Parts:
     live: LiveSource | None = None
     timed: Callable[[str, float], object] = _unheard
     carrier: ContentCarrier | None = None
+    recheck: Callable[[HypervisorKind], ProbeResult] | None = None
 
 
 @dataclass
@@ -320,6 +322,8 @@ class Run:
                     self._take(step)
         except Ended as end:
             return end.verdict
+        except HypervisorError as error:
+            return self._without_hypervisor(error)
         except VMJobsError as error:
             return _verdict_of(error)
         except OSError as error:
@@ -329,6 +333,18 @@ class Run:
             log.exception("job %s", self.job_id)
             return failed(ReasonCode.INTERNAL, f"the agent failed: {type(error).__name__}").verdict
         return failed(ReasonCode.INTERNAL, "the steps ended without a verdict").verdict
+
+    def _without_hypervisor(self, error: HypervisorError) -> Verdict:
+        """The job's fault, or its image's, only where the hypervisor boots anything at all."""
+        if isinstance(error, NoHypervisor) or self.parts.recheck is None:
+            return _verdict_of(error)
+        found = self.parts.recheck(self.driver.kind)
+        if found.works:
+            return _verdict_of(error)
+        message = (
+            f"{self.driver.kind} does not work on this node any more ({found.detail}): {error.message}"
+        )
+        return failed(ReasonCode.NO_HYPERVISOR, message).verdict
 
     def _take(self, step: Step) -> None:
         if step.state is not None:

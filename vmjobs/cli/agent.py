@@ -7,6 +7,7 @@ import os
 import pwd
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 RETRIES = Retries(deadline=20.0, ceiling=5.0)
 #: How long a stopping agent waits for its machines to be gone, in seconds.
 STOP_SECONDS = 20.0
+#: Until a hypervisor that does not work is probed again, though another one works.
+PROBE_AGAIN_SECONDS = 300.0
 
 
 @click.command()
@@ -175,14 +178,15 @@ def _announced(settings: Config, images: ImageSource, describe: Callable[[], Nod
 
 
 def _watch_hypervisors(images: ImageSource, hypervisors: Fleet, stop: threading.Event) -> None:
-    """Probe again when images have come, as kvm and qemu boot a kernel that an image brings; and
-    time and again while nothing works.
+    """Probe again what did not work: when images have come, as kvm and qemu boot a kernel that an image
+    brings; time and again while nothing works; and seldom, as what broke may have been mended.
     """
     known = images.cached()
+    due = time.monotonic() + PROBE_AGAIN_SECONDS
     while not stop.wait(this_node.ANNOUNCE_SECONDS):
         present = images.cached()
-        if present != known or not _works(hypervisors):
-            known = present
+        if present != known or not _works(hypervisors) or time.monotonic() >= due:
+            known, due = present, time.monotonic() + PROBE_AGAIN_SECONDS
             hypervisors.probe_the_rest()
 
 

@@ -57,6 +57,7 @@ def parts(
         ),
         seeds=NoCloud(),
         live=live,
+        recheck=hypervisors.recheck,
     )
 
 
