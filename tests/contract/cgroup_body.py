@@ -62,7 +62,7 @@ def bounds() -> None:
     """Of a machine that nobody has set limits for."""
     with subprocess.Popen(["sleep", "600"]) as idle:
         HOLDER.hold(HOLDER.plan(machine(None)), "vmjobs-1", lambda: [idle.pid])
-        for name in ("memory.max", "pids.max", "pids.current"):
+        for name in ("memory.max", "pids.max", "pids.current", "cpu.max"):
             tell(name, (GROUP / "vmjobs-1" / name).read_text().strip())
         idle.kill()
     HOLDER.release("vmjobs-1")

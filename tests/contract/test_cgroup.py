@@ -57,4 +57,5 @@ def test_a_delegated_group_holds_machines(tmp_path: Path) -> None:
     assert 1.5 < float(said["writing"]) < 6, "4 MiB at 2 MiB a second"
     assert int(said["memory.max"]) == (2 * 64 + 2048) << 20
     assert (said["pids.max"], said["pids.current"]) == (str(64 * 8 + 512), "1")
+    assert said["cpu.max"] == "200000 100000"
     assert said["groups"] == "agent"

@@ -352,7 +352,7 @@ import os, resource, subprocess
 from vmjobs.hypervisor import sandbox
 for which in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE):
     resource.setrlimit(which, (1 << 30, 1 << 30))
-bounds, filtered = sandbox.Bounds(*[1 << 40] * 4), sandbox.filter_file()
+bounds, filtered = sandbox.Bounds(*[1 << 40] * 5), sandbox.filter_file()
 argv = sandbox.command(["true"], binds=(), bounds=bounds, filtered=filtered, env={})
 raise SystemExit(subprocess.run(argv, pass_fds=[filtered], check=False).returncode)
 """
@@ -376,7 +376,7 @@ print(len(made), flush=True)
 def forks(processes: int) -> int:
     """How many processes somebody in a sandbox can start."""
     filtered = sandbox.filter_file()
-    bounds = sandbox.Bounds(memory=0, address=1 << 40, file=1 << 30, processes=processes)
+    bounds = sandbox.Bounds(memory=0, cpus=0, address=1 << 40, file=1 << 30, processes=processes)
     told = ["/usr/bin/python3", "-c", FORKS]
     argv = sandbox.command(told, binds=(), bounds=bounds, filtered=filtered, env={})
     nobody = 65534 if ROOT else None

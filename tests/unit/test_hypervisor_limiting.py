@@ -190,10 +190,15 @@ def test_with_a_cgroup_all_is_held_by_it() -> None:
 
 
 def test_with_a_cgroup_no_machine_gets_beyond_its_bounds() -> None:
-    bounds = Bounds(memory=1000, address=2000, file=3000, processes=40)
+    bounds = Bounds(memory=1000, cpus=3, address=2000, file=3000, processes=40)
     full = Node(Delegation(Path("/x"), frozenset({"cpu", "memory", "pids"})), nice=0, lowest=0)
-    assert bounded(bounds, full) == (("memory.max", "1000"), ("pids.max", "40"))
-    assert bounded(bounds, WITH) == bounded(bounds, WITHOUT) == ()
+    assert dict(bounded(bounds, full)) == {
+        "memory.max": "1000",
+        "pids.max": "40",
+        "cpu.max": "300000 100000",
+    }
+    assert dict(bounded(bounds, WITH)) == {"cpu.max": "300000 100000"}
+    assert bounded(bounds, WITHOUT) == ()
 
 
 def test_without_one_the_network_process_and_nice_levels_do_it_and_disks_are_told_of() -> None:

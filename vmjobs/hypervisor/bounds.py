@@ -6,7 +6,7 @@ what              by a delegated cgroup (``limits``)         by rlimits, in its 
 memory            all of it (``memory.max``)                 each process's address space
 processes         threads too (``pids.max``)                 the same (its user namespace's)
 disk              --                                         each file, and it has no others
-processor time    ``cpu.max``, ``cpu.weight``, where asked   --
+processor time    all of it (``cpu.max``)                    --
 ================  =========================================  ================================
 """
 
@@ -33,6 +33,8 @@ FOUND: Final = 512 * MIB
 #: Bytes for whatever carries the network, for tables, for libraries, and for what the node keeps in
 #: memory of a machine's disks: that counts, and is given back when it is too much.
 OWN_MEMORY: Final = 2 * GIB
+#: Processors for what is not the guest's: its disks, its network.
+OWN_CPUS: Final = 1
 #: Bytes of address space that a process has of which it uses little: stacks of 64 threads, arenas,
 #: libraries.
 OWN_ADDRESSES: Final = 4 * GIB
@@ -58,6 +60,7 @@ def bounds_of(machine: Machine, kind: HypervisorKind) -> Bounds:
         raise HypervisorError(f"a disk is not there: {error}") from error
     return Bounds(
         memory=2 * memory + translated + OWN_MEMORY,
+        cpus=cpus + OWN_CPUS,
         address=2 * memory + translated + OWN_ADDRESSES + cpus * len(sizes) * REQUESTS,
         file=round(1.1 * max(memory, *sizes)) + OWN_FILE,
         processes=min(machine.memory * PROCESSES_OF_A_MIB + OWN_PROCESSES, MOST_PROCESSES),

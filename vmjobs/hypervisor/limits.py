@@ -75,7 +75,11 @@ class Plan:
 
 def bounded(bounds: Bounds, node: Node) -> tuple[tuple[str, str], ...]:
     """How a machine is kept within its bounds by a cgroup; without one its sandbox does it. Pure."""
-    settings = (("memory.max", str(bounds.memory)), ("pids.max", str(bounds.processes)))
+    settings = (
+        ("memory.max", str(bounds.memory)),
+        ("pids.max", str(bounds.processes)),
+        ("cpu.max", f"{bounds.cpus * CPU_PERIOD} {CPU_PERIOD}"),
+    )
     return tuple((file, content) for file, content in settings if node.has(file.partition(".")[0]))
 
 

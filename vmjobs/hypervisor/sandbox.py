@@ -103,10 +103,11 @@ class Bind:
 class Bounds:
     """What the processes of a machine may take. memory, address, file: bytes. processes: threads too.
 
-    memory: of all together, which takes a cgroup. address: of each.
+    memory, cpus: of all together, which takes a cgroup. address: of each.
     """
 
     memory: int
+    cpus: int
     address: int
     file: int
     processes: int
