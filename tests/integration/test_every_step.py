@@ -54,15 +54,12 @@ def killed(volley: Volley, *which: tuple[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def schedds_killed(volley: Volley) -> Iterator[None]:
-    """The same of the origin's schedd and the site's, until both answer again."""
-    services = ("site", "submit")
-    with killed(volley, *((service, "^condor_schedd") for service in services)):
+def schedd_killed(volley: Volley, service: str) -> Iterator[None]:
+    """The same of a schedd, until it answers again."""
+    with killed(volley, (service, "^condor_schedd")):
         yield
-        for service in services:
-            ask = ("condor_q", "-allusers", "-totals")
-            answer = partial(volley.grid.on, service, *ask, check=False)
-            wait_for(lambda ask=answer: "Total" in ask() or None, f"the schedd of {service}", 60)
+        answer = partial(volley.grid.on, service, "condor_q", "-allusers", "-totals", check=False)
+        wait_for(lambda: "Total" in answer() or None, f"the schedd of {service}", 60)
 
 
 @contextmanager
@@ -97,9 +94,12 @@ FAULTS: dict[str, Fault] = {
     "the starters": killing((NODE, "^condor_starter")),
     "the startd": killing((NODE, "^condor_startd")),
     "the shadows": killing(("site", "^condor_shadow")),
-    "both schedds": schedds_killed,
-    "the API and the worker": killing(("api", "vmjobs serve"), ("worker", "vmjobs worker")),
-    "the database and the broker": lambda volley: lost(volley, "postgres", "rabbitmq"),
+    "the site's schedd": lambda volley: schedd_killed(volley, "site"),
+    "the origin's schedd": lambda volley: schedd_killed(volley, "submit"),
+    "the API": killing(("api", "vmjobs serve")),
+    "the worker": killing(("worker", "vmjobs worker")),
+    "the database": lambda volley: lost(volley, "postgres"),
+    "the broker": lambda volley: lost(volley, "rabbitmq"),
     "the node's network": lambda volley: cut_off(volley, NODE),
     LIBVIRTD: killing((NODE, "bin/libvirtd")),
 }
@@ -110,8 +110,8 @@ TOGETHER = {
     "the agent": ("the agent",),
     "what waits for the machines": ("what waits for the machines",),
     "the starters and the startd": ("the starters", "the startd"),
-    "the schedds and the shadows": ("the shadows", "both schedds"),
-    "the whole service": ("the API and the worker", "the database and the broker"),
+    "the schedds and the shadows": ("the shadows", "the site's schedd", "the origin's schedd"),
+    "the whole service": ("the API", "the worker", "the database", "the broker"),
     "the node's network": ("the node's network",),
     LIBVIRTD: (LIBVIRTD,),
 }
@@ -130,6 +130,16 @@ def test_it_dies(grid: Grid, node: None, what: str, record_property: Tell) -> No
 @pytest.mark.parametrize("what", [name for name in FAULTS if name not in TOGETHER])
 def test_it_dies_alone(volley: Volley, what: str, record_property: Tell) -> None:
     _assert_survived(volley, (what,), record_property)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", ["the agent", "what waits for the machines", "the starters"])
+def test_it_dies_under_machines_of_qemus(
+    grid: Grid, node: None, what: str, record_property: Tell
+) -> None:
+    with fired(grid, "qemu") as volley:
+        volley.settle()
+        _assert_survived(volley, (what,), record_property)
 
 
 def _assert_survived(volley: Volley, faults: Iterable[str], record_property: Tell) -> None:
@@ -249,18 +259,42 @@ def _at_origin(volley: Volley, tool: str) -> None:
 # --------------------------------------------------------------------------- at any moment
 
 
+@contextmanager
+def vacated(volley: Volley) -> Iterator[None]:
+    """All jobs of the site have to leave their nodes."""
+    volley.grid.on("site", "condor_vacate_job", "-all", check=False)
+    yield
+
+
+@contextmanager
+def suspended(volley: Volley) -> Iterator[None]:
+    """All jobs of the site stand still for a while."""
+    volley.grid.on("site", "condor_suspend", "-all", check=False)
+    try:
+        yield
+        time.sleep(5)
+    finally:
+        volley.grid.on("site", "condor_continue", "-all", check=False)
+
+
+#: What happens at any moment: what dies, and what users and sites do.
+EVENTS = {**FAULTS, "all are vacated": vacated, "all are suspended": suspended}
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("turn", range(int(os.environ.get("VMJOBS_SOAK_TURNS", "12"))))
 def test_at_any_moment(grid: Grid, node: None, turn: int, record_property: Tell) -> None:
-    """Jobs that stop nowhere, and something that dies whenever it does."""
+    """Jobs that stop nowhere, and something that happens whenever it does."""
     seed = os.environ.get("VMJOBS_SOAK_SEED", "1")
     chance = random.Random(f"{seed} {turn}")
-    what, moment = chance.choice(sorted(FAULTS)), chance.uniform(0, 30)
-    record_property("note", f"{what}, {moment:.1f} s after the submission; VMJOBS_SOAK_SEED={seed}")
-    with fired(grid, HYPERVISOR.get(what, "uml")) as volley:
+    what, moment = chance.choice(sorted(EVENTS)), chance.uniform(0, 30)
+    hypervisor = HYPERVISOR.get(what) or chance.choice(("uml", "uml", "qemu"))
+    note = f"{what}, {moment:.1f} s after the submission, {hypervisor}; VMJOBS_SOAK_SEED={seed}"
+    record_property("note", note)
+    with fired(grid, hypervisor) as volley:
         volley.open()
         time.sleep(moment)
-        with FAULTS[what](volley):
+        with EVENTS[what](volley):
             pass
         volley.assert_ended_well()
         _assert_clean(volley)
