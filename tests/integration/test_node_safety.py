@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,12 @@ STATE = "/var/lib/vmjobs/agent"
 AGENT = "vmjobs-agent"
 #: As whom jobs run on a node. Their owner's own try is the control of what the socket says.
 OWNER = "vmjobs"
-#: A guest's kernel by its command line, and its name.
-KERNEL = re.compile(r"[^ ]*linux\.uml .*\bumid=([^ ]+)")
-#: A machine that libvirt knows.
+#: A guest's kernel, or its QEMU, by its command line, and its name.
+KERNEL = {
+    "uml": re.compile(r"[^ ]*linux\.uml .*\bumid=([^ ]+)"),
+    "qemu": re.compile(r"[^ ]*qemu-system-[^ ]+ .*\bguest=([^ ,]+)"),
+}
+#: A machine that libvirt knows, where it knows no other.
 DOMAIN = "safety-test"
 SOCKET = f"qemu+unix:///session?socket={STATE}/.cache/libvirt/libvirt-sock"
 #: What is asked of the agent, and the first line of its answer.
@@ -42,7 +45,7 @@ with socket.socket(socket.AF_UNIX) as agent:
 class Victim:
     """A job that runs, its machine, and clients of its owner and of somebody else.
 
-    files, sockets, folders: all that its run has on the node.
+    files, sockets, folders: all that its run has on the node. domain: what libvirt is asked for.
     """
 
     grid: Grid
@@ -51,11 +54,13 @@ class Victim:
     other: Client
     tokens: dict[str, str]
     others_job: Job
-    node: str
-    pids: list[int]
-    files: list[str]
-    sockets: list[str]
-    folders: list[str]
+    hypervisor: str
+    node: str = ""
+    domain: str = DOMAIN
+    pids: list[int] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    sockets: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
 
     def tries(self, user: str) -> dict[str, str]:
         """How each try of some user on the node ended."""
@@ -65,7 +70,7 @@ class Victim:
             "files": self.files,
             "sockets": self.sockets,
             "libvirt": [SOCKET],
-            "domain": DOMAIN,
+            "domain": self.domain,
         }
         home = STATE if user == AGENT else "/nonexistent"
         command = ("env", f"HOME={home}", "python3", "-c", TRIES)
@@ -81,12 +86,13 @@ class Victim:
         return found
 
 
-@pytest.fixture(scope="module")
-def victim(grid: Grid) -> Iterator[Victim]:
+@pytest.fixture(scope="module", params=KERNEL)
+def victim(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Victim]:
     make = ("vmjobs", "token", "user")
     tokens = {n: grid.on("api", *make, f"safety-{n}").strip() for n in ("owner", "other")}
     spec = JobSpec(
-        image="generic", memory=128, disk=64, run_seconds=600, hypervisor="uml", outputs=("left",),
+        image="generic", memory=160, disk=64, run_seconds=600, hypervisor=request.param,
+        outputs=("left",),
         script="#!/bin/sh\necho to the owner; echo x >left; while :; do sleep 1; done\n",
     )  # fmt: skip
     with Client(grid.url, tokens["owner"]) as owner, Client(grid.url, tokens["other"]) as other:
@@ -94,7 +100,7 @@ def victim(grid: Grid) -> Iterator[Victim]:
         try:
             for client, one in ((owner, job), (other, others)):
                 wait_for(lambda c=client, j=one: _runs(c, j), f"job {one.id} to run", 240)  # type: ignore[misc]
-            yield _found(Victim(grid, job, owner, other, tokens, others, "", [], [], [], []))
+            yield _found(Victim(grid, job, owner, other, tokens, others, request.param))
             assert _runs(owner, job), "the job was harmed by what others tried"
         finally:
             owner.cancel(job.id)
@@ -111,19 +117,30 @@ def _found(victim: Victim) -> Victim:
     """Where it runs, and what its run has there."""
     grid = victim.grid
     attempt = next(e.attempt for e in reversed(victim.owner.events(victim.job.id)) if e.attempt)
+    machines: list[tuple[str, str]] = []
     for node in NODES:
         listed = [
             line.split(None, 2) for line in grid.on(node, "ps", "-eo", "pid,ppid,args").splitlines()
         ]
         ours = {pid: (parent, args) for pid, parent, args in listed if attempt in args}
-        kernels = {pid for pid, (_, args) in ours.items() if KERNEL.match(args)}
+        kernel = KERNEL[victim.hypervisor]
+        kernels = {pid for pid, (_, args) in ours.items() if kernel.match(args)}
         # A kernel's children are its guest's processes: they come and go, and it traces them.
         kept = {pid: args for pid, (parent, args) in ours.items() if parent not in kernels}
         for pid, args in kept.items():
             victim.node, victim.pids = node, [*victim.pids, int(pid)]
-            if found := KERNEL.match(args):
-                victim.sockets.append(f"/proc/{pid}/cwd/{found[1]}/mconsole")
-    assert len(victim.sockets) == 1, "there is one kernel"
+            if found := kernel.match(args):
+                machines.append((pid, found[1]))
+    ((pid, name),) = machines
+    if victim.hypervisor == "uml":
+        victim.sockets.append(f"/proc/{pid}/cwd/{name}/mconsole")
+    else:
+        victim.domain = name
+        libvirts = grid.on(victim.node, "find", f"{STATE}/.config/libvirt", "-path", f"*{name[:20]}*")
+        victim.sockets += [path for path in libvirts.split() if path.endswith(".sock")]
+        victim.folders += [str(Path(path).parent) for path in victim.sockets]
+        victim.files.append(f"{STATE}/.cache/libvirt/qemu/log/{name}.log")
+        assert victim.sockets, libvirts
     assert len(victim.pids) > len({"its sandbox", "it", "its network"}), victim.pids
     run = f"{STATE}/runs/{attempt}"
     for kind, paths in (("f", victim.files), ("s", victim.sockets), ("d", victim.folders)):
@@ -139,6 +156,9 @@ def _found(victim: Victim) -> Victim:
 @pytest.fixture(scope="module")
 def domain(victim: Victim) -> Iterator[None]:
     """Something that the agent's libvirt knows, though it never runs."""
+    if victim.domain != DOMAIN:
+        yield  # it knows the machine
+        return
     grid, virsh = victim.grid, ("env", f"HOME={STATE}", "virsh", "-c", "qemu:///session")
     inside = f"<name>{DOMAIN}</name><memory>65536</memory><os><type>hvm</type></os>"
     text = f"<domain type='qemu'>{inside}</domain>"
@@ -162,6 +182,17 @@ def test_nothing_of_a_machine_is_in_anothers_reach(victim: Victim) -> None:
         assert open_to <= (tokens if user == OWNER else set())
         kinds = {said.partition(":")[0] for said in got.values()}
         assert kinds <= {"PermissionError", "ok"}, got
+
+
+def test_the_agent_has_no_right_but_its_users(victim: Victim) -> None:
+    """No capability, whatever it was started by."""
+    told = victim.grid.on(
+        victim.node, "sh", "-c", "cat /proc/$(pgrep -of 'vmjobs [a]gent')/status", user=AGENT
+    )
+    said = dict(line.partition(":")[::2] for line in told.splitlines())
+    assert set(said["Uid"].split()) == {victim.grid.on(victim.node, "id", "-u", AGENT).strip()}
+    for which in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+        assert int(said[which], 16) == 0, which
 
 
 def test_the_agents_user_has_no_port_and_no_abstract_socket(victim: Victim) -> None:
