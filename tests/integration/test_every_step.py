@@ -115,6 +115,8 @@ TOGETHER = {
     "the node's network": ("the node's network",),
     LIBVIRTD: (LIBVIRTD,),
 }
+#: What dies without any job noticing.
+UNNOTICED = {"the whole service", LIBVIRTD}
 #: Of machines that are not User Mode Linux.
 HYPERVISOR = {LIBVIRTD: "qemu"}
 
@@ -124,6 +126,7 @@ def test_it_dies(grid: Grid, node: None, what: str, record_property: Tell) -> No
     with fired(grid, HYPERVISOR.get(what, "uml")) as volley:
         volley.settle()
         _assert_survived(volley, TOGETHER[what], record_property)
+        assert what not in UNNOTICED or volley.starts() == sum(JOBS.values()), "none was begun twice"
 
 
 @pytest.mark.soak
