@@ -83,11 +83,11 @@ def raw_boot(kind: HypervisorKind, image: BootImage, spec: JobSpec, directory: P
     with ExitStack() as stack:
         # Each hypervisor gets its end of the cable as it wants it.
         inner = None
-        cable = directory / "net.sock"
+        cable = directory / "net" / netproc.CABLE
         if online:
             inbox = _serve(stack, directory, token)
             _tell(ready, inbox)
-            inner = _connect(stack, kind, spec, image, directory, cable)
+            inner = _connect(stack, kind, spec, image, directory)
         make = _uml if kind is HypervisorKind.UML else _qemu
         argv = make(image, spec, disks, directory, inner, cable if online else None)
         return _time(argv, directory, inner, None if online else disks.sentinel, ready)
@@ -125,7 +125,6 @@ def _connect(
     spec: JobSpec,
     image: BootImage,
     directory: Path,
-    cable: Path,
 ) -> socket.socket | None:
     network = Network(spec.network, directory / "endpoint.sock")
     machine = Machine("by-hand", 1, spec.memory, image, (), directory / "console", directory, network)
@@ -133,11 +132,13 @@ def _connect(
     if kind is HypervisorKind.UML:
         outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with outer:
-            started = netproc.start(Launcher(), machine, network, fd=outer.fileno(), mtu=MTU)
+            started = netproc.start(
+                Launcher(), machine, network, fd=outer.fileno(), mtu=MTU, isolated=False
+            )
             started.ready()
         stack.callback(inner.close)
     else:
-        started = netproc.start(Launcher(), machine, network, listen=cable, mtu=MTU)
+        started = netproc.start(Launcher(), machine, network, mtu=MTU, isolated=False)
         started.ready()
     stack.callback(started.close)
     stack.callback(started.process.kill)

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""A UML kernel, or QEMU, that its guest has broken: in its place it tries what it must not do.
+"""A UML kernel, QEMU, or network process that a guest has broken: it tries what it must not do.
 
 It is told what to try by the kernel's command line (``tries=``: JSON in base64), tells what came of
 each try in a line of JSON on the console, and then ends, or does what ``then=`` says. Where libvirt
@@ -216,6 +216,8 @@ def parameters(argv: list[str]) -> list[str]:
 
 def begin(argv: list[str]) -> None:
     """Be up, as the driver waits for; what is said goes to the console."""
+    if "--machine" in argv:
+        return
     if "-append" in argv:
         console = next(word for word in argv if word.startswith("file,id=console0,"))
         path = console.partition("path=")[2].partition(",")[0]

@@ -256,6 +256,13 @@ class Run:
         """The file of its machine's console; there is one once there is a machine."""
         return self.parts.journal.directory(self.attempt) / f"stream-{StreamName.CONSOLE}"
 
+    @property
+    def sockets(self) -> Path:
+        """A directory for what its machine's network leads to, and for nothing else: all in there is in
+        the reach of the process that carries it.
+        """
+        return self.directory / "sockets"
+
     def stream(self, name: StreamName) -> Path:
         """The file in which a stream grows."""
         return self.directory / f"stream-{name}"

@@ -167,7 +167,8 @@ def make_disks(run: Run) -> None:
     if run.resumed is None:
         _lay_out(run, online=online, by_disk=by_disk)
     if online:
-        run.resources.enter_context(serving(run.link, run.directory / "endpoint.sock"))
+        run.sockets.mkdir()
+        run.resources.enter_context(serving(run.link, run.sockets / "endpoint.sock"))
 
 
 def _lay_out(run: Run, *, online: bool, by_disk: bool) -> None:
@@ -214,10 +215,10 @@ def boot(run: Run) -> None:
 
 
 def _network(run: Run) -> Network:
-    doors = {port: run.directory / f"door-{port}.sock" for port in run.doors}
+    doors = {port: run.sockets / f"door-{port}.sock" for port in run.doors}
     for port, path in doors.items():
         run.resources.enter_context(run.doors[port](path))
-    return Network(run.ticket.spec.network, run.directory / "endpoint.sock", doors)
+    return Network(run.ticket.spec.network, run.sockets / "endpoint.sock", doors)
 
 
 def _disks(directory: Path) -> Iterator[DataDisk]:

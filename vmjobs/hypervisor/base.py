@@ -83,6 +83,7 @@ class Network:
     """A guest's only way out: user-mode NAT, or just the endpoint's Unix socket.
 
     doors: Unix sockets to which a guest connects beside it, by their ports of the endpoint's address.
+    All that is in the directories of these is in the reach of whatever carries the network.
     """
 
     mode: NetworkMode

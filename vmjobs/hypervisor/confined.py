@@ -15,10 +15,12 @@ from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import Machine
 from vmjobs.hypervisor.firmware import Firmware
 from vmjobs.hypervisor.in_place_of_qemu import HAS, PROGRAM, QEMU
-from vmjobs.hypervisor.sandbox import Bind, Bounds
+from vmjobs.hypervisor.sandbox import HOME, Bind, Bounds
 
 #: What to do where it is missing.
 HINT: Final = f"copy {PROGRAM}, which is beside vmjobs where that was installed, to /usr/bin"
+#: Where QEMU has the socket of the machine's network process.
+CABLE: Final = HOME / "net.sock"
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,20 @@ def files(
     uefi: Firmware | None,
     nbd: Path | None,
 ) -> Iterator[Bind]:
-    """The files of a machine, by the names that its domain has for them (``domain_xml``)."""
+    """The files of a machine, by the names that its domain has for them (``domain_xml``); its network
+    process's socket as :data:`CABLE`, which is short.
+    """
     image = machine.image
     fixed = [image.kernel, image.initrd, None if nbd else image.root, uefi.code if uefi else None]
-    own = [overlay, machine.console, cable, nbd, uefi.variables if uefi else None]
+    own = [overlay, machine.console, nbd, uefi.variables if uefi else None]
     for path in filter(None, fixed):
         yield _bind(path, read_only=True)
     for path in filter(None, own):
         yield _bind(path)
     for disk in machine.disks:
         yield _bind(disk.path, read_only=disk.read_only)
+    if cable is not None:
+        yield Bind(cable, str(CABLE))
 
 
 def _bind(path: Path, *, read_only: bool = False) -> Bind:

@@ -262,7 +262,7 @@ class Libvirt:
         self._helpers: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._mains: dict[str, int] = {}
         self._holder = Holder(kind, throttles_disks=True, one_processor=False)
-        self._meter = Meter(self._helpers_of)
+        self._meter = Meter(lambda name: netproc.leading(name) + blockserver.find(name))
 
     # ----------------------------------------------------------------- life and death
 
@@ -329,6 +329,8 @@ class Libvirt:
                 after.callback(carrier.close)
             cable = carrier.ready() if carrier else None
             emulator = self._emulator(machine, overlay, cable, uefi, nbd)
+            if cable is not None and self._isolated:
+                cable = confined.CABLE
             text = domain_xml(machine, self._type, overlay, cable, on, uefi, nbd, emulator)
             self._connection.endings.expect(machine.name)
             self._begin(machine, text)
@@ -481,9 +483,14 @@ class Libvirt:
         network = netproc.wanted(machine)
         if network is None:
             return None
-        listen = machine.workdir.absolute() / "net.sock"
-        share = held.processors
-        return netproc.start(self._launcher, machine, network, listen=listen, mtu=MTU, processors=share)
+        return netproc.start(
+            self._launcher,
+            machine,
+            network,
+            mtu=MTU,
+            processors=held.processors,
+            isolated=self._isolated,
+        )
 
     def _serve_root(self, machine: Machine) -> Path | None:
         if machine.image.live is None:

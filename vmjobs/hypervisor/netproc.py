@@ -1,17 +1,23 @@
-"""Starting and finding the processes that carry a machine's network (see ``usernet``)."""
+"""Starting and finding the processes that carry a machine's network (see ``usernet``).
+
+A hostile guest talks to libslirp in there: it is in a sandbox as its machine is. It has the sockets
+behind which its job's endpoint and doors are, and in mode ``outbound`` the node's network. Where it has
+to hold its machine to a share of the processors, it sees the node's processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import vmjobs
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import procs
+from vmjobs.hypervisor import procs, sandbox
 from vmjobs.hypervisor.base import (
     ENDPOINT_ADDRESS,
     ENDPOINT_PORT,
@@ -23,13 +29,18 @@ from vmjobs.hypervisor.base import (
     Network,
 )
 from vmjobs.hypervisor.detached import Detached, Launcher
-from vmjobs.model import NetworkMode
+from vmjobs.hypervisor.sandbox import HOME, Bind, Bounds, Shares
+from vmjobs.model import MIB, NetworkMode
 from vmjobs.subprocess import environment
 
 MODULE = "vmjobs.hypervisor.usernet"
 
 #: Seconds in which a network process must be ready.
 READY_SECONDS = 30.0
+#: What it is called where QEMU looks for it, in a directory of its own.
+CABLE = "net.sock"
+#: Connections are files of its, and packets its memory; it writes no file but what it complains of.
+_BOUNDS = Bounds(memory=0, cpus=0, address=4096 * MIB, file=64 * MIB, processes=64)
 
 
 def wanted(machine: Machine) -> Network | None:
@@ -43,13 +54,15 @@ class Started:
     """A network process, on its way.
 
     said: where it says that it is ready. told: where it is told what to regulate; -1: nowhere.
-    log: where it says what went wrong. To be closed in the end.
+    log: where it says what went wrong. cable: its stream socket, if it is in a sandbox and has one. To
+    be closed in the end.
     """
 
     process: Detached
     said: int
     told: int
     log: Path
+    cable: Path | None = None
 
     def regulate(self, pid: int) -> None:
         """Say which process is the machine's kernel, where it was started to hold one to its share.
@@ -71,7 +84,8 @@ class Started:
             HypervisorError: it does not come up, with its own words. It is gone then.
         """
         try:
-            return _wait_ready(self.said, self.log)
+            told = _wait_ready(self.said, self.log)
+            return self.cable or told
         except BaseException:
             self.process.kill()
             raise
@@ -90,24 +104,22 @@ def start(
     network: Network,
     *,
     fd: int | None = None,
-    listen: Path | None = None,
     mtu: int,
     processors: float | None = None,
+    isolated: bool = True,
 ) -> Started:
     """Start the process. It comes up beside whatever the caller does until it needs it.
 
     Args:
         launcher: what starts it, so that it lasts as long as its machine.
-        fd: one end of a SEQPACKET pair, handed on to the process; or
-        listen: where it makes a stream socket.
+        fd: one end of a SEQPACKET pair, handed on to the process; without it the process makes a stream
+            socket below the machine's directory.
         mtu: bytes in an IP packet.
         processors: that it holds the machine to; :meth:`Started.regulate` says which process that is.
+        isolated: whether it is to be in a sandbox.
     """
-    argv = [sys.executable, "-S", "-P", "-m", MODULE, *_arguments(machine, network, mtu)]
-    if processors is not None:
-        argv += ["--processors", f"{processors:g}"]
-    argv += ["--fd", "3"] if fd is not None else ["--listen", str(listen)]
-    log = machine.workdir / "usernet.log"
+    log, place = machine.workdir / "usernet.log", machine.workdir.absolute() / "net"
+    cable = place / CABLE if fd is None else None
     with log.open("ab") as errors, ExitStack() as undo, ExitStack() as theirs:
         stdin, told = os.pipe() if processors is not None else (os.open(os.devnull, os.O_RDONLY), -1)
         theirs.callback(os.close, stdin)
@@ -117,25 +129,121 @@ def start(
             if handle >= 0:
                 undo.callback(os.close, handle)
         handles = [stdin, stdout, errors.fileno(), *([] if fd is None else [fd])]
-        env = environment({"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])})
-        process = launcher.start(argv, handles, env, Path())
+        if cable is not None:
+            place.mkdir(exist_ok=True)
+            cable.unlink(missing_ok=True)
+        bits = machine.limits.network_bits if machine.limits else None
+        task = _Task(machine.name, network, mtu, bits, processors, cable)
+        env = {"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])}
+        if isolated:
+            shares = Shares(network.mode is NetworkMode.OUTBOUND, processors is not None)
+            filtered = sandbox.filter_file(shares)
+            theirs.callback(os.close, filtered)
+            handles.append(filtered)
+            argv = _isolated(task, shares, len(handles) - 1, env)
+        else:
+            argv = task.argv()
+        process = launcher.start(argv, handles, environment(env), Path("/"))
         undo.pop_all()
-    return Started(process, said, told, log)
+    return Started(process, said, told, log, cable if isolated else None)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a network process is told. cable: None: it has handle 3 for it."""
+
+    machine: str
+    network: Network
+    mtu: int
+    bits: int | None
+    processors: float | None
+    cable: Path | None
+
+    def argv(self) -> list[str]:
+        subnet = f"{GATEWAY_ADDRESS.rpartition('.')[0]}.0/{GUEST_NETMASK_BITS}"
+        doors = self.network.doors.items()
+        return [
+            *_program(),
+            *("--machine", self.machine),
+            *("--mode", self.network.mode.value),
+            *("--endpoint", str(self.network.endpoint)),
+            *("--endpoint-address", ENDPOINT_ADDRESS),
+            *("--endpoint-port", str(ENDPOINT_PORT)),
+            *(word for port, path in doors for word in ("--door", f"{port}:{path}")),
+            *("--network", subnet),
+            *("--gateway", GATEWAY_ADDRESS),
+            *("--nameserver", NAMESERVER_ADDRESS),
+            *("--guest", GUEST_ADDRESS),
+            *("--mtu", str(self.mtu)),
+            *(("--bits", str(self.bits)) if self.bits else ()),
+            *(("--processors", f"{self.processors:g}") if self.processors is not None else ()),
+            *(("--fd", "3") if self.cable is None else ("--listen", str(self.cable))),
+        ]
+
+
+def _program() -> list[str]:
+    """Of a virtual environment its own Python: what is needed is the standard library."""
+    return [os.path.realpath(sys.executable), "-S", "-P", "-m", MODULE]
+
+
+def _isolated(task: _Task, shares: Shares, filtered: int, env: dict[str, str]) -> list[str]:
+    """The same in a sandbox, where sockets have other names; directories, as they may be made anew."""
+    network, places = task.network, dict[Path, str]()
+
+    def inside(path: Path) -> Path:
+        name = places.setdefault(path.parent.absolute(), f"sockets{len(places)}")
+        return HOME / name / path.name
+
+    doors = {port: inside(path) for port, path in network.doors.items()}
+    network = replace(network, endpoint=inside(network.endpoint), doors=doors)
+    cable = HOME / "net" / CABLE if task.cable else None
+    binds = [Bind(place, name, read_only=True) for place, name in places.items()]
+    if task.cable is not None:
+        binds.append(Bind(task.cable.parent, "net"))
+    binds += [Bind(path, str(path), read_only=True) for path in _code()]
+    return sandbox.command(
+        replace(task, network=network, cable=cable).argv(),
+        binds=binds,
+        bounds=_BOUNDS,
+        shares=shares,
+        console=False,
+        filtered=filtered,
+        env=env,
+    )
+
+
+def _code() -> Iterator[Path]:
+    """Where its code is, beside ``/usr``."""
+    yield Path(vmjobs.__file__).absolute().parent
+    if not Path(sys.base_prefix).is_relative_to("/usr"):
+        yield Path(sys.base_prefix)
+
+
+def leading(name: str) -> list[procs.Process]:
+    """The network processes of a machine; of those in a sandbox its first."""
+    found = _found(name)
+    return [process for process in found if sandbox.leads(process)] or found
 
 
 def find(name: str) -> list[procs.Process]:
-    """The network processes of a machine."""
+    """All of them."""
+    found = _found(name)
+    known = {process.pid for process in found}
+    return [*found, *(process for process in sandbox.within(found) if process.pid not in known)]
+
+
+def _found(name: str) -> list[procs.Process]:
     return [process for process in procs.scan() if machine_of(process) == name]
 
 
 def regulating(name: str) -> list[procs.Process]:
     """Those of them that hold the machine to a share of the processors."""
-    return [process for process in find(name) if regulates(process)]
+    return [process for process in _found(name) if regulates(process)]
 
 
 def regulates(process: procs.Process) -> bool:
-    """Whether a network process holds its machine to a share of the processors."""
-    return "--processors" in process.argv
+    """Whether a process holds its machine to a share of the processors."""
+    return "--processors" in process.argv and process.argv[1:2] == ("-S",)
 
 
 def machine_of(process: procs.Process) -> str:
@@ -144,25 +252,6 @@ def machine_of(process: procs.Process) -> str:
     if MODULE not in argv or "--machine" not in argv[:-1]:
         return ""
     return argv[argv.index("--machine") + 1]
-
-
-def _arguments(machine: Machine, network: Network, mtu: int) -> list[str]:
-    bits = machine.limits.network_bits if machine.limits else None
-    subnet = f"{GATEWAY_ADDRESS.rpartition('.')[0]}.0/{GUEST_NETMASK_BITS}"
-    return [
-        *("--machine", machine.name),
-        *("--mode", network.mode.value),
-        *("--endpoint", str(network.endpoint)),
-        *("--endpoint-address", ENDPOINT_ADDRESS),
-        *("--endpoint-port", str(ENDPOINT_PORT)),
-        *(word for port, path in network.doors.items() for word in ("--door", f"{port}:{path}")),
-        *("--network", subnet),
-        *("--gateway", GATEWAY_ADDRESS),
-        *("--nameserver", NAMESERVER_ADDRESS),
-        *("--guest", GUEST_ADDRESS),
-        *("--mtu", str(mtu)),
-        *(("--bits", str(bits)) if bits else ()),
-    ]
 
 
 def _wait_ready(output: int, log: Path) -> Path:

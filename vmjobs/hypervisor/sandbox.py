@@ -72,8 +72,11 @@ while kill -0 $child 2>/dev/null; do wait $child; status=$?; done
 exit $status
 """
 _INNER: Final = 'ulimit -c 0; exec 2>/dev/null; "$@" 2>&1; exit $?'
+#: Where there is no console, what is wrong goes where it is to go.
+_TELLING: Final = 'ulimit -c 0; "$@"; exit $?'
 #: Bytes that its directory and the rest of its tmpfs may have beside disks and memory.
 ROOM: Final = 1 << 20
+_NAME_SERVERS: Final = "/etc/resolv.conf"
 _TRIAL_SECONDS: Final = 20.0
 _BIND: Final = ("lib", "lib64", "lib32", "bin", "sbin")
 _FORBIDDEN: Final = (
@@ -88,8 +91,22 @@ _FORBIDDEN: Final = (
 
 
 @dataclass(frozen=True)
+class Shares:
+    """What a program has in common with its node.
+
+    network: also its name servers. processes: it sees all of its user's.
+    """
+
+    network: bool = False
+    processes: bool = False
+
+
+ALONE: Final = Shares()
+
+
+@dataclass(frozen=True)
 class Bind:
-    """A file that a program is to have.
+    """A file, or a directory, that a program is to have.
 
     name: what it is called there: below :data:`HOME`, or anywhere if that is a whole path.
     """
@@ -113,13 +130,12 @@ class Bounds:
     processes: int
 
 
-def filter_file() -> int:
+def filter_file(shares: Shares = ALONE) -> int:
     """An open file with the seccomp filter, for ``--seccomp``; to be closed."""
+    families = [socket.AF_UNIX, *([socket.AF_INET, socket.AF_INET6] if shares.network else [])]
     handle = os.memfd_create("seccomp", os.MFD_CLOEXEC)
-    os.write(
-        handle,
-        seccomp.forbidding(_FORBIDDEN, clone_with=seccomp.CLONE_NEW, families=[socket.AF_UNIX]),
-    )
+    rules = seccomp.forbidding(_FORBIDDEN, clone_with=seccomp.CLONE_NEW, families=families)
+    os.write(handle, rules)
     os.lseek(handle, 0, os.SEEK_SET)
     return handle
 
@@ -131,6 +147,8 @@ def command(
     devices: Iterable[str] = (),
     memory: int = ROOM,
     bounds: Bounds | None = None,
+    shares: Shares = ALONE,
+    console: bool = True,
     filtered: int,
     env: dict[str, str],
 ) -> list[str]:
@@ -141,6 +159,8 @@ def command(
         devices: of the node's that it may open, beside ``/dev/null``.
         memory: bytes of its own ``/dev/shm``.
         bounds: what its processes may take.
+        shares: what it has in common with its node.
+        console: whether its errors go to its output, as those of a machine do.
         filtered: the number by which bubblewrap gets :func:`filter_file`.
         env: all that the program gets of an environment.
 
@@ -148,7 +168,7 @@ def command(
         HypervisorError: the program or bubblewrap is not installed.
     """
     program = _program(argv[0])
-    words = ["sh", "-c", _OUTER, MARK, _bwrap(), *_namespaces(filtered)]
+    words = ["sh", "-c", _OUTER, MARK, _bwrap(), *_namespaces(filtered, shares)]
     for name, value in env.items():
         words += ["--setenv", name, value]
     words += ["--ro-bind", "/usr", "/usr"]
@@ -157,9 +177,14 @@ def command(
             words += ["--symlink", f"usr/{name}", f"/{name}"]
     if not program.is_relative_to("/usr"):
         words += ["--ro-bind", str(program), str(program)]
-    # The kernel starts itself again by this name, and reads its processor's flags.
-    words += ["--dir", "/proc/self", "--symlink", str(program), "/proc/self/exe"]
-    words += ["--ro-bind-try", "/proc/cpuinfo", "/proc/cpuinfo"]
+    if shares.processes:
+        words += ["--ro-bind", "/proc", "/proc"]
+    else:
+        # The kernel starts itself again by this name, and reads its processor's flags.
+        words += ["--dir", "/proc/self", "--symlink", str(program), "/proc/self/exe"]
+        words += ["--ro-bind-try", "/proc/cpuinfo", "/proc/cpuinfo"]
+    if shares.network:
+        words += ["--ro-bind-try", os.path.realpath(_NAME_SERVERS), _NAME_SERVERS]
     for device in ("/dev/null", *devices):
         words += ["--dev-bind", device, device]
     words += ["--size", str(memory), "--tmpfs", "/dev/shm"]  # noqa: S108 - its own
@@ -168,7 +193,8 @@ def command(
         how = "--ro-bind" if bind.read_only else "--bind"
         words += [how, str(bind.source.resolve()), str(HOME / bind.name)]
     words += ["--chdir", str(HOME), "--remount-ro", "/", "--"]
-    return [*words, "sh", "-c", _INNER, "sh", *_bounded(bounds), str(program), *argv[1:]]
+    inner = _INNER if console else _TELLING
+    return [*words, "sh", "-c", inner, "sh", *_bounded(bounds), str(program), *argv[1:]]
 
 
 def _bounded(bounds: Bounds | None) -> list[str]:
@@ -189,9 +215,11 @@ def _at_most(which: int, wanted: int) -> int:
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
-def _namespaces(filtered: int) -> list[str]:
-    words = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-    words += ["--unshare-cgroup-try", "--as-pid-1", "--die-with-parent"]
+def _namespaces(filtered: int, shares: Shares) -> list[str]:
+    words = ["--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    words += [] if shares.network else ["--unshare-net"]
+    words += [] if shares.processes else ["--unshare-pid", "--as-pid-1"]
+    words += ["--die-with-parent"]
     words += ["--new-session", "--cap-drop", "ALL", "--clearenv", "--setenv", "PATH", "/usr/bin"]
     return [*words, "--seccomp", str(filtered)]
 

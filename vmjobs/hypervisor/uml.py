@@ -77,7 +77,7 @@ class UserModeLinux:
         self._kernels: _Kernels = {}
         self._lock = threading.Lock()
         self._holder = Holder(self.kind, throttles_disks=False, one_processor=True)
-        self._meter = Meter(netproc.find)
+        self._meter = Meter(netproc.leading)
 
     # ----------------------------------------------------------------- life and death
 
@@ -124,6 +124,7 @@ class UserModeLinux:
                         fd=outer.fileno(),
                         mtu=uml_boot.MTU,
                         processors=held.processors,
+                        isolated=self._isolated,
                     )
                     after.callback(carrier.close)
                 cables = links if inner is None else [inner, *links]

@@ -247,7 +247,7 @@ def connect(fd: int | None, listen: Path | None) -> Link | None:
         server.listen(1)
         server.settimeout(CONNECT_SECONDS)
         # Others reach the socket through this process, where its own name is too long.
-        _say_ready(str(listen) if len(os.fsencode(listen)) <= MAX_SOCKET_PATH else _seen(address))
+        _say_ready(_seen(address))
         with suppress(TimeoutError):
             return StreamLink(server.accept()[0])
     return None
@@ -256,8 +256,11 @@ def connect(fd: int | None, listen: Path | None) -> Link | None:
 def _reachable(path: Path) -> str:
     """A name for the socket that is short enough, however deep its directory lies.
 
-    The directory stays open for the life of this process: its number is part of the name.
+    Where it is too long itself, the directory stays open for the life of this process: its number is
+    part of the other name.
     """
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return str(path)
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     return f"/proc/self/fd/{directory}/{path.name}"
 

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 RECORD = "record.json"
 SHARE = "share.json"
 MACHINE = "machine"
+SOCKETS = "sockets"
 ENDPOINT = "endpoint.sock"
 DOOR = "door.sock"
 KEPT = "disks"
@@ -52,10 +53,12 @@ class MemberPlace:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        #: What its machine's network leads to, and nothing else: see ``Run.sockets``.
+        self.sockets = directory / SOCKETS
         #: The endpoint's socket: at the same place for all machines of the member.
-        self.endpoint = directory / ENDPOINT
+        self.endpoint = self.sockets / ENDPOINT
         #: Where its guest waits for those who log in; also at the same place.
-        self.door = directory / DOOR
+        self.door = self.sockets / DOOR
         #: The present machine's disks, and what else goes with it.
         self.machine = directory / MACHINE
         self.record = directory / RECORD
