@@ -18,7 +18,7 @@ from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
 from hypervisor_host import endpoint, said, wait_until
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import procs, sandbox
+from vmjobs.hypervisor import netproc, procs, sandbox
 from vmjobs.hypervisor.base import (
     BootImage,
     DataDisk,
@@ -109,19 +109,17 @@ def qemu(tmp_path: Path) -> Iterator[Bench]:
 
 
 def processes(name: str) -> list[procs.Process]:
-    """The machine's main process and its network process."""
+    """The machine's first process and its network process's."""
     found = [process for process in procs.scan() if name in " ".join(process.argv)]
-    return [process for process in found if process.leads or sandbox.leads(process)]
+    return [process for process in found if sandbox.leads(process)]
 
 
 def share(name: str, seconds: float) -> float:
     """Processors that a machine uses on average, by what the kernel counts."""
-    found = processes(name)
-    assert len(found) == 2
-    kernels = [
-        sandbox.innermost(process)[0] if sandbox.leads(process) else process for process in found
-    ]
-    pids = [process.pid for process in kernels]
+    assert len(processes(name)) == 2
+    (first,) = (process for process in processes(name) if not netproc.machine_of(process))
+    (carrier,) = netproc.regulating(name)
+    pids = [sandbox.innermost(first)[0].pid, carrier.pid]
     began, before = time.monotonic(), sum(map(processor_seconds, pids))
     threading.Event().wait(seconds)
     return (sum(map(processor_seconds, pids)) - before) / (time.monotonic() - began)

@@ -121,19 +121,22 @@ def start(
     log, place = machine.workdir / "usernet.log", machine.workdir.absolute() / "net"
     cable = place / CABLE if fd is None else None
     with log.open("ab") as errors, ExitStack() as undo, ExitStack() as theirs:
-        stdin, told = os.pipe() if processors is not None else (os.open(os.devnull, os.O_RDONLY), -1)
-        theirs.callback(os.close, stdin)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        theirs.callback(os.close, nothing)
         said, stdout = os.pipe()
         theirs.callback(os.close, stdout)
-        for handle in (said, told):
-            if handle >= 0:
-                undo.callback(os.close, handle)
-        handles = [stdin, stdout, errors.fileno(), *([] if fd is None else [fd])]
+        undo.callback(os.close, said)
+        handles, told = [nothing, stdout, errors.fileno(), *([] if fd is None else [fd])], -1
+        if processors is not None:
+            orders, told = os.pipe()
+            theirs.callback(os.close, orders)
+            undo.callback(os.close, told)
+            handles.append(orders)
         if cable is not None:
             place.mkdir(exist_ok=True)
             cable.unlink(missing_ok=True)
         bits = machine.limits.network_bits if machine.limits else None
-        task = _Task(machine.name, network, mtu, bits, processors, cable)
+        task = _Task(machine.name, network, mtu, bits, processors, len(handles) - 1, cable)
         env = {"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])}
         if isolated:
             shares = Shares(network.mode is NetworkMode.OUTBOUND, processors is not None)
@@ -150,13 +153,18 @@ def start(
 
 @dataclass(frozen=True)
 class _Task:
-    """What a network process is told. cable: None: it has handle 3 for it."""
+    """What a network process is told.
+
+    orders: the handle where it hears which process is to have so many processors. cable: None: that is
+    handle 3.
+    """
 
     machine: str
     network: Network
     mtu: int
     bits: int | None
     processors: float | None
+    orders: int
     cable: Path | None
 
     def argv(self) -> list[str]:
@@ -176,9 +184,14 @@ class _Task:
             *("--guest", GUEST_ADDRESS),
             *("--mtu", str(self.mtu)),
             *(("--bits", str(self.bits)) if self.bits else ()),
-            *(("--processors", f"{self.processors:g}") if self.processors is not None else ()),
+            *self._share(),
             *(("--fd", "3") if self.cable is None else ("--listen", str(self.cable))),
         ]
+
+    def _share(self) -> tuple[str, ...]:
+        if self.processors is None:
+            return ()
+        return ("--processors", f"{self.processors:g}", "--orders", str(self.orders))
 
 
 def _program() -> list[str]:

@@ -9,7 +9,7 @@ and, in mode ``outbound``, to the world. A stack that a hostile guest talks to i
 agent's process; and this one ends when the machine does.
 
 It also holds the machine to limits: ``--bits`` each way, and ``--processors`` (``regulator``), for
-which it reads the number of the machine's process from its standard input.
+which it reads the number of the machine's process from ``--orders``.
 
 Frames travel over ``--fd`` as datagrams (a SEQPACKET socket: UML), or over a stream socket made
 at ``--listen``, each after its length in four bytes (QEMU's ``-netdev stream``).
@@ -269,11 +269,13 @@ def _seen(address: str) -> str:
     return address.replace("/self/", f"/{os.getpid()}/")
 
 
-def _regulate(processors: float) -> None:
+def _regulate(processors: float, orders: int) -> None:
     """Hold the machine to its share of the processors; without that, it is to have no network."""
     try:
         # Nothing there: whoever started us is gone, and nobody knows which process to hold.
-        regulator.regulate(int(sys.stdin.readline()), processors)
+        with open(orders, encoding="ascii") as told:
+            pid = int(told.readline())
+        regulator.regulate(pid, processors)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -309,6 +311,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--mtu", type=int, default=1500)
     parser.add_argument("--bits", type=int, help="a second, each way")
     parser.add_argument("--processors", type=float, help="that the machine may use on average")
+    parser.add_argument("--orders", type=int, help="handle that says which process that is")
     return parser.parse_args(argv)
 
 
@@ -328,7 +331,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.bits:
         link = LimitedLink(link, options.bits / 8)
     if options.processors:
-        threading.Thread(target=_regulate, args=[options.processors], daemon=True).start()
+        regulated = [options.processors, options.orders]
+        threading.Thread(target=_regulate, args=regulated, daemon=True).start()
     settings = Settings(
         network=options.network,
         gateway=options.gateway,
