@@ -65,10 +65,9 @@ def prepare(
         pool_token=lambda: pool_token,
     )
     stack.enter_context(serving(link, directory / "endpoint.sock"))
-    cable = directory / "net.sock"
-    inner = connect(stack, HypervisorKind.UML, ticket.spec, image, directory, cable)
+    inner = connect(stack, HypervisorKind.UML, ticket.spec, image, directory)
     assert inner is not None
-    argv = uml(image, ticket.spec, disks, directory, inner, cable)
+    argv = uml(image, ticket.spec, disks, directory, inner, None)
     console = stack.enter_context((directory / "console").open("wb"))
 
     def start() -> subprocess.Popen[bytes]:

@@ -118,8 +118,7 @@ def share(name: str, seconds: float) -> float:
     """Processors that a machine uses on average, by what the kernel counts."""
     assert len(processes(name)) == 2
     (first,) = (process for process in processes(name) if not netproc.machine_of(process))
-    (carrier,) = netproc.regulating(name)
-    pids = [sandbox.innermost(first)[0].pid, carrier.pid]
+    pids = [sandbox.innermost(first)[0].pid, *(one.pid for one in netproc.regulating(name))]
     began, before = time.monotonic(), sum(map(processor_seconds, pids))
     threading.Event().wait(seconds)
     return (sum(map(processor_seconds, pids)) - before) / (time.monotonic() - began)

@@ -44,18 +44,30 @@ def test_what_failed_is_looked_at_again_and_what_works_is_not() -> None:
 
 def test_a_hypervisor_in_doubt_is_probed_again_and_others_are_not() -> None:
     uml, qemu = Driver(UML, works=True), Driver(QEMU, works=True)
-    node = fleet(uml, qemu)
+    node, losses = fleet(uml, qemu), []
+    node.on_loss = lambda: losses.append(node.results)
     node.probe()
     assert node.recheck(UML).works
     uml.works = False
     assert not node.recheck(UML).works
+    assert not node.recheck(UML).works
+    assert len(losses) == 1, "it is told once"
+    uml.probes -= 1
     assert (uml.probes, qemu.probes) == (3, 1)
     assert node.choose(None) is qemu
     with pytest.raises(NoHypervisor):
         node.choose(UML)
     uml.works = True
-    node.probe_the_rest()
+    node.probe_the_rest(lost=True)
     assert node.choose(None) is uml
+
+
+def test_what_never_worked_is_not_looked_at_as_if_it_were_lost() -> None:
+    uml, qemu = Driver(UML, works=True), Driver(QEMU, works=False)
+    node = fleet(uml, qemu)
+    node.probe()
+    node.probe_the_rest(lost=True)
+    assert (uml.probes, qemu.probes) == (1, 1)
 
 
 def test_findings_are_kept_between_processes(tmp_path: Path) -> None:

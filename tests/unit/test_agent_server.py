@@ -212,6 +212,18 @@ def test_the_node_tells_about_itself(agent: tuple[Agent, Path]) -> None:
     assert answer.node.name == "n1"
 
 
+def test_who_has_asked_hears_at_once_of_what_changes(agent: tuple[Agent, Path]) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(agent[1]))
+        protocol.send(client, protocol.StatusMessage())
+        messages = protocol.receive(client)
+        assert isinstance(next(messages), protocol.StatusMessage)
+        agent[0].announce()
+        unasked = next(messages)
+    assert isinstance(unasked, protocol.StatusMessage)
+    assert unasked.node is not None
+
+
 def test_an_agent_that_is_about_to_stop_says_nothing_of_the_node(agent: tuple[Agent, Path]) -> None:
     """Or it would go on to attract jobs, which it then refuses."""
     agent[0].stop(0.0)

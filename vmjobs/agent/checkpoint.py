@@ -76,6 +76,7 @@ _NO_END: Final = frozenset(
         ReasonCode.GUEST_LOST,
         ReasonCode.INPUT_UNAVAILABLE,
         ReasonCode.NODE_FAILED,
+        ReasonCode.NO_HYPERVISOR,
     }
 )
 _DISKS: Final = ("job.disk", "scratch.disk", "output.disk", "seed.disk")

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,6 +42,9 @@ class Fleet:
         self._results: tuple[ProbeResult, ...] = ()
         self._lock = threading.Lock()
         self._probed: dict[HypervisorKind, float] = {}
+        self._worked: set[HypervisorKind] = set()
+        #: Called when one is found not to work any more, before whoever asked hears of it.
+        self.on_loss: Callable[[], object] = lambda: None
 
     def probe(self) -> tuple[ProbeResult, ...]:
         """Boot a tiny guest on each hypervisor, all at once; the results are kept."""
@@ -50,10 +53,14 @@ class Fleet:
             self._save()
         return self._results
 
-    def probe_the_rest(self) -> None:
-        """Look again at what did not work: an image has come that brings a kernel to boot."""
+    def probe_the_rest(self, *, lost: bool = False) -> None:
+        """Look again at what does not work: an image has come that brings a kernel to boot.
+
+        lost: only at what has worked before.
+        """
         with self._lock:
-            self._look_again(result.kind for result in self._results if not result.works)
+            failing = [result.kind for result in self._results if not result.works]
+            self._look_again(kind for kind in failing if not lost or kind in self._worked)
 
     def recheck(self, kind: HypervisorKind) -> ProbeResult:
         """Look again whether a hypervisor works by which a machine could not be started: where it does
@@ -61,9 +68,16 @@ class Fleet:
         """
         asked = time.monotonic()
         with self._lock:
+            worked = kind in self._working()
             if self._probed.get(kind, -math.inf) < asked:
                 self._look_again([kind])
-            return next(result for result in self._results if result.kind is kind)
+            found = next(result for result in self._results if result.kind is kind)
+        if worked and not found.works:
+            self.on_loss()
+        return found
+
+    def _working(self) -> set[HypervisorKind]:
+        return {result.kind for result in self._results if result.works}
 
     def _look_again(self, kinds: Iterable[HypervisorKind]) -> None:
         again = {result.kind: result for result in self._boot_on(tuple(kinds))}
@@ -73,6 +87,7 @@ class Fleet:
         self._probed.update(dict.fromkeys(kinds, time.monotonic()))
         with ThreadPoolExecutor(max_workers=max(1, len(kinds))) as pool:
             found = tuple(pool.map(lambda kind: self.drivers[kind].probe(self._seconds), kinds))
+        self._worked |= {result.kind for result in found if result.works}
         for result in found:
             level = logging.INFO if result.works else logging.WARNING
             log.log(level, "%s: %s", result.kind, result.detail)

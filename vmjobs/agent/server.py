@@ -51,7 +51,7 @@ SAVE_SECONDS = 600.0
 MAX_SOCKET_PATH = 107
 
 
-@dataclass
+@dataclass(eq=False)
 class SocketLease:
     """The other end of a connection. Once it is gone nothing is sent any more."""
 
@@ -116,6 +116,7 @@ class Agent:
     _memory: dict[str, int] = field(default_factory=dict)
     _leases: dict[str, SocketLease] = field(default_factory=dict)
     _entrances: dict[str, Entrance] = field(default_factory=dict)
+    _followers: dict[SocketLease, int] = field(default_factory=dict)
     _stopping: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Condition = field(init=False)
@@ -151,7 +152,8 @@ class Agent:
                 if isinstance(message, protocol.StatusMessage):
                     if self._stopping:  # or the node would go on to attract jobs
                         raise Unavailable("agent", _STOPS)
-                    lease.send(protocol.StatusMessage(node=self.describe(self.jobs(uid))))
+                    self._followers[lease] = uid
+                    self._describe_to(lease, uid)
                 elif isinstance(message, protocol.RunMessage):
                     connection.settimeout(None)
                     self._run(message, lease, peer, messages)
@@ -170,9 +172,18 @@ class Agent:
         except OSError as error:
             log.info("connection of uid %d: %s", uid, error)
         finally:
+            self._followers.pop(lease, None)
             with suppress(OSError):  # the other end may be gone
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+    def announce(self) -> None:
+        """Something about the node changed: say so at once to all who have asked before."""
+        for lease, uid in list(self._followers.items()):
+            self._describe_to(lease, uid)
+
+    def _describe_to(self, lease: SocketLease, uid: int) -> None:
+        lease.send(protocol.StatusMessage(node=self.describe(self.jobs(uid))))
 
     def stop(self, patience: float, saving: float = SAVE_SECONDS) -> None:
         """End all runs: their machines are gone when this returns in time.

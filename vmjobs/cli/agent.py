@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 RETRIES = Retries(deadline=20.0, ceiling=5.0)
 #: How long a stopping agent waits for its machines to be gone, in seconds.
 STOP_SECONDS = 20.0
-#: Until a hypervisor that does not work is probed again, though another one works.
+#: Until a hypervisor that worked before is probed again, though another one works.
 PROBE_AGAIN_SECONDS = 300.0
 
 
@@ -88,6 +88,7 @@ def agent() -> None:
     handed.clear(hands.spool)
     service = Agent(made, open_job, describe, hands)
     service.remember(leftovers)
+    hypervisors.on_loss = service.announce
     metrics.jobs = service.states
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -179,15 +180,18 @@ def _announced(settings: Config, images: ImageSource, describe: Callable[[], Nod
 
 def _watch_hypervisors(images: ImageSource, hypervisors: Fleet, stop: threading.Event) -> None:
     """Probe again what did not work: when images have come, as kvm and qemu boot a kernel that an image
-    brings; time and again while nothing works; and seldom, as what broke may have been mended.
+    brings; time and again while nothing works; and seldom what worked, as it may have been mended.
     """
     known = images.cached()
     due = time.monotonic() + PROBE_AGAIN_SECONDS
     while not stop.wait(this_node.ANNOUNCE_SECONDS):
         present = images.cached()
-        if present != known or not _works(hypervisors) or time.monotonic() >= due:
-            known, due = present, time.monotonic() + PROBE_AGAIN_SECONDS
+        if present != known or not _works(hypervisors):
+            known = present
             hypervisors.probe_the_rest()
+        elif time.monotonic() >= due:
+            due = time.monotonic() + PROBE_AGAIN_SECONDS
+            hypervisors.probe_the_rest(lost=True)
 
 
 def _carrier() -> ContentCarrier:

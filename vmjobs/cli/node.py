@@ -168,7 +168,9 @@ def _said_by_agent(path: Path) -> Iterator[Node]:
             connection.connect(str(path))
             messages = protocol.receive(connection)
             while True:
-                protocol.send(connection, protocol.StatusMessage())
+                # It answers, and says something unasked when it must not wait: each is as good.
+                if not _wait(0.0, connection):
+                    protocol.send(connection, protocol.StatusMessage())
                 answer = next(messages, None)
                 if not isinstance(answer, protocol.StatusMessage) or answer.node is None:
                     return
@@ -178,12 +180,17 @@ def _said_by_agent(path: Path) -> Iterator[Node]:
         return
 
 
-def _wait(seconds: float, connection: socket.socket | None = None) -> None:
-    """Wait so long, or until the agent is gone. Whoever read us being gone ends this program."""
+def _wait(seconds: float, connection: socket.socket | None = None) -> bool:
+    """Wait so long, or until the agent has said something, or is gone: whether it has, or is.
+
+    Whoever read us being gone ends this program.
+    """
     poller = select.poll()
     reader = sys.stdout.fileno()
     poller.register(reader, 0)
     if connection is not None:
         poller.register(connection, select.POLLIN)
-    if any(number == reader for number, _ in poller.poll(math.ceil(seconds * 1000))):
+    happened = {number for number, _ in poller.poll(math.ceil(seconds * 1000))}
+    if reader in happened:
         sys.exit(0)
+    return bool(happened)

@@ -174,10 +174,10 @@ class _Task:
             *_program(),
             *("--machine", self.machine),
             *("--mode", self.network.mode.value),
-            *("--endpoint", str(self.network.endpoint)),
+            *("--endpoint", str(self.network.endpoint.absolute())),
             *("--endpoint-address", ENDPOINT_ADDRESS),
             *("--endpoint-port", str(ENDPOINT_PORT)),
-            *(word for port, path in doors for word in ("--door", f"{port}:{path}")),
+            *(word for port, path in doors for word in ("--door", f"{port}:{path.absolute()}")),
             *("--network", subnet),
             *("--gateway", GATEWAY_ADDRESS),
             *("--nameserver", NAMESERVER_ADDRESS),
@@ -228,8 +228,9 @@ def _isolated(task: _Task, shares: Shares, filtered: int, env: dict[str, str]) -
 def _code() -> Iterator[Path]:
     """Where its code is, beside ``/usr``."""
     yield Path(vmjobs.__file__).absolute().parent
-    if not Path(sys.base_prefix).is_relative_to("/usr"):
-        yield Path(sys.base_prefix)
+    prefix = Path(sys.base_prefix).resolve()
+    if not prefix.is_relative_to("/usr"):
+        yield prefix
 
 
 def leading(name: str) -> list[procs.Process]:
@@ -251,7 +252,7 @@ def _found(name: str) -> list[procs.Process]:
 
 def regulating(name: str) -> list[procs.Process]:
     """Those of them that hold the machine to a share of the processors."""
-    return [process for process in _found(name) if regulates(process)]
+    return [process for process in find(name) if regulates(process)]
 
 
 def regulates(process: procs.Process) -> bool:

@@ -37,20 +37,20 @@ class Process:
 
 
 def scan() -> Iterator[Process]:
-    """All processes of this user that live now and show a command line, but for those within a pid
+    """All processes of this user that live now and show a command line, but for those within a user
     namespace of their own.
 
     What is in there may be in the hands of a guest, and give itself any command line. It is found as a
     descendant of what started it.
     """
-    uid, ours = os.getuid(), Path("/proc/self/ns/pid").readlink()
+    uid, ours = os.getuid(), Path("/proc/self/ns/user").readlink()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         with suppress(OSError):  # it ended while we looked
             if entry.stat(follow_symlinks=False).st_uid != uid:
                 continue
-            if Path(f"/proc/{entry.name}/ns/pid").readlink() == ours:
+            if Path(f"/proc/{entry.name}/ns/user").readlink() == ours:
                 found = read(int(entry.name))
                 if found and found.argv:
                     yield found

@@ -266,7 +266,8 @@ def _reachable(path: Path) -> str:
 
 
 def _seen(address: str) -> str:
-    return address.replace("/self/", f"/{os.getpid()}/")
+    inside = address.removeprefix("/proc/self/")
+    return address if inside == address else f"/proc/{os.getpid()}/{inside}"
 
 
 def _regulate(processors: float, orders: int) -> None:

@@ -69,10 +69,22 @@ class MemberPlace:
         """The serial console of one of its machines, and what its script prints."""
         return self.directory / f"console-{incarnation}"
 
+    def make_sockets(self) -> None:
+        """Room for its sockets. What carries the network of a machine that an agent of an earlier
+        release has started looks for them where they were then.
+        """
+        self.sockets.mkdir(mode=0o700, exist_ok=True)
+        for name in (ENDPOINT, DOOR):
+            former = self.directory / name
+            if self.machine.exists() and not former.is_symlink():
+                former.unlink(missing_ok=True)
+                former.symlink_to(Path(SOCKETS, name))
+
     def clear(self) -> None:
         """Remove what goes with a machine. The consoles of the last stay."""
-        self.endpoint.unlink(missing_ok=True)
-        self.door.unlink(missing_ok=True)
+        for name in (ENDPOINT, DOOR):
+            (self.sockets / name).unlink(missing_ok=True)
+            (self.directory / name).unlink(missing_ok=True)
         if self.machine.exists():
             shutil.rmtree(self.machine)
 

@@ -289,7 +289,7 @@ class MemberMachine:
     def _serve(self, place: MemberPlace, record: Record) -> None:
         console, silence = place.console(self.incarnation), self.parts.settings.silence_seconds
         (place.machine / "outputs").mkdir(exist_ok=True, parents=True)
-        place.sockets.mkdir(mode=0o700, exist_ok=True)
+        place.make_sockets()
         self._tokens = PoolTokens(
             fetch=self._fetch_token,
             fetched=lambda due: self.tell(Renewed(due)),
