@@ -186,6 +186,14 @@ def _refusals(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
     if job.wants_vm and not pool.agents.get("works", {}).get("count"):
         mentioned.add(names.HAS_VMJOBS.lower())
         yield _no_agent(pool)
+    elif wanted := _missing_hypervisor(job, pool):
+        mentioned.add(names.WANTED_HYPERVISOR.lower())
+        there = ", ".join(pool.hypervisors) or "none"
+        yield Finding(
+            "NO_HYPERVISOR",
+            f"it wants the hypervisor {wanted}, and works nowhere: nodes have {there}",
+            f"condor_qedit {job.id} {names.WANTED_HYPERVISOR} undefined",
+        )
     for asked, has, option, unit, words in _ASKED:
         wish, most = job.number(asked), pool.largest.get(has)
         if wish is None or most is None or wish <= most[0]:
@@ -210,6 +218,12 @@ def _refusals(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
             f"each of the {_nodes(pool.total)} fails something else",
             "see what fails on which; one demand less may be enough",
         )
+
+
+def _missing_hypervisor(job: JobFacts, pool: PoolFacts) -> str:
+    """The hypervisor that the job names, if no node has it."""
+    wanted = job.text(names.WANTED_HYPERVISOR).lower()
+    return "" if wanted in pool.hypervisors else wanted
 
 
 def _demanded(job: JobFacts, clause: Mapping[str, Any], values: str) -> Finding:
@@ -271,14 +285,6 @@ def _besides(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
     works = pool.agents.get("works", {}).get("count")
     if job.wants_vm and works and (faults := _faults(pool)):
         yield Finding("AGENT_FAILS", faults, _LOOK)
-    wanted = job.text(names.WANTED_HYPERVISOR).lower()
-    if wanted and works and wanted not in pool.hypervisors:
-        there = ", ".join(pool.hypervisors) or "none"
-        yield Finding(
-            "NO_HYPERVISOR",
-            f"it wants the hypervisor {wanted}, and works nowhere: nodes have {there}",
-            f"condor_qedit {job.id} {names.WANTED_HYPERVISOR} undefined",
-        )
     if names.WANTED_IMAGE in job.told and job.text("ShouldTransferFiles").upper() == "NO":
         yield Finding(
             "NO_TRANSFER",

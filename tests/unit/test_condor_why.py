@@ -289,12 +289,6 @@ OF_FREE_NODES = {"WAITING", "LIMIT", "PRIORITY", "BUSY", "ASLEEP", "DRAINING"}
             "it was begun 2 times of 5, the last time on n7: BOOT_FAILED: no",
         ),
         ({}, [node("n2", HasVMJobs="false")], "AGENT_FAILS", "on n2 the agent does not answer"),
-        (
-            {"VMJobHypervisor": '"KVM"'},
-            [],
-            "NO_HYPERVISOR",
-            "it wants the hypervisor kvm, and works nowhere: nodes have qemu, uml",
-        ),
         ({"ShouldTransferFiles": '"NO"'}, [], "NO_TRANSFER", "sees no file system"),
     ],
 )
@@ -304,6 +298,14 @@ def test_what_adds_to_the_answer(
     found = explain(daemons(queued(**wish), nodes=[node(), *others]))
     assert codes(found) == ["WAITING", code]
     assert message in found.findings[1].message
+
+
+def test_a_hypervisor_that_works_nowhere() -> None:
+    found = explain(daemons(queued(VMJobHypervisor='"KVM"'), nodes=[node(), node("n2")]))
+    assert codes(found) == ["NO_HYPERVISOR"]
+    said = found.findings[0]
+    assert "it wants the hypervisor kvm, and works nowhere: nodes have qemu, uml" in said.message
+    assert codes(explain(daemons(queued(VMJobHypervisor='"QEMU"'), nodes=[node()]))) == ["WAITING"]
 
 
 def test_what_is_no_node_is_not_counted() -> None:

@@ -22,7 +22,9 @@ JOB = {
     "RequestDisk": "65536",
     "VMJobImage": '"hep"',
     "VMJobPolicy": "1",
-    "Requirements": "(VMJobOwnRequirements) && (TARGET.HasVMJobs =?= true)",
+    "Requirements": "(VMJobOwnRequirements) && (TARGET.HasVMJobs =?= true)"
+    ' && (stringListIMember(VMJobHypervisor, "kvm,qemu,uml") =!= true'
+    " || stringListIMember(VMJobHypervisor, TARGET.VMJobsHypervisors))",
     "VMJobOwnRequirements": '(TARGET.Arch == "X86_64") && (TARGET.OpSys == "LINUX")'
     " && (TARGET.Disk >= RequestDisk) && (TARGET.Memory >= RequestMemory)",
 }
