@@ -23,6 +23,7 @@ def attributes(node: Node) -> dict[str, ClassAdValue]:
         names.HYPERVISORS: ",".join(working),
         names.IMAGE_DIGESTS: ",".join(node.images[:MAX_DIGESTS]),
         names.MEMORY: node.memory,
+        names.MEMORY_FREE: max(0, node.memory - node.lent),
         names.DISK: node.disk,
         names.RUNNING: len(node.running),
     }

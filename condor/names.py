@@ -80,6 +80,7 @@ VERSION: Final = "VMJobsVersion"
 HYPERVISORS: Final = "VMJobsHypervisors"
 IMAGE_DIGESTS: Final = "VMJobsImageDigests"
 MEMORY: Final = "VMJobsMemory"
+MEMORY_FREE: Final = "VMJobsMemoryFree"
 DISK: Final = "VMJobsDisk"
 RUNNING: Final = "VMJobsRunning"
 

@@ -624,6 +624,7 @@ class Node(Frozen):
     hypervisors: tuple[HypervisorInfo, ...] = Field(default=(), max_length=16)
     images: tuple[Digest, ...] = Field(default=(), max_length=10000)
     running: tuple[str, ...] = Field(default=(), max_length=10000, description="job ids")
+    lent: int = Field(default=0, ge=0, description="MiB of memory that machines of jobs have")
     cluster_cpus: int = Field(default=0, ge=0, description="for machines of virtual clusters")
     cluster_memory: int = Field(default=0, ge=0, description="MiB, for virtual clusters")
     cluster_disk: int = Field(default=0, ge=0, description="MiB, for virtual clusters")

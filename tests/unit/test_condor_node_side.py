@@ -289,6 +289,7 @@ def a_node(*hypervisors: HypervisorInfo, images: tuple[str, ...] = ()) -> Node:
         version='1.0" + x',
         cpus=2,
         memory=2048,
+        lent=200,
         disk=10,
         hypervisors=hypervisors,
         images=images,
@@ -308,7 +309,7 @@ def test_the_machine_ad_tells_what_boots() -> None:
     assert ad["HasVMJobs"] is True
     assert ad["VMJobsHypervisors"] == "uml,qemu"
     assert ad["VMJobsImageDigests"].split(",") == list(digests[: machine_ad.MAX_DIGESTS])
-    assert ad["VMJobsMemory"] == 2048
+    assert (ad["VMJobsMemory"], ad["VMJobsMemoryFree"]) == (2048, 1848)
     assert ad["VMJobsVersion"] == '1.0" + x'
 
 

@@ -189,6 +189,8 @@ class Run:
     resumed: Checkpoint | None = None
     #: What the machine can be resumed by: see ``checkpoint.platform``.
     platform: str = ""
+    #: The repository has given the job to this run: there is a ticket.
+    claimed: bool = False
     #: The machine may be saved now.
     savable: bool = False
     boot_begun: float = 0.0
@@ -216,6 +218,7 @@ class Run:
         """
         claim = AttemptClaim(attempt=self.attempt, node=self.parts.settings.node)
         self.ticket = self.source.claim(claim)
+        self.claimed = True
         try:
             self.driver = self._first_choice()
         except NoHypervisor as error:

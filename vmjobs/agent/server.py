@@ -183,7 +183,14 @@ class Agent:
             self._describe_to(lease, uid)
 
     def _describe_to(self, lease: SocketLease, uid: int) -> None:
-        lease.send(protocol.StatusMessage(node=self.describe(self.jobs(uid))))
+        lease.send(protocol.StatusMessage(node=self.node(uid)))
+
+    def node(self, uid: int | None = None) -> Node:
+        """The node as it is now; of its jobs those that ``uid`` may see, or all."""
+        with self._lock:
+            runs = [run.ticket.spec.memory for run in self._runs.values() if run.claimed]
+            lent = sum(self._memory.values()) + sum(runs)
+        return self.describe(self.jobs(uid)).model_copy(update={"lent": lent})
 
     def stop(self, patience: float, saving: float = SAVE_SECONDS) -> None:
         """End all runs: their machines are gone when this returns in time.

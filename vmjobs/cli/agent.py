@@ -102,7 +102,7 @@ def agent() -> None:
     ):
         log.info("ready at %s", settings.socket)
         begin("hypervisors", _watch_hypervisors, images, hypervisors, stop)
-        with _announced(settings, images, lambda: describe(service.jobs())):
+        with _announced(settings, images, service.node):
             stop.wait()
         service.stop(STOP_SECONDS)
     if live is not None:
