@@ -143,11 +143,19 @@ def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKi
     return [spec.hypervisor]
 
 
+_ELSEWHERE = "ifThenElse(splitSlotName(LastRemoteHost)[1] =?= TARGET.Machine, -1.0e6, 0)"
+
+
 def rank(image: str) -> str:
-    """Prefer nodes that have the image already; a tag says nothing about what is cached."""
+    """Prefer nodes that have the image already; a tag says nothing about what is cached.
+
+    Above all prefer another node than the one that the job ran on last: the pool still has the ad of
+    one that was cut off, for as long as CLASSAD_LIFETIME, and would match the job to it again.
+    """
     if not _DIGEST.fullmatch(image):
-        return "0"
-    return f'ifThenElse(stringListMember("{image}", TARGET.{names.IMAGE_DIGESTS}) =?= true, 1, 0)'
+        return _ELSEWHERE
+    cached = f'ifThenElse(stringListMember("{image}", TARGET.{names.IMAGE_DIGESTS}) =?= true, 1, 0)'
+    return f"{cached} + {_ELSEWHERE}"
 
 
 def job_dir(config: Config, array: str, job_id: str) -> Path:

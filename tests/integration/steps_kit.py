@@ -164,7 +164,7 @@ class Volley:
     def assert_ended_well(self) -> None:
         """Each ended once, as if nothing had happened."""
         for job in self.ended():
-            assert job.state is JobState.COMPLETED, (job.id, job.reason)
+            assert job.state is JobState.COMPLETED, f"{job.id}: {job.reason and job.reason.message}"
             self._assert_whole(job)
         self.assert_unchanged_ended_well()
         self.assert_agreed()

@@ -165,8 +165,8 @@ def slot(**attributes: Any) -> classad2.ClassAd:
     return classad2.ClassAd({**base, "VMJobsHypervisors": "uml,qemu", **attributes})
 
 
-def matches(expression: str, machine: classad2.ClassAd) -> Any:
-    job = classad2.ClassAd({"RequestCpus": 2, "RequestMemory": 512, "RequestDisk": 1024})
+def matches(expression: str, machine: classad2.ClassAd, **more: str) -> Any:
+    job = classad2.ClassAd({"RequestCpus": 2, "RequestMemory": 512, "RequestDisk": 1024, **more})
     return classad2.ExprTree(expression).eval(job, machine)
 
 
@@ -197,7 +197,17 @@ def test_requirements_and_rank_against_machine_ads() -> None:
     assert matches(requirements(kvm), slot(VMJobsHypervisors="")) is False
     assert matches(rank(DIGEST), slot(VMJobsImageDigests=f"x,{DIGEST}")) == 1
     assert matches(rank(DIGEST), slot()) == 0
-    assert rank("generic:1") == "0"
+    assert matches(rank("generic:1"), slot()) == 0
+
+
+def test_another_node_is_preferred_to_the_last_one() -> None:
+    """Though that one has the image."""
+    there = slot(Machine="node1.grid", VMJobsImageDigests=DIGEST)
+    elsewhere = slot(Machine="node2.grid")
+    for image in (DIGEST, "generic:1"):
+        again = matches(rank(image), there, LastRemoteHost="slot1_2@node1.grid")
+        assert again < matches(rank(image), elsewhere, LastRemoteHost="slot1_2@node1.grid")
+        assert matches(rank(image), there) >= matches(rank(image), elsewhere)
 
 
 def test_accounting_tells_owners_apart() -> None:
