@@ -143,7 +143,7 @@ def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKi
     return [spec.hypervisor]
 
 
-_ELSEWHERE = "ifThenElse(splitSlotName(LastRemoteHost)[1] =?= TARGET.Machine, -1.0e6, 0)"
+_ELSEWHERE = "ifThenElse(splitSlotName(LastRemoteHost)[1] =?= TARGET.Machine, -100.0, 0.0)"
 
 
 def rank(image: str) -> str:
@@ -151,10 +151,11 @@ def rank(image: str) -> str:
 
     Above all prefer another node than the one that the job ran on last: the pool still has the ad of
     one that was cut off, for as long as CLASSAD_LIFETIME, and would match the job to it again.
+    condor/config/negotiator.conf has it count before what the pool itself prefers.
     """
     if not _DIGEST.fullmatch(image):
         return _ELSEWHERE
-    cached = f'ifThenElse(stringListMember("{image}", TARGET.{names.IMAGE_DIGESTS}) =?= true, 1, 0)'
+    cached = f'ifThenElse(stringListMember("{image}", TARGET.{names.IMAGE_DIGESTS}) =?= true, 1.0, 0.0)'
     return f"{cached} + {_ELSEWHERE}"
 
 
@@ -263,7 +264,8 @@ def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
     wanted = requirements(spec, first.kinds)
     policy = {
         "requirements": "true" if remote else wanted,
-        "rank": rank(spec.image),
+        f"+{names.JOB_RANK}": rank(spec.image),
+        "rank": names.JOB_RANK,
         "want_io_proxy": "true",
         "kill_sig": "SIGTERM",
         "job_max_vacate_time": str(_vacate_seconds(spec)),
