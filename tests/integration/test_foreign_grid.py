@@ -23,6 +23,7 @@ from foreign_kit import (
     wait,
 )
 from grid_kit import NODES, Grid, healthy, run, wait_for
+from test_cluster_grid import Submitter
 
 from vmjobs.model import ExitChannel, HypervisorKind, Job, JobState, ReasonCode
 
@@ -213,6 +214,36 @@ def test_an_image_is_there_before_the_job_where_it_was_asked_for(grid: Grid, tmp
     (job,) = submit("foreign-early", "--exit", "poweroff", *UML)
     assert wait(job)[job].state is JobState.COMPLETED
     assert vmjobs("image", "rm", "foreign-early").code == 0
+
+
+def test_a_job_goes_where_its_image_is(grid: Grid, tmp_path: Path) -> None:
+    """Though HTCondor by itself fills the fullest node first."""
+    has, fuller = (f"{node}.grid" for node in NODES)
+    digest = push(tiny(tmp_path, 16), "foreign-there", *TINY)["image"]["digest"]
+    vmjobs("image", "prefetch", "foreign-there", "--wait", "--timeout", "150", "--node", has)
+    user = Submitter(grid)
+    filler = user.submit_where(f'TARGET.Machine == "{fuller}"', "sleep 300", memory=1024)
+    try:
+        pool = (
+            "condor_status",
+            "-constraint",
+            f'Machine == "{fuller}" && Memory == 1024',
+            "-af",
+            "Name",
+        )
+        wait_for(lambda: grid.on("site", *pool).strip() or None, f"{fuller} to run something", 120)
+        (job,) = submit("foreign-there", "--exit", "poweroff", *UML)
+        ended = wait(job)[job]
+        assert (ended.state, ended.node) == (JobState.COMPLETED, has)
+    finally:
+        user("condor_rm", filler)
+    assert vmjobs("image", "rm", "foreign-there").code == 0
+
+
+def told(grid: Grid, what: str) -> None:
+    """Wait until the pool knows of a machine of which this is true."""
+    pool = ("condor_status", "-constraint", what, "-af", "Name")
+    wait_for(lambda: grid.on("site", *pool).strip() or None, f"the pool to know: {what}", 120)
 
 
 @contextlib.contextmanager
