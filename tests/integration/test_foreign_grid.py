@@ -224,14 +224,8 @@ def test_a_job_goes_where_its_image_is(grid: Grid, tmp_path: Path) -> None:
     user = Submitter(grid)
     filler = user.submit_where(f'TARGET.Machine == "{fuller}"', "sleep 300", memory=1024)
     try:
-        pool = (
-            "condor_status",
-            "-constraint",
-            f'Machine == "{fuller}" && Memory == 1024',
-            "-af",
-            "Name",
-        )
-        wait_for(lambda: grid.on("site", *pool).strip() or None, f"{fuller} to run something", 120)
+        told(grid, f'stringListMember("{digest}", VMJobsImageDigests)')
+        told(grid, f'Machine == "{fuller}" && Memory == 1024')
         (job,) = submit("foreign-there", "--exit", "poweroff", *UML)
         ended = wait(job)[job]
         assert (ended.state, ended.node) == (JobState.COMPLETED, has)
