@@ -62,6 +62,7 @@ def test_verdicts(
     [
         ("VFS: no root", False, ReasonCode.KERNEL_PANIC),
         ("", True, ReasonCode.KERNEL_PANIC),
+        ("IO-APIC + timer doesn't work!  Boot with apic=debug", False, ReasonCode.GUEST_LOST),
         (None, True, ReasonCode.NO_EXIT_REPORT),
         (None, False, ReasonCode.BOOT_FAILED),
     ],

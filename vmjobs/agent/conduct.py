@@ -39,6 +39,7 @@ from vmjobs.agent.verdict import (
     judge,
     judge_early_end,
     overdue,
+    panicked,
     stopped,
     unwanted,
     with_console,
@@ -333,8 +334,8 @@ def _give_up_on(run: Run, seen: Observation | None) -> None:
     if isinstance(seen, RuleFailed):
         raise failed(ReasonCode.NO_EXIT_REPORT, seen.why)
     if isinstance(seen, Panicked):
-        message = f"the guest's kernel panicked: {seen.cause or 'no cause given'}"
-        raise failed(ReasonCode.KERNEL_PANIC, with_console(message, _last_lines(run)))
+        code, message = panicked(seen.cause)
+        raise failed(code, with_console(message, _last_lines(run)))
     if isinstance(seen, GuestSilent):
         message = f"the guest was not heard of for {seen.seconds:.0f} s"
         raise failed(ReasonCode.GUEST_LOST, with_console(message, _last_lines(run)))

@@ -29,6 +29,9 @@ STOPPING = frozenset({2, 3, VACATING})
 #: (env(1), nice(1) and their like use 125 for their own failures.)
 NO_STATUS = 125
 
+#: What an x86 kernel panics with that waits for a timer in vain (arch/x86/kernel/apic/io_apic.c).
+NO_TIMER = "IO-APIC + timer doesn't work"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -155,9 +158,20 @@ def judge_early_end(
     return Verdict(JobState.FAILED, reason(code, with_console(message, last_lines)))
 
 
+def panicked(cause: str | None) -> tuple[ReasonCode, str]:
+    """Why a run ended whose kernel panicked, by what it said of that.
+
+    One that misses its timer has only waited too long for a processor of the node: that is no fault of
+    the image, and passes.
+    """
+    if cause is not None and cause.startswith(NO_TIMER):
+        return ReasonCode.GUEST_LOST, f"the node was too busy for the guest's kernel to boot: {cause}"
+    return ReasonCode.KERNEL_PANIC, f"the guest's kernel panicked: {cause or 'no cause given'}"
+
+
 def _early_end(panic: str | None, ready: bool, rule: str, ending: Ending) -> tuple[ReasonCode, str]:
     if panic is not None or ending is Ending.PANICKED:
-        return ReasonCode.KERNEL_PANIC, f"the guest's kernel panicked: {panic or 'no cause given'}"
+        return panicked(panic)
     if ending in _LOST:
         return ReasonCode.GUEST_LOST, _LOST[ending]
     if rule == POWEROFF:

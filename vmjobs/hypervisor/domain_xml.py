@@ -29,16 +29,22 @@ _NETWORK_SLOT = "0x1e"
 
 @dataclass(frozen=True)
 class Board:
-    """What a computer of an architecture is called, and where its serial console is."""
+    """What a computer of an architecture is called, and where its serial console is.
+
+    kernel: what its kernels are told by any hypervisor.
+    """
 
     architecture: str
     machine: str
     console: str
     serial: str
+    kernel: tuple[str, ...] = ()
 
 
 _BOARDS = {
-    "x86_64": Board("x86_64", "q35", "ttyS0", "isa-serial"),
+    # An emulator that waits for a processor makes a kernel believe that its timer does not work, and
+    # panic (check_timer in arch/x86/kernel/apic/io_apic.c).
+    "x86_64": Board("x86_64", "q35", "ttyS0", "isa-serial", ("no_timer_check",)),
 }
 
 
@@ -105,6 +111,7 @@ def kernel_parameters(machine: Machine, on: Board) -> list[str]:
         f"root=/dev/vda{machine.image.partition or ''}",
         "rw",
         f"console={on.console}",
+        *on.kernel,
         "panic=-1",
         "vmjobs=1",
     ]
