@@ -39,6 +39,8 @@ VM_EXIT_CHANNEL: Final = "ChirpVMExitChannel"
 VM_REASON: Final = "ChirpVMReason"
 #: Of an unchanged job: what is to become of it, and the HoldReasonSubCode of one that is held.
 VM_OUTCOME: Final = "ChirpVMOutcome"
+#: When a run failed, in seconds of the epoch, by its node's clock.
+VM_FAILED: Final = "ChirpVMFailed"
 VM_SUBCODE: Final = "ChirpVMSubCode"
 
 #: What users write into the submit files of unchanged jobs.

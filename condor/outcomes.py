@@ -8,8 +8,8 @@ that its own death is no end of the job's:
 ========  ==============================================================================
 hold      whoever submitted the job has to change something: it is held (HoldReasonCode 3,
           our own HoldReasonSubCode, a sentence)
-again     the node or something that passes failed: back to idle, to be tried elsewhere,
-          and held once it was begun ``VMJobMaxStarts`` times
+again     the node or something that passes failed: back to idle, to be tried elsewhere
+          after a while (:func:`pause`), and held once it was begun ``VMJobMaxStarts`` times
 ========  ==============================================================================
 """
 
@@ -41,6 +41,8 @@ AGAIN: Final = "again"
 OWN: Final = "own"
 #: The code of an end of which nobody told.
 LOST: Final = "EXEC_LOST"
+#: Seconds that a job waits at most before it is begun again.
+LONGEST_PAUSE: Final = 600
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,18 @@ def outcome_of(code: str) -> Outcome:
     return OUTCOMES.get(code, UNKNOWN)
 
 
-def attributes(code: str, why: str) -> dict[str, ClassAdValue]:
-    """What the job's ad has to say of it. code: ``""`` for the job's own end."""
-    if not code:
-        return {names.VM_OUTCOME: OWN}
+def pause(starts: int) -> int:
+    """Seconds that a job waits before it is begun again, having been begun so many times."""
+    return 2**starts if starts < 10 else LONGEST_PAUSE
+
+
+def own() -> dict[str, ClassAdValue]:
+    """What the job's ad has to say of the job's own end."""
+    return {names.VM_OUTCOME: OWN}
+
+
+def attributes(code: str, why: str, now: float) -> dict[str, ClassAdValue]:
+    """What the job's ad has to say of any other. now: seconds of the epoch."""
     outcome = outcome_of(code)
     if outcome.remedy:
         why = f"{outcome.why}; {outcome.remedy}"
@@ -125,6 +135,7 @@ def attributes(code: str, why: str) -> dict[str, ClassAdValue]:
     return {
         names.VM_SUBCODE: outcome.subcode,
         names.VM_REASON: f"{code}: {why}",
+        names.VM_FAILED: int(now),
         names.VM_OUTCOME: outcome.deed,  # last: where the others are missing nobody acts
     }
 
@@ -141,6 +152,6 @@ def begun() -> dict[str, ClassAdValue]:
     }
 
 
-def failure(error: VMJobsError) -> dict[str, ClassAdValue]:
+def failure(error: VMJobsError, now: float) -> dict[str, ClassAdValue]:
     """The same for an error."""
-    return attributes(error.code, error.message)
+    return attributes(error.code, error.message, now)

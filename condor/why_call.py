@@ -34,6 +34,7 @@ TOLD: Final = (
     names.VM_NODE,
     names.VM_REASON,
     names.VM_OUTCOME,
+    names.VM_FAILED,
     names.HOLD_REASON,
     names.HOLD_CODE,
     names.HOLD_SUBCODE,

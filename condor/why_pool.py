@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from condor import names
+from condor import names, outcomes
 from condor.why import Finding, JobFacts, listed, seconds
 
 #: What jobs ask for: the attribute, the nodes', the submit file's; how many units of theirs are one of
@@ -60,7 +60,10 @@ def of_pool(job: JobFacts, pool: PoolFacts) -> list[Finding]:
 def _answers(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
     if _lacks_policy(job):
         yield _no_policy(job)
-    if not pool.total:
+    if (left := _waits_for(job)) > 0:
+        again = f"it is begun again in {seconds(left)} or later: what failed it may have passed by then"
+        yield Finding("BACKS_OFF", again, "wait")
+    elif not pool.total:
         yield Finding(
             "NO_NODES", "no node is in its pool now", "condor_status; do nodes reach the collector?"
         )
@@ -103,6 +106,15 @@ def _no_policy(job: JobFacts) -> Finding:
         "its schedd had no policy for jobs with VMJobImage, and nodes take none without it",
         "put condor/config/schedd.conf into the schedd's config.d, condor_reconfig, submit it again",
     )
+
+
+def _waits_for(job: JobFacts) -> float:
+    """Seconds until a job may be begun again that failed for no reason of its own."""
+    failed, now = job.number(names.VM_FAILED), job.number("ServerTime")
+    if not failed or not now or job.text(names.VM_OUTCOME) != outcomes.AGAIN:
+        return 0
+    left = failed + outcomes.pause(job.count("NumJobStarts")) - now
+    return left if left <= outcomes.LONGEST_PAUSE else 0
 
 
 def _waits(job: JobFacts, pool: PoolFacts) -> Finding:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 
+import classad2
 import pytest
 
 from condor import names, outcomes
@@ -11,6 +14,7 @@ from vmjobs.errors import NotFound
 from vmjobs.model import ReasonCode
 
 ROOT = Path(__file__).parents[2]
+NOW = 1795228200.7
 #: Ends that are none of a machine's, and states of jobs of the repository's.
 ELSEWHERE = {
     ReasonCode.SUBMITTED,
@@ -42,14 +46,14 @@ def test_sub_codes_differ() -> None:
 
 
 def test_nobody_acts_before_all_is_told() -> None:
-    told = outcomes.failure(NotFound("there is no image x"))
-    assert list(told) == [names.VM_SUBCODE, names.VM_REASON, names.VM_OUTCOME]
+    told = outcomes.failure(NotFound("there is no image x"), NOW)
+    assert list(told) == [names.VM_SUBCODE, names.VM_REASON, names.VM_FAILED, names.VM_OUTCOME]
     assert told[names.VM_OUTCOME] == outcomes.HOLD
     assert told[names.VM_REASON] == "NOT_FOUND: there is no image x"
 
 
 def test_users_are_told_what_they_can_do_with_htcondor() -> None:
-    told = outcomes.attributes("OUTPUT_TOO_LARGE", "more than 128 MiB; ask for more with --disk")
+    told = outcomes.attributes("OUTPUT_TOO_LARGE", "more than 128 MiB; ask for more with --disk", NOW)
     assert told[names.VM_REASON] == (
         "OUTPUT_TOO_LARGE: the job wrote more than its disk; ask for more with request_disk"
     )
@@ -57,13 +61,13 @@ def test_users_are_told_what_they_can_do_with_htcondor() -> None:
 
 @pytest.mark.parametrize("code", ["OUTPUT_MISSING", "SCRIPT_FAILED", "SCRIPT_KILLED"])
 def test_nobody_takes_our_script_for_the_job(code: str) -> None:
-    told = str(outcomes.attributes(code, "the script exited with status 1")[names.VM_REASON])
+    told = str(outcomes.attributes(code, "the script exited with status 1", NOW)[names.VM_REASON])
     assert told.startswith(f"{code}: {outcomes.OUTCOMES[code].why}; the script exited with status 1 (")
     assert told.endswith("not the job)")
 
 
 def test_the_jobs_own_end_is_left_alone() -> None:
-    assert outcomes.attributes("", "") == {names.VM_OUTCOME: outcomes.OWN}
+    assert outcomes.own() == {names.VM_OUTCOME: outcomes.OWN}
 
 
 def test_what_nobody_thought_of_is_tried_again() -> None:
@@ -80,6 +84,35 @@ def test_the_schedds_policy_uses_the_same_words() -> None:
     assert f'ChirpVMSubCode =?= {lost.subcode}, strcat("{outcomes.LOST}: {lost.why}; ' in policy
     assert f"SET ChirpVMSubCode {lost.subcode}\n" in policy
     assert outcomes.begun()[names.VM_SUBCODE] == lost.subcode
+
+
+def waits(failed: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bool:
+    """Whether the schedd's policy has a job wait, which failed so many seconds ago."""
+    policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
+    (expression,) = re.findall("^   SET VMJobWaits (.*)$", policy, re.MULTILINE)
+    job = {names.VM_OUTCOME: outcome, "NumJobStarts": starts}
+    if failed is not None:
+        job[names.VM_FAILED] = int(time.time() - failed)
+    return classad2.ExprTree(expression).eval(classad2.ClassAd(job)) is True
+
+
+@pytest.mark.parametrize("starts", [1, 2, 5, 9, 10, 50])
+def test_what_failed_waits_longer_each_time(starts: int) -> None:
+    pause = outcomes.pause(starts)
+    assert waits(0, starts)
+    assert waits(pause - 2, starts)
+    assert not waits(pause + 1, starts)
+    assert not waits(0, starts, outcomes.HOLD)
+
+
+def test_nobody_else_waits() -> None:
+    assert not waits(None, 0)
+    assert not waits(None, 3)
+    assert not waits(-3600, 1), "the node's clock is wrong"
+
+
+def test_pauses_are_bounded() -> None:
+    assert [outcomes.pause(starts) for starts in (1, 2, 3, 9, 10, 1000)] == [2, 4, 8, 512, 600, 600]
 
 
 def test_the_page_has_the_table() -> None:

@@ -158,6 +158,21 @@ def test_of_a_cluster_the_job_that_waits_is_looked_at() -> None:
 
 # --------------------------------------------------------------------------- jobs that wait for a node
 
+
+@pytest.mark.parametrize(
+    ("failed", "answer", "message"),
+    [
+        (1795228195, "BACKS_OFF", "it is begun again in 3 s or later"),
+        (1795228191, "WAITING", "1 node could take it now"),
+    ],
+)
+def test_a_job_that_failed_waits_a_while(failed: int, answer: str, message: str) -> None:
+    job = queued(ChirpVMOutcome='"again"', ChirpVMFailed=str(failed), NumJobStarts="3")
+    found = explain(daemons(job, nodes=[node()]))
+    assert codes(found) == [answer, "TRIED"]
+    assert message in found.findings[0].message
+
+
 REJECTED = {"LastRejMatchTime": "1795228180", "LastMatchTime": "1795228100"}
 
 

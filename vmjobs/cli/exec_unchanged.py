@@ -66,19 +66,19 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
     try:
         end = run()
     except VMJobsError as error:
-        reporter.publish(outcomes.failure(error))
+        reporter.publish(outcomes.failure(error, time.time()))
         _give_up(own)
     except Exception as error:
-        reporter.publish(outcomes.attributes("NODE_FAILED", f"the node failed: {error!r}"))
+        reporter.publish(outcomes.attributes("NODE_FAILED", f"the node failed: {error!r}", time.time()))
         _give_up(own)
     if end.exit is not None:
         # One that was told to leave is not at its end for HTCondor, however it left.
         if not end.stopped:
-            _insist(lambda: reporter.publish(outcomes.attributes("", "")))
+            _insist(lambda: reporter.publish(outcomes.own()))
         _end_like(end.exit)
     if end.stopped:
         _die(end.stopped)
-    reporter.publish(outcomes.attributes(end.code, end.why))
+    reporter.publish(outcomes.attributes(end.code, end.why, time.time()))
     _give_up(own)
 
 
