@@ -50,6 +50,8 @@ WANTED_NETWORK: Final = "VMJobNetwork"
 WANTED_BOOT_TIMEOUT: Final = "VMJobBootTimeout"
 #: What the schedd's drop-in adds to such jobs (condor/config/schedd.conf).
 POLICY: Final = "VMJobPolicy"
+#: The version of that; nodes take no job with another one (condor/config/node.conf).
+POLICY_NOW: Final = 2
 #: Which machines a job goes to first, be it such a one or the service's own.
 JOB_RANK: Final = "VMJobRank"
 #: Instead of that on a schedd whose job router has it leave (condor/config/submit-router.conf).

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from condor.names import POLICY_NOW
 from vmjobs.cli.doctor import doctor
-from vmjobs.cli.doctor_condor import faults_of_condor
+from vmjobs.cli.doctor_condor import findings_of_condor
 from vmjobs.cli.support import config
 
 TOKEN = {"agent_token_file": "/nowhere"}
@@ -67,7 +68,19 @@ def test_half_a_configuration_is_said_to_be(
 NODE = {
     "DAEMON_LIST": "MASTER, STARTD",
     "STARTD_CRON_JOBLIST": " VMJOBS",
+    "STARTD_CRON_VMJOBS_EXECUTABLE": "{folder}/job-wrapper",
+    "START": f"(true) && (TARGET.VMJobImage =?= undefined || TARGET.VMJobPolicy =?= {POLICY_NOW})",
     "USER_JOB_WRAPPER": "{folder}/job-wrapper",
+    "SSH_TO_JOB_SSHD": "{folder}/job-wrapper",
+}
+SCHEDD = {
+    "DAEMON_LIST": "MASTER SCHEDD",
+    "JOB_TRANSFORM_NAMES": "Other VMJobs",
+    "JOB_TRANSFORM_VMJobs": f"SET VMJobPolicy {POLICY_NOW}",
+}
+NEGOTIATOR = {
+    "DAEMON_LIST": "MASTER NEGOTIATOR",
+    "NEGOTIATOR_PRE_JOB_RANK": "Cpus + 1.0e9 * TARGET.VMJobRank",
 }
 ROUTER = {
     "DAEMON_LIST": "MASTER, SCHEDD, JOB_ROUTER",
@@ -83,7 +96,16 @@ ROUTER = {
     [
         (NODE, []),
         ({"DAEMON_LIST": "MASTER, COLLECTOR"}, []),
-        ({"DAEMON_LIST": "MASTER SCHEDD", "JOB_TRANSFORM_NAMES": "Other VMJobs"}, []),
+        (SCHEDD, []),
+        (
+            {**SCHEDD, "JOB_TRANSFORM_VMJobs": "SET VMJobPolicy 1"},
+            ["JOB_TRANSFORM_VMJobs is of another version"],
+        ),
+        (NEGOTIATOR, []),
+        (
+            {**NEGOTIATOR, "NEGOTIATOR_PRE_JOB_RANK": "Cpus"},
+            ["NEGOTIATOR_PRE_JOB_RANK has no VMJobRank"],
+        ),
         ({"DAEMON_LIST": "MASTER, SCHEDD"}, ["JOB_TRANSFORM_NAMES has no VMJobs"]),
         (ROUTER, []),
         ({**ROUTER, "DAEMON_LIST": "MASTER, SCHEDD"}, ["DAEMON_LIST has no JOB_ROUTER"]),
@@ -91,6 +113,12 @@ ROUTER = {
         ({**ROUTER, "VMJOBS_ROUTE": "condor site.grid"}, ["VMJOBS_ROUTE is no"]),
         ({**ROUTER, "JOB_ROUTER_RELEASE_ON_HOLD": "true"}, ["JOB_ROUTER_RELEASE_ON_HOLD is not FALSE"]),
         ({**NODE, "STARTD_CRON_JOBLIST": "OTHER"}, ["STARTD_CRON_JOBLIST has no VMJOBS"]),
+        (
+            {**NODE, "STARTD_CRON_VMJOBS_EXECUTABLE": "/none/vmjobs"},
+            ["STARTD_CRON_VMJOBS_EXECUTABLE: /none/vmjobs cannot be executed"],
+        ),
+        ({**NODE, "START": "true"}, ["START has no VMJobPolicy =?= "]),
+        ({**NODE, "SSH_TO_JOB_SSHD": "/none/sshd"}, ["/none/sshd is not there"]),
         ({**NODE, "USER_JOB_WRAPPER": ""}, ["USER_JOB_WRAPPER is not set"]),
         ({**NODE, "USER_JOB_WRAPPER": "/x/other"}, ["USER_JOB_WRAPPER is /x/other"]),
         (
@@ -106,6 +134,40 @@ ROUTER = {
 def test_what_htcondor_lacks_for_unchanged_jobs(
     values: dict[str, str], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    configured(values, tmp_path, monkeypatch)
+    told = [finding.detail for finding in findings_of_condor() if not finding.ok]
+    assert len(told) == len(said)
+    begin = [start.format(folder=tmp_path) for start in said]
+    assert all(fault.startswith(start) for fault, start in zip(told, begin, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "role", "status"),
+    [
+        (SCHEDD, "schedd", 0),
+        ({**SCHEDD, "JOB_TRANSFORM_NAMES": ""}, "schedd", 1),
+        ({**SCHEDD, "JOB_TRANSFORM_NAMES": ""}, "", 0),
+        (NEGOTIATOR, "negotiator", 0),
+        (NEGOTIATOR, "schedd", 1),
+        (NODE, "node", 1),  # without an agent
+    ],
+)
+def test_a_host_that_lacks_what_its_role_needs(
+    values: dict[str, str], role: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(values, tmp_path, monkeypatch)
+    monkeypatch.setenv("VMJOBS_SOCKET", str(tmp_path / "no.sock"))
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
+    config.cache_clear()
+    done = CliRunner().invoke(doctor, ["--no-boot", "--json", *(("--for", role) if role else ())])
+    config.cache_clear()
+    assert done.exit_code == status, done.output
+    lacking = [f for f in json.loads(done.stdout) if f["role"] == role and not f["ok"]]
+    assert bool(lacking) == bool(status)
+
+
+def configured(values: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have HTCondor's configuration be that."""
     program = tmp_path / "condor_config_val"
     cases = "".join(
         f"{name}) echo '{value.format(folder=tmp_path)}' ;;\n" for name, value in values.items()
@@ -117,7 +179,3 @@ def test_what_htcondor_lacks_for_unchanged_jobs(
         file.touch()
         file.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    told = [fault for fault, _ in faults_of_condor()]
-    assert len(told) == len(said)
-    begin = [start.format(folder=tmp_path) for start in said]
-    assert all(fault.startswith(start) for fault, start in zip(told, begin, strict=True))

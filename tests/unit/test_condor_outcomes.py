@@ -86,6 +86,12 @@ def test_the_schedds_policy_uses_the_same_words() -> None:
     assert outcomes.begun()[names.VM_SUBCODE] == lost.subcode
 
 
+def test_schedds_and_nodes_speak_of_one_policy() -> None:
+    config = ROOT / "condor/config"
+    assert f"SET {names.POLICY} {names.POLICY_NOW}\n" in (config / "schedd.conf").read_text("utf-8")
+    assert f"TARGET.{names.POLICY} =?= {names.POLICY_NOW})" in (config / "node.conf").read_text("utf-8")
+
+
 def waits(failed: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bool:
     """Whether the schedd's policy has a job wait, which failed so many seconds ago."""
     policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")

@@ -6,13 +6,14 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
 from vmjobs import __version__
-from vmjobs.cli.doctor_condor import faults_of_condor
+from vmjobs.cli.doctor_condor import findings_of_condor
+from vmjobs.cli.finding import Finding, Role
 from vmjobs.cli.support import config, json_option, print_json, print_table, read_token
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
@@ -20,20 +21,17 @@ from vmjobs.hypervisor import confined, firmware, in_place_of_qemu
 from vmjobs.hypervisor import sandbox as isolation
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at. ``needed_for`` says who misses it if it does not work."""
-
-    what: str
-    ok: bool
-    detail: str
-    needed_for: str
-
-
 @click.command()
 @click.option("--no-boot", is_flag=True, help="Do not boot guests to probe hypervisors.")
+@click.option(
+    "--for",
+    "role",
+    type=click.Choice([role.value for role in Role]),
+    callback=lambda _context, _parameter, value: value and Role(value),
+    help="Exit with 1, too, if this host lacks anything that makes it such a one of HTCondor's.",
+)
 @json_option
-def doctor(no_boot: bool, as_json: bool) -> None:
+def doctor(no_boot: bool, role: Role | None, as_json: bool) -> None:
     """Check this machine and say what is wrong.
 
     Exits with 1 if nothing here could run a VM, or if a configured API does not answer.
@@ -44,11 +42,17 @@ def doctor(no_boot: bool, as_json: bool) -> None:
         _firmware(),
         *_libraries(),
         _sandbox(),
-        *_isolation(),
+        *_isolation(settings),
         *_clusters(settings),
     ]
-    findings += [Finding("HTCondor", False, fault, use) for fault, use in faults_of_condor()]
-    hypervisors = [] if no_boot else list(_hypervisors(settings))
+    condor = list(findings_of_condor())
+    if any(f.role is Role.NODE for f in condor):
+        findings.append(_agent(settings.socket))
+    findings += condor
+    if role is not None and not any(f.role is role for f in condor):
+        findings.append(_no_daemon(role))
+    boots = not no_boot and role in (None, Role.NODE)
+    hypervisors = list(_hypervisors(settings)) if boots else []
     api = list(_api(settings))
     findings += hypervisors + api
     if as_json:
@@ -58,7 +62,25 @@ def doctor(no_boot: bool, as_json: bool) -> None:
         rows = [(f.what, "ok" if f.ok else "no", f.needed_for, f.detail) for f in findings]
         print_table(("WHAT", "", "NEEDED FOR", "DETAIL"), rows)
     broken = (hypervisors and not any(f.ok for f in hypervisors)) or any(not f.ok for f in api)
-    sys.exit(1 if broken else 0)
+    lacking = role is not None and any(f.role is role and not f.ok for f in findings)
+    sys.exit(1 if broken or lacking else 0)
+
+
+def _no_daemon(role: Role) -> Finding:
+    detail = "DAEMON_LIST of HTCondor here has none, or there is no HTCondor (condor_config_val)"
+    return Finding(f"HTCondor: {role}", False, detail, "being one", role)
+
+
+def _agent(path: Path) -> Finding:
+    """Whether the agent of this node answers, and what it offers."""
+    from vmjobs.cli.node import ask_agent  # noqa: PLC0415 - the agent's extra may be missing
+
+    if (said := ask_agent(path)) is None:
+        detail = f"nobody answers at {path}; its log says why: condor_config_val VMJOBS_AGENT_LOG"
+        return Finding("agent", False, detail, "running VMs here", Role.NODE)
+    works = [found.kind for found in said.hypervisors if found.works]
+    detail = f"offers {', '.join(works) or 'no hypervisor'}, runs {len(said.running)} jobs"
+    return Finding("agent", bool(works), detail, "running VMs here", Role.NODE)
 
 
 def _programs() -> Iterator[Finding]:
@@ -104,11 +126,13 @@ def _sandbox() -> Finding:
     return Finding("sandbox", True, "bubblewrap ran a program", "images that are not raw")
 
 
-def _isolation() -> Iterator[Finding]:
+def _isolation(settings: Config) -> Iterator[Finding]:
     """A sandbox for machines, and what puts QEMU into it."""
+    preferred = settings.isolation == "preferred"  # then it does without
     fault = isolation.fault()
     detail = f"{fault}: {isolation.HINT}" if fault else isolation.ISOLATION
-    yield Finding("isolation", not fault, detail, "machines that reach nothing of this node")
+    use = "machines that reach nothing of this node"
+    yield Finding("isolation", not fault, detail, use, None if preferred else Role.NODE)
     path = confined.find()
     yield Finding(
         in_place_of_qemu.PROGRAM,

@@ -6,27 +6,46 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from condor import names
 from vmjobs import subprocess
+from vmjobs.cli.finding import Finding, Role
 from vmjobs.errors import VMJobsError
 
 #: Seconds for a question to condor_config_val.
 ASK_SECONDS = 20.0
+#: Where HTCondor looks for OpenSSH's server, unless it is told (``SSH_TO_JOB_SSHD``).
+SSHD = "/usr/sbin/sshd"
 
 
-def faults_of_condor() -> Iterator[tuple[str, str]]:
-    """What is missing on this host, as sentences, and who misses it. Nothing where HTCondor is not."""
+#: What misses it if the settings of a daemon lack something.
+_USES = {
+    Role.NODE: "jobs of HTCondor in VMs here",
+    Role.SCHEDD: "jobs of HTCondor in VMs from here",
+    Role.NEGOTIATOR: "jobs going where their image is",
+}
+
+
+def findings_of_condor() -> Iterator[Finding]:
+    """Of each daemon of HTCondor here what its settings lack, or that they lack nothing.
+
+    Nothing where HTCondor is not.
+    """
     tool = shutil.which("condor_config_val")
     if tool is None:
         return
     daemons = _words(tool, "DAEMON_LIST")
-    if "STARTD" in daemons:
-        yield from ((fault, "jobs of HTCondor in VMs here") for fault in _faults_of_node(tool))
-    if "SCHEDD" in daemons:
-        yield from (
-            (fault, "jobs of HTCondor in VMs from here") for fault in _faults_of_schedd(tool, daemons)
-        )
+    for role, daemon, faults_of in (
+        (Role.NODE, "STARTD", _faults_of_node),
+        (Role.SCHEDD, "SCHEDD", partial(_faults_of_schedd, daemons=daemons)),
+        (Role.NEGOTIATOR, "NEGOTIATOR", _faults_of_negotiator),
+    ):
+        if daemon in daemons:
+            faults = list(faults_of(tool))
+            for fault in faults or ["its settings are in place"]:
+                yield Finding(f"HTCondor: {role}", not faults, fault, _USES[role], role)
 
 
 def _faults_of_schedd(tool: str, daemons: set[str]) -> Iterator[str]:
@@ -37,6 +56,23 @@ def _faults_of_schedd(tool: str, daemons: set[str]) -> Iterator[str]:
         yield (
             "JOB_TRANSFORM_NAMES has no VMJobs: jobs with +VMJobImage match no node unless they leave "
             "by Condor-C; copy condor/config/schedd.conf into config.d"
+        )
+    elif not re.search(rf"\bSET +{names.POLICY} +{names.POLICY_NOW}\b", _transform(tool)):
+        yield (
+            "JOB_TRANSFORM_VMJobs is of another version of vmjobs, whose jobs no node takes; copy "
+            "condor/config/schedd.conf into config.d"
+        )
+
+
+def _transform(tool: str) -> str:
+    return _value(tool, "JOB_TRANSFORM_VMJobs")
+
+
+def _faults_of_negotiator(tool: str) -> Iterator[str]:
+    if names.JOB_RANK not in _value(tool, "NEGOTIATOR_PRE_JOB_RANK"):
+        yield (
+            f"NEGOTIATOR_PRE_JOB_RANK has no {names.JOB_RANK}: jobs go to the fullest node, wherever "
+            "their image is, and back to one that they were lost on; copy condor/config/negotiator.conf"
         )
 
 
@@ -55,6 +91,16 @@ def _faults_of_router(tool: str, daemons: set[str]) -> Iterator[str]:
 def _faults_of_node(tool: str) -> Iterator[str]:
     if "VMJOBS" not in _words(tool, "STARTD_CRON_JOBLIST"):
         yield "STARTD_CRON_JOBLIST has no VMJOBS: copy condor/config/node.conf into config.d"
+    elif not os.access(program := _value(tool, "STARTD_CRON_VMJOBS_EXECUTABLE"), os.X_OK):
+        yield (
+            f"STARTD_CRON_VMJOBS_EXECUTABLE: {program} cannot be executed, so the pool does not know "
+            "that this node runs VMs; make it a link to vmjobs"
+        )
+    if not re.search(rf"\b{names.POLICY} *=[?]= *{names.POLICY_NOW}\b", _value(tool, "START")):
+        yield (
+            f"START has no {names.POLICY} =?= {names.POLICY_NOW}: jobs come here from schedds that do "
+            "not know what to do when a VM fails; copy condor/config/node.conf"
+        )
     wrapper = _value(tool, "USER_JOB_WRAPPER")
     if Path(wrapper).name != "job-wrapper":
         found = f"is {wrapper}" if wrapper else "is not set"
@@ -63,6 +109,8 @@ def _faults_of_node(tool: str) -> Iterator[str]:
         yield f"USER_JOB_WRAPPER: {wrapper} cannot be executed, so no job starts here; install it"
     elif not (settings := Path(wrapper).resolve().with_name("ssh-to-job.sshd")).is_file():
         yield f"{settings} is not there: condor_ssh_to_job leads into no VM; install it"
+    elif not os.access(server := _value(tool, "SSH_TO_JOB_SSHD") or SSHD, os.X_OK):
+        yield f"{server} is not there: condor_ssh_to_job opens no shell; apt-get install openssh-server"
 
 
 def _words(tool: str, name: str) -> set[str]:

@@ -180,6 +180,19 @@ def _said_by_agent(path: Path) -> Iterator[Node]:
         return
 
 
+def ask_agent(path: Path) -> Node | None:
+    """What the agent says of its node now; None if none answers."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWER_SECONDS)
+            connection.connect(str(path))
+            protocol.send(connection, protocol.StatusMessage())
+            answer = next(protocol.receive(connection), None)
+    except (OSError, InvalidRequest):
+        return None
+    return answer.node if isinstance(answer, protocol.StatusMessage) else None
+
+
 def _wait(seconds: float, connection: socket.socket | None = None) -> bool:
     """Wait so long, or until the agent has said something, or is gone: whether it has, or is.
 

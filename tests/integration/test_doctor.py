@@ -1,0 +1,61 @@
+"""`vmjobs doctor` on the hosts of a grid: what is there, and what is missing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from grid_kit import Grid
+
+
+def examined(grid: Grid, host: str, role: str, *environment: str) -> tuple[bool, dict[str, str]]:
+    """Whether it is content with a host, and what it says of it is lacking."""
+    asked = f"vmjobs doctor --no-boot --json --for {role}; echo $?"
+    said = grid.on(host, "env", *environment, "sh", "-c", asked)
+    text, status = said.rstrip().rsplit("\n", 1)
+    findings: list[dict[str, Any]] = json.loads(text)
+    lacking = {f["what"]: f["detail"] for f in findings if f["role"] == role and not f["ok"]}
+    return status == "0", lacking
+
+
+@pytest.mark.parametrize(
+    ("host", "role"),
+    [("node1", "node"), ("site", "schedd"), ("site", "negotiator"), ("submit", "schedd")],
+)
+def test_nothing_is_missing_on_the_hosts_of_the_grid(grid: Grid, host: str, role: str) -> None:
+    assert examined(grid, host, role) == (True, {})
+
+
+@pytest.mark.parametrize(
+    ("host", "role", "change", "what", "said"),
+    [
+        ("node1", "node", "VMJOBS_SOCKET=/none", "agent", "nobody answers at /none"),
+        ("node1", "node", "_CONDOR_USER_JOB_WRAPPER=", "HTCondor: node", "USER_JOB_WRAPPER is not set"),
+        ("node1", "node", "_CONDOR_START=true", "HTCondor: node", "START has no VMJobPolicy"),
+        (
+            "node1",
+            "node",
+            "_CONDOR_STARTD_CRON_JOBLIST=",
+            "HTCondor: node",
+            "STARTD_CRON_JOBLIST has no",
+        ),
+        ("site", "schedd", "_CONDOR_JOB_TRANSFORM_NAMES=", "HTCondor: schedd", "has no VMJobs"),
+        (
+            "site",
+            "negotiator",
+            "_CONDOR_NEGOTIATOR_PRE_JOB_RANK=0",
+            "HTCondor: negotiator",
+            "VMJobRank",
+        ),
+        ("submit", "schedd", "_CONDOR_VMJOBS_ROUTE=nowhere", "HTCondor: schedd", "VMJOBS_ROUTE is no"),
+        ("submit", "node", "LC_ALL=C", "HTCondor: node", "DAEMON_LIST of HTCondor here has none"),
+    ],
+)
+def test_what_is_missing_is_said(
+    grid: Grid, host: str, role: str, change: str, what: str, said: str
+) -> None:
+    """As if HTCondor had been configured like that."""
+    content, lacking = examined(grid, host, role, change)
+    assert not content
+    assert said in lacking[what]
