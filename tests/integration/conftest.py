@@ -19,6 +19,8 @@ from vmjobs.client import Client
 
 #: Tests that break something, and have a line in the report.
 FAULTS = re.compile("test_cluster_faults|test_every_step")
+#: The report, besides on the terminal.
+REPORT = ROOT / "build" / "faults.txt"
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +41,7 @@ def grid() -> Iterator[Grid]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A line for each fault: what became of the jobs that ran, and when."""
+    """A line for each fault: what became of the jobs that ran, and when; and how many went well."""
     reports = [
         report
         for outcome in ("passed", "failed")
@@ -48,12 +50,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     if not reports:
         return
-    terminalreporter.section("faults")
-    terminalreporter.line(f"{'fault':58} {'result':7} {'job back after':>14} {'begun':>6}")
+    lines = [f"{'fault':58} {'result':7} {'job back after':>14} {'begun':>6}"]
     for report in reports:
         told = dict(report.user_properties)
         fault = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
         seconds, begun = told.get("job", ("-", "-"))
         after = f"{seconds} s" if begun != "-" else "-"
         line = f"{fault:58} {report.outcome:7} {after:>14} {begun:>6}  {told.get('note', '')}"
-        terminalreporter.line(line.rstrip())
+        lines.append(line.rstrip())
+    well = sum(report.passed for report in reports)
+    lines.append(f"{well} of {len(reports)} went well, in {sum(r.duration for r in reports):.0f} s")
+    terminalreporter.section("faults")
+    for line in lines:
+        terminalreporter.line(line)
+    REPORT.write_text("\n".join(lines) + "\n", "utf-8")
