@@ -201,6 +201,30 @@ def test_row(jobs: dict[str, tuple[Desk, str]], code: str) -> None:
     assert_row(code, way.said, held(*jobs[code]))
 
 
+def test_what_did_not_fail_by_itself_goes_on_elsewhere(grid: Grid) -> None:
+    """Where it came from, a hop of Condor-C away, it waits a moment, is begun again, and ends well."""
+    desk = Desk(grid, "submit", BY_CONDOR_C)
+    cluster = desk.submit("echo begun; sleep 20; echo ended")
+    try:
+        there = at_site(desk, cluster)
+        first = where(*there)[0]
+        kill_machine(*there)
+        waits = wait_for(lambda: at_rest(*there), "it to wait at the site", PATIENT)
+        assert waits["ChirpVMReason"].startswith("GUEST_LOST: "), waits["ChirpVMReason"]
+        ad = desk.ended(cluster)
+        assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 2), ad.get("HoldReason")
+        assert ad["ChirpVMNode"].split(".")[0] != first
+        assert desk.read("out") == "begun\nended\n"
+    finally:
+        remove(desk)
+
+
+def at_rest(desk: Desk, cluster: str) -> dict[str, Any] | None:
+    """The ad of a job that is idle, having been begun."""
+    ad = desk.ad(cluster)
+    return ad if (ad.get("JobStatus"), ad.get("NumJobStarts")) == (1, 1) else None
+
+
 # --------------------------------------------------------------------------- what disturbs a node
 
 
