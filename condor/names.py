@@ -39,9 +39,9 @@ VM_EXIT_CHANNEL: Final = "ChirpVMExitChannel"
 VM_REASON: Final = "ChirpVMReason"
 #: Of an unchanged job: what is to become of it, and the HoldReasonSubCode of one that is held.
 VM_OUTCOME: Final = "ChirpVMOutcome"
-#: When a run failed, in seconds of the epoch, by its node's clock.
-VM_FAILED: Final = "ChirpVMFailed"
 VM_SUBCODE: Final = "ChirpVMSubCode"
+#: When it was tried last, in seconds of the epoch by its node's clock: when that began, or failed.
+VM_TRIED: Final = "ChirpVMTried"
 
 #: What users write into the submit files of unchanged jobs.
 WANTED_IMAGE: Final = "VMJobImage"
@@ -50,12 +50,14 @@ WANTED_NETWORK: Final = "VMJobNetwork"
 WANTED_BOOT_TIMEOUT: Final = "VMJobBootTimeout"
 #: What the schedd's drop-in adds to such jobs (condor/config/schedd.conf).
 POLICY: Final = "VMJobPolicy"
-#: The version of that; nodes take no job with another one (condor/config/node.conf).
-POLICY_NOW: Final = 2
-#: Which machines a job goes to first, be it such a one or the service's own.
-JOB_RANK: Final = "VMJobRank"
 #: Instead of that on a schedd whose job router has it leave (condor/config/submit-router.conf).
 ROUTED: Final = "route"
+#: The version of the policy; nodes take no job with another one (condor/config/node.conf).
+POLICY_NOW: Final = 2
+#: Whether a job that failed for no reason of its own has to wait yet.
+WAITS: Final = "VMJobWaits"
+#: Which machines a job goes to first, be it such a one or the service's own.
+JOB_RANK: Final = "VMJobRank"
 #: What a job router writes into a job's ad: who looks after it, and the copy that leaves.
 MANAGED: Final = "Managed"
 ROUTED_TO: Final = "RoutedToJobId"

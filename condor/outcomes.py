@@ -41,7 +41,8 @@ AGAIN: Final = "again"
 OWN: Final = "own"
 #: The code of an end of which nobody told.
 LOST: Final = "EXEC_LOST"
-#: Seconds that a job waits at most before it is begun again.
+#: Seconds from the first try of a job to the second, and from any to the next at most.
+FIRST_PAUSE: Final = 5
 LONGEST_PAUSE: Final = 600
 
 
@@ -116,8 +117,8 @@ def outcome_of(code: str) -> Outcome:
 
 
 def pause(starts: int) -> int:
-    """Seconds that a job waits before it is begun again, having been begun so many times."""
-    return 2**starts if starts < 10 else LONGEST_PAUSE
+    """Seconds from one try of a job to the next, after so many of them (1, 2, ...)."""
+    return FIRST_PAUSE * 2 ** (starts - 1) if starts < 8 else LONGEST_PAUSE
 
 
 def own() -> dict[str, ClassAdValue]:
@@ -135,12 +136,12 @@ def attributes(code: str, why: str, now: float) -> dict[str, ClassAdValue]:
     return {
         names.VM_SUBCODE: outcome.subcode,
         names.VM_REASON: f"{code}: {why}",
-        names.VM_FAILED: int(now),
+        names.VM_TRIED: int(now),
         names.VM_OUTCOME: outcome.deed,  # last: where the others are missing nobody acts
     }
 
 
-def begun() -> dict[str, ClassAdValue]:
+def begun(now: float) -> dict[str, ClassAdValue]:
     """The same of a job that has begun. That becomes of it unless something else is told; the reason is
     how far it is, and the policy has one of its own for this end.
     """
@@ -148,6 +149,7 @@ def begun() -> dict[str, ClassAdValue]:
     return {
         names.VM_SUBCODE: lost.subcode,
         names.VM_REASON: "the job began",
+        names.VM_TRIED: int(now),
         names.VM_OUTCOME: lost.deed,
     }
 

@@ -143,7 +143,8 @@ def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKi
     return [spec.hypervisor]
 
 
-_ELSEWHERE = "ifThenElse(splitSlotName(LastRemoteHost)[1] =?= TARGET.Machine, -100.0, 0.0)"
+_LAST = "splitSlotName(LastRemoteHost)[1] =?= splitSlotName(TARGET.Name)[1]"
+_ELSEWHERE = f"ifThenElse({_LAST}, -100.0, 0.0)"
 
 
 def rank(image: str) -> str:

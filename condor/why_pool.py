@@ -60,13 +60,12 @@ def of_pool(job: JobFacts, pool: PoolFacts) -> list[Finding]:
 def _answers(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
     if _lacks_policy(job):
         yield _no_policy(job)
-    if (left := _waits_for(job)) > 0:
-        again = f"it is begun again in {seconds(left)} or later: what failed it may have passed by then"
-        yield Finding("BACKS_OFF", again, "wait")
-    elif not pool.total:
+    if not pool.total:
         yield Finding(
             "NO_NODES", "no node is in its pool now", "condor_status; do nodes reach the collector?"
         )
+    elif job.told.get(names.WAITS) is True:
+        yield _backs_off(job)
     elif pool.count("fits"):
         yield from _limits(job, pool)
         yield _waits(job, pool)
@@ -108,13 +107,15 @@ def _no_policy(job: JobFacts) -> Finding:
     )
 
 
-def _waits_for(job: JobFacts) -> float:
-    """Seconds until a job may be begun again that failed for no reason of its own."""
-    failed, now = job.number(names.VM_FAILED), job.number("ServerTime")
-    if not failed or not now or job.text(names.VM_OUTCOME) != outcomes.AGAIN:
-        return 0
-    left = failed + outcomes.pause(job.count("NumJobStarts")) - now
-    return left if left <= outcomes.LONGEST_PAUSE else 0
+def _backs_off(job: JobFacts) -> Finding:
+    left = (
+        job.count(names.VM_TRIED) + outcomes.pause(job.count("NumJobStarts")) - job.count("ServerTime")
+    )
+    return Finding(
+        "BACKS_OFF",
+        f"it is begun again in {seconds(left)} or later: what failed it may have passed by then",
+        "wait",
+    )
 
 
 def _waits(job: JobFacts, pool: PoolFacts) -> Finding:

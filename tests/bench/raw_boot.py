@@ -186,7 +186,15 @@ def _qemu(
             *("-netdev", f"stream,id=net0,server=off,addr.type=unix,addr.path={cable}"),
             *("-device", f"virtio-net-pci,netdev=net0,mac={MAC},romfile="),
         ]
-    words = [*image.cmdline, "root=/dev/vda", "rw", "console=ttyS0", "panic=-1", "vmjobs=1"]
+    words = [
+        *image.cmdline,
+        "root=/dev/vda",
+        "rw",
+        "console=ttyS0",
+        "no_timer_check",
+        "panic=-1",
+        "vmjobs=1",
+    ]
     return [
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,accel=tcg", "-cpu", "max", "-m", str(spec.memory), "-serial", "stdio"),

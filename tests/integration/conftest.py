@@ -63,4 +63,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("faults")
     for line in lines:
         terminalreporter.line(line)
+    REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text("\n".join(lines) + "\n", "utf-8")

@@ -202,27 +202,19 @@ def test_row(jobs: dict[str, tuple[Desk, str]], code: str) -> None:
 
 
 def test_what_did_not_fail_by_itself_goes_on_elsewhere(grid: Grid) -> None:
-    """Where it came from, a hop of Condor-C away, it waits a moment, is begun again, and ends well."""
+    """As it is seen where it came from, a hop of Condor-C away."""
     desk = Desk(grid, "submit", BY_CONDOR_C)
     cluster = desk.submit("echo begun; sleep 20; echo ended")
     try:
         there = at_site(desk, cluster)
         first = where(*there)[0]
         kill_machine(*there)
-        waits = wait_for(lambda: at_rest(*there), "it to wait at the site", PATIENT)
-        assert waits["ChirpVMReason"].startswith("GUEST_LOST: "), waits["ChirpVMReason"]
         ad = desk.ended(cluster)
         assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 2), ad.get("HoldReason")
         assert ad["ChirpVMNode"].split(".")[0] != first
         assert desk.read("out") == "begun\nended\n"
     finally:
         remove(desk)
-
-
-def at_rest(desk: Desk, cluster: str) -> dict[str, Any] | None:
-    """The ad of a job that is idle, having been begun."""
-    ad = desk.ad(cluster)
-    return ad if (ad.get("JobStatus"), ad.get("NumJobStarts")) == (1, 1) else None
 
 
 # --------------------------------------------------------------------------- what disturbs a node
@@ -303,13 +295,13 @@ if sys.argv[1:2] == ["agent"] and sys.argv[0].endswith("/vmjobs"):
 def with_another_agent(grid: Grid, node: str, lines: str) -> Iterator[None]:
     """Have a node's agent do something else than it does."""
     module, file = f"{PACKAGES}/vmjobs_fault", f"{PACKAGES}/vmjobs_fault.pth"
-    with without_agent(grid, node):
-        grid.on(node, "sh", "-c", 'printf %s "$1" >"$2.py"', "-", PLANTED.format(lines), module)
-        grid.on(node, "sh", "-c", f"echo import vmjobs_fault >{file}")
     try:
+        with without_agent(grid, node):
+            grid.on(node, "sh", "-c", 'printf %s "$1" >"$2.py"', "-", PLANTED.format(lines), module)
+            grid.on(node, "sh", "-c", f"echo import vmjobs_fault >{file}")
         yield
     finally:
-        grid.on(node, "rm", f"{module}.py", file)
+        grid.on(node, "rm", "-f", f"{module}.py", file)
         with without_agent(grid, node):
             pass
 

@@ -71,12 +71,11 @@ NODE = {
     "STARTD_CRON_VMJOBS_EXECUTABLE": "{folder}/job-wrapper",
     "START": f"(true) && (TARGET.VMJobImage =?= undefined || TARGET.VMJobPolicy =?= {POLICY_NOW})",
     "USER_JOB_WRAPPER": "{folder}/job-wrapper",
-    "SSH_TO_JOB_SSHD": "{folder}/job-wrapper",
 }
 SCHEDD = {
     "DAEMON_LIST": "MASTER SCHEDD",
     "JOB_TRANSFORM_NAMES": "Other VMJobs",
-    "JOB_TRANSFORM_VMJobs": f"SET VMJobPolicy {POLICY_NOW}",
+    "JOB_TRANSFORM_VMJobs": f"  SET VMJobPolicy {POLICY_NOW}\n  SET VMJobWaits a\n  SET VMJobRank b",
 }
 NEGOTIATOR = {
     "DAEMON_LIST": "MASTER NEGOTIATOR",
@@ -99,7 +98,7 @@ ROUTER = {
         (SCHEDD, []),
         (
             {**SCHEDD, "JOB_TRANSFORM_VMJobs": "SET VMJobPolicy 1"},
-            ["JOB_TRANSFORM_VMJobs is of another version"],
+            ["JOB_TRANSFORM_VMJobs is of another version of vmjobs (it sets no VMJobPolicy 2 and"],
         ),
         (NEGOTIATOR, []),
         (
@@ -118,7 +117,7 @@ ROUTER = {
             ["STARTD_CRON_VMJOBS_EXECUTABLE: /none/vmjobs cannot be executed"],
         ),
         ({**NODE, "START": "true"}, ["START has no VMJobPolicy =?= "]),
-        ({**NODE, "SSH_TO_JOB_SSHD": "/none/sshd"}, ["/none/sshd is not there"]),
+        ({**ROUTER, "JOB_TRANSFORM_NAMES": "VMJobsRoute VMJobs"}, ["JOB_TRANSFORM_VMJobs is of"]),
         ({**NODE, "USER_JOB_WRAPPER": ""}, ["USER_JOB_WRAPPER is not set"]),
         ({**NODE, "USER_JOB_WRAPPER": "/x/other"}, ["USER_JOB_WRAPPER is /x/other"]),
         (

@@ -162,7 +162,8 @@ def test_routes() -> None:
 
 def slot(**attributes: Any) -> classad2.ClassAd:
     base = {"HasVMJobs": True, "HasFileTransfer": True, "Cpus": 4, "Memory": 4096, "Disk": 9999999}
-    return classad2.ClassAd({**base, "VMJobsHypervisors": "uml,qemu", **attributes})
+    base |= {"Name": "slot1@node9.grid", "VMJobsHypervisors": "uml,qemu"}
+    return classad2.ClassAd({**base, **attributes})
 
 
 def matches(expression: str, machine: classad2.ClassAd, **more: str) -> Any:
@@ -202,8 +203,8 @@ def test_requirements_and_rank_against_machine_ads() -> None:
 
 def test_another_node_is_preferred_to_the_last_one() -> None:
     """Though that one has the image."""
-    there = slot(Machine="node1.grid", VMJobsImageDigests=DIGEST)
-    elsewhere = slot(Machine="node2.grid")
+    there = slot(Name="slot1@node1.grid", VMJobsImageDigests=DIGEST)
+    elsewhere = slot(Name="slot1@node2.grid")
     for image in (DIGEST, "generic:1"):
         again = matches(rank(image), there, LastRemoteHost="slot1_2@node1.grid")
         assert again < matches(rank(image), elsewhere, LastRemoteHost="slot1_2@node1.grid")

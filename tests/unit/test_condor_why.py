@@ -160,14 +160,15 @@ def test_of_a_cluster_the_job_that_waits_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed", "answer", "message"),
+    ("waits", "answer", "message"),
     [
-        (1795228195, "BACKS_OFF", "it is begun again in 3 s or later"),
-        (1795228191, "WAITING", "1 node could take it now"),
+        ("true", "BACKS_OFF", "it is begun again in 15 s or later"),
+        ("false", "WAITING", "1 node could take it now"),
     ],
 )
-def test_a_job_that_failed_waits_a_while(failed: int, answer: str, message: str) -> None:
-    job = queued(ChirpVMOutcome='"again"', ChirpVMFailed=str(failed), NumJobStarts="3")
+def test_a_job_that_failed_waits_a_while(waits: str, answer: str, message: str) -> None:
+    told = {"VMJobWaits": waits, "ChirpVMTried": "1795228195", "NumJobStarts": "3"}
+    job = queued(ChirpVMOutcome='"again"', **told)
     found = explain(daemons(job, nodes=[node()]))
     assert codes(found) == [answer, "TRIED"]
     assert message in found.findings[0].message

@@ -28,7 +28,7 @@ from vmjobs.hypervisor import sandbox as isolation
     "role",
     type=click.Choice([role.value for role in Role]),
     callback=lambda _context, _parameter, value: value and Role(value),
-    help="Exit with 1, too, if this host lacks anything that makes it such a one of HTCondor's.",
+    help="Exit with 1, too, if this host lacks what a node, schedd or negotiator of HTCondor needs.",
 )
 @json_option
 def doctor(no_boot: bool, role: Role | None, as_json: bool) -> None:
@@ -90,6 +90,7 @@ def _programs() -> Iterator[Finding]:
         "qemu-img": ("the qemu and kvm hypervisors", "apt-get install qemu-utils"),
         "nbdkit": ("lazy starts", "apt-get install nbdkit nbdkit-plugin-python"),
         "mmdebstrap": ("building images", "apt-get install mmdebstrap"),
+        "sshd": ("condor_ssh_to_job into VMs here", "apt-get install openssh-server"),
         "mke2fs": ("building images", "apt-get install e2fsprogs"),
     }
     for program, (use, remedy) in wanted.items():

@@ -16,8 +16,6 @@ from vmjobs.errors import VMJobsError
 
 #: Seconds for a question to condor_config_val.
 ASK_SECONDS = 20.0
-#: Where HTCondor looks for OpenSSH's server, unless it is told (``SSH_TO_JOB_SSHD``).
-SSHD = "/usr/sbin/sshd"
 
 
 #: What misses it if the settings of a daemon lack something.
@@ -52,20 +50,22 @@ def _faults_of_schedd(tool: str, daemons: set[str]) -> Iterator[str]:
     transforms = _words(tool, "JOB_TRANSFORM_NAMES")
     if "VMJOBSROUTE" in transforms:
         yield from _faults_of_router(tool, daemons)
-    elif "VMJOBS" not in transforms:
+    if "VMJOBS" in transforms:
+        yield from _faults_of_policy(_value(tool, "JOB_TRANSFORM_VMJobs"))
+    elif "VMJOBSROUTE" not in transforms:
         yield (
             "JOB_TRANSFORM_NAMES has no VMJobs: jobs with +VMJobImage match no node unless they leave "
             "by Condor-C; copy condor/config/schedd.conf into config.d"
         )
-    elif not re.search(rf"\bSET +{names.POLICY} +{names.POLICY_NOW}\b", _transform(tool)):
+
+
+def _faults_of_policy(transform: str) -> Iterator[str]:
+    adds = (f"{names.POLICY} {names.POLICY_NOW}", names.WAITS, names.JOB_RANK)
+    if missing := [what for what in adds if not re.search(rf"(?m)^ *SET +{what}\b", transform)]:
         yield (
-            "JOB_TRANSFORM_VMJobs is of another version of vmjobs, whose jobs no node takes; copy "
-            "condor/config/schedd.conf into config.d"
+            "JOB_TRANSFORM_VMJobs is of another version of vmjobs (it sets no "
+            f"{' and no '.join(missing)}); copy condor/config/schedd.conf into config.d"
         )
-
-
-def _transform(tool: str) -> str:
-    return _value(tool, "JOB_TRANSFORM_VMJobs")
 
 
 def _faults_of_negotiator(tool: str) -> Iterator[str]:
@@ -109,8 +109,6 @@ def _faults_of_node(tool: str) -> Iterator[str]:
         yield f"USER_JOB_WRAPPER: {wrapper} cannot be executed, so no job starts here; install it"
     elif not (settings := Path(wrapper).resolve().with_name("ssh-to-job.sshd")).is_file():
         yield f"{settings} is not there: condor_ssh_to_job leads into no VM; install it"
-    elif not os.access(server := _value(tool, "SSH_TO_JOB_SSHD") or SSHD, os.X_OK):
-        yield f"{server} is not there: condor_ssh_to_job opens no shell; apt-get install openssh-server"
 
 
 def _words(tool: str, name: str) -> set[str]:

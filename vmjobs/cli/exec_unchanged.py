@@ -62,7 +62,7 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         handing = Handing(message, start, directory, chirp)
         return run_handed(config().socket, handing, on_progress)
 
-    reporter.publish(outcomes.begun())
+    reporter.publish(outcomes.begun(time.time()))
     try:
         end = run()
     except VMJobsError as error:

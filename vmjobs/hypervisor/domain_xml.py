@@ -31,7 +31,7 @@ _NETWORK_SLOT = "0x1e"
 class Board:
     """What a computer of an architecture is called, and where its serial console is.
 
-    kernel: what its kernels are told by any hypervisor.
+    kernel: what kernels are told there.
     """
 
     architecture: str

@@ -24,7 +24,7 @@ from vmjobs.agent.members.record import End, Record
 from vmjobs.agent.members.telling import Console
 from vmjobs.agent.members.tokens import PoolTokens
 from vmjobs.agent.outputs import OutputTray
-from vmjobs.agent.verdict import judge_early_end, with_console, without_image
+from vmjobs.agent.verdict import judge_early_end, panicked, with_console, without_image
 from vmjobs.agent.watch import Watch, watching
 from vmjobs.cluster.member import MemberCode, Phase
 from vmjobs.cluster.spec import Lifecycle
@@ -349,8 +349,8 @@ class MemberMachine:
         if isinstance(seen, MachineGone):
             self.tell(Over(self._early_end(console)))
         elif isinstance(seen, Panicked):
-            message = f"the guest's kernel panicked: {seen.cause or 'no cause given'}"
-            self.tell(Over(_end(MemberCode.KERNEL_PANIC, with_console(message, last_lines(console)))))
+            code, message = panicked(seen.cause)
+            self.tell(Over(_end(_CODES[code], with_console(message, last_lines(console)))))
         elif isinstance(seen, GuestSilent):
             message = f"the guest was not heard of for {seen.seconds:.0f} s"
             self.tell(Over(_end(MemberCode.GUEST_LOST, with_console(message, last_lines(console)))))

@@ -1,0 +1,51 @@
+"""What condor/config/negotiator.conf adds to what a pool prefers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import classad2
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: HTCondor's own.
+DEFAULT = "(10000000 * My.Rank) + (1000000 * (RemoteOwner =?= UNDEFINED)) - (100000 * Cpus) - Memory"
+
+
+def preferred(machine: dict[str, object], **job: object) -> float:
+    """How much a machine is preferred for a job by the negotiator, before the job's own Rank."""
+    text = (ROOT / "condor/config/negotiator.conf").read_text("utf-8")
+    macros = dict(re.findall(r"^(\w+) = (.*)$", text, re.MULTILINE))
+    own = macros["NEGOTIATOR_PRE_JOB_RANK"].replace("$(NEGOTIATOR_PRE_JOB_RANK)", DEFAULT)
+    expression = classad2.ExprTree(own.replace("$(VMJOBS_RANK)", macros["VMJOBS_RANK"]))
+    ad = {"Rank": 0.0, "Cpus": 4, "Memory": 4096, **machine}
+    found = expression.eval(classad2.ClassAd(ad), classad2.ClassAd(job))
+    assert isinstance(found, int | float), found
+    return float(found)
+
+
+TAKEN = {"RemoteOwner": "somebody@grid"}
+FULLER = {"Memory": 128}
+
+
+@pytest.mark.parametrize("job", [{}, {"VMJobRank": "much"}, {"VMJobRank": 1e30}, {"VMJobRank": -1e30}])
+def test_other_jobs_notice_nothing(job: dict[str, object]) -> None:
+    """Nor does a job whose user asks for more than there is."""
+    assert preferred({}, **job) == 1000000 - 400000 - 4096
+    assert preferred(FULLER, **job) > preferred({}, **job)
+
+
+def test_a_job_goes_where_its_image_is_and_last_to_where_it_was() -> None:
+    has, lacks, was = ({"VMJobRank": rank} for rank in (1.0, 0.0, -100.0))
+    assert preferred({}, **has) > preferred(FULLER, **lacks) > preferred(FULLER, **was)
+
+
+def test_nobody_has_to_leave_for_it() -> None:
+    assert preferred(TAKEN, VMJobRank=1.0) < preferred({}, VMJobRank=-100.0)
+
+
+def test_machines_that_are_off_come_last() -> None:
+    """condor/config/site-clusters.conf takes 1.0e12 from those."""
+    for rank in (1.0, -100.0):
+        assert abs(preferred(TAKEN, VMJobRank=rank)) < 0.5e12
