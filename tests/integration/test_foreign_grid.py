@@ -185,6 +185,7 @@ def received(grid: Grid, node: str) -> int:
     return int(grid.on(node, "cat", "/sys/class/net/eth0/statistics/rx_bytes"))
 
 
+@pytest.mark.disruptive  # what other jobs of its nodes receive would count
 def test_a_node_fetches_an_image_once_for_all_of_its_jobs(grid: Grid, tmp_path: Path) -> None:
     push(tiny(tmp_path, 64), "foreign-once", *TINY)
     before = {node: received(grid, node) for node in NODES}
