@@ -115,9 +115,14 @@ def _words(tool: str, name: str) -> set[str]:
     return {word.upper() for word in _value(tool, name).replace(",", " ").split()}
 
 
+def _settings() -> dict[str, str]:
+    """What of this process's environment HTCondor's tools go by."""
+    return {k: v for k, v in os.environ.items() if k == "CONDOR_CONFIG" or k.startswith("_CONDOR_")}
+
+
 def _value(tool: str, name: str) -> str:
     try:
-        answer = subprocess.run([tool, name], timeout=ASK_SECONDS, check=False)
+        answer = subprocess.run([tool, name], timeout=ASK_SECONDS, check=False, env=_settings())
     except VMJobsError:
         return ""
     return answer.text.strip() if answer.returncode == 0 else ""
