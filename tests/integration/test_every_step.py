@@ -109,8 +109,13 @@ FAULTS: dict[str, Fault] = {
 TOGETHER = {
     "the agent": ("the agent",),
     "what waits for the machines": ("what waits for the machines",),
-    "the starters and the startd": ("the starters", "the startd"),
-    "the schedds and the shadows": ("the shadows", "the site's schedd", "the origin's schedd"),
+    "all of HTCondor": (
+        "the starters",
+        "the startd",
+        "the shadows",
+        "the site's schedd",
+        "the origin's schedd",
+    ),
     "the whole service": ("the API", "the worker", "the database", "the broker"),
     "the node's network": ("the node's network",),
     LIBVIRTD: (LIBVIRTD,),
@@ -234,6 +239,7 @@ def test_they_are_held_and_released(volley: Volley) -> None:
     _assert_clean(volley)
 
 
+@pytest.mark.soak
 def test_they_are_vacated(volley: Volley) -> None:
     volley.grid.on("site", "condor_vacate_job", "-all")
     volley.open()

@@ -13,7 +13,7 @@ from test_unchanged import PATIENT, Desk
 
 from vmjobs.model import JobState
 
-pytestmark = pytest.mark.disruptive
+pytestmark = [pytest.mark.disruptive, pytest.mark.soak]
 
 FIRST, OTHER = "node1", "node2"
 #: Ends nowhere but on the second node.
@@ -63,7 +63,6 @@ def test_the_node_prefers_to_be_without_them(grid: Grid, jobs: tuple[Desk, str, 
         assert_went_on(grid, *jobs)
 
 
-@pytest.mark.soak
 def test_a_node_that_is_cut_off_for_longer_than_the_lease(grid: Grid) -> None:
     """The job begins anew on the other node, and ends. Of the first time nothing is left after that."""
     desk = Desk(grid, "site")

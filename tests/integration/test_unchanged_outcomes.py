@@ -390,8 +390,15 @@ def left_alone(grid: Grid) -> Iterator[tuple[Desk, str]]:
         remove(job[0])
 
 
+#: What takes an agent of other code: in a soak.
+ODD = {"TIMED_OUT", "INTERNAL"}
+
+
 @pytest.mark.disruptive
-@pytest.mark.parametrize(("code", "fault"), FAULTS, ids=[code for code, _ in FAULTS])
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [pytest.param(*row, id=row[0], marks=[pytest.mark.soak] * (row[0] in ODD)) for row in FAULTS],
+)
 def test_row_of_a_fault(
     grid: Grid, fresh: None, left_alone: tuple[Desk, str], code: str, fault: Fault
 ) -> None:
