@@ -27,6 +27,7 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from vmjobs.durable import sync_directory
 from vmjobs.errors import HypervisorError
@@ -91,10 +92,7 @@ class Journal:
         """
         directory = self.directory(record.attempt)
         with self._exclusive():
-            directory.mkdir(mode=0o700)
-            write_durably(directory / RECORD, json.dumps(asdict(record)).encode())
-            alive = (directory / RECORD).open("rb")
-            fcntl.flock(alive, fcntl.LOCK_EX)
+            alive = _begin(directory, record)
         with alive:
             try:
                 yield directory
@@ -209,13 +207,30 @@ def _read(directory: Path) -> RunRecord | None:
     return RunRecord(data["attempt"], data["job"], data["machine"], HypervisorKind(data["hypervisor"]))
 
 
+def _begin(directory: Path, record: RunRecord) -> BinaryIO:
+    """Make a run's directory with its record: that, held for as long as its process lives."""
+    directory.mkdir(mode=0o700)
+    try:
+        write_durably(directory / RECORD, json.dumps(asdict(record)).encode())
+        alive = (directory / RECORD).open("rb")
+    except OSError:  # there is no room
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    fcntl.flock(alive, fcntl.LOCK_EX)
+    return alive
+
+
 def write_durably(path: Path, data: bytes) -> None:
     """Write a file that is whole or absent, whatever happens to this process or machine."""
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     temporary.rename(path)
     for directory in (path.parent, path.parent.parent):
         sync_directory(directory)
