@@ -31,6 +31,7 @@ from vmjobs.agent.outputs import OutputTray
 from vmjobs.hypervisor import netproc
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, Machine, Network
 from vmjobs.hypervisor.detached import Launcher
+from vmjobs.hypervisor.domain_xml import board, kernel_parameters
 from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket, NetworkMode
 
 MTU = 1500
@@ -186,15 +187,7 @@ def _qemu(
             *("-netdev", f"stream,id=net0,server=off,addr.type=unix,addr.path={cable}"),
             *("-device", f"virtio-net-pci,netdev=net0,mac={MAC},romfile="),
         ]
-    words = [
-        *image.cmdline,
-        "root=/dev/vda",
-        "rw",
-        "console=ttyS0",
-        "no_timer_check",
-        "panic=-1",
-        "vmjobs=1",
-    ]
+    words = kernel_parameters(image, board())
     return [
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,accel=tcg", "-cpu", "max", "-m", str(spec.memory), "-serial", "stdio"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from raw_boot import lay_disks
 
 from images.store import ImageStore
+from vmjobs.hypervisor.domain_xml import board, kernel_parameters
 from vmjobs.model import JobSpec, NetworkMode
 
 STORE = Path("/var/lib/vmjobs/agent/images")
@@ -40,15 +41,7 @@ def main() -> None:
         shutil.copyfile(str(part), directory / name)
     for path in directory.iterdir():
         shutil.chown(path, "vmjobs", "vmjobs")
-    words = [
-        *image.cmdline,
-        "root=/dev/vda",
-        "rw",
-        "console=ttyS0",
-        "no_timer_check",
-        "panic=-1",
-        "vmjobs=1",
-    ]
+    words = kernel_parameters(image, board())
     print(directory / "kernel", directory / "initrd", " ".join(words), sep="\n")  # noqa: T201
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from full_kit import nothing_fits
 from hypervisor_host import wait_until
 from members_node import Images, Service, clear, kept, member_guest, member_parts, order, remains
 
@@ -36,17 +35,6 @@ def parts(tmp_path: Path, image: BootImage, service: Service) -> Iterator[Member
     made = member_parts(tmp_path / "members", service, Images(image))
     yield made
     clear(made.journal.prefix)
-
-
-@contextmanager
-def nothing_fits() -> Iterator[None]:
-    """Have this process write no byte into any file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def told(parts: MemberParts) -> MemberReport:

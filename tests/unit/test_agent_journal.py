@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from full_kit import nothing_fits
 
 from vmjobs.agent.journal import RECORD, Journal, RunRecord, sweep, write_durably
 from vmjobs.errors import HypervisorError
@@ -87,20 +85,9 @@ def test_a_run_that_ends_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@contextmanager
-def nothing_can_be_written() -> Iterator[None]:
-    """As on a full disk (setrlimit(2), ``RLIMIT_FSIZE``; Python ignores the signal)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_run_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    with nothing_can_be_written(), pytest.raises(OSError), journal.run(record(journal), Shelf()):
+    with nothing_fits(), pytest.raises(OSError), journal.run(record(journal), Shelf()):
         raise AssertionError("it began")
     assert list(tmp_path.iterdir()) == []
     with journal.run(record(journal), Shelf()) as directory:
@@ -111,7 +98,7 @@ def test_what_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "a" / "kept"
     file.parent.mkdir()
     write_durably(file, b"before")
-    with nothing_can_be_written(), pytest.raises(OSError):
+    with nothing_fits(), pytest.raises(OSError):
         write_durably(file, b"after")
     assert [path.read_bytes() for path in file.parent.iterdir()] == [b"before"]
 

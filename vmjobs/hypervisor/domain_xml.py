@@ -9,11 +9,12 @@ from __future__ import annotations
 import platform
 import uuid
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import Machine
+from vmjobs.hypervisor.base import BootImage, Machine
 from vmjobs.hypervisor.confined import Emulator
 from vmjobs.hypervisor.firmware import Firmware
 from vmjobs.model import BootMethod
@@ -103,12 +104,12 @@ def domain_xml(
     return ET.tostring(domain, encoding="unicode")
 
 
-def kernel_parameters(machine: Machine, on: Board) -> list[str]:
-    """The kernel's command line, word by word; ours come last, and so hold."""
+def kernel_parameters(image: BootImage, on: Board, more: Iterable[str] = ()) -> list[str]:
+    """The kernel's command line, word by word; ours come last, and so hold. more: of the machine."""
     return [
-        *machine.image.cmdline,
-        *machine.cmdline,
-        f"root=/dev/vda{machine.image.partition or ''}",
+        *image.cmdline,
+        *more,
+        f"root=/dev/vda{image.partition or ''}",
         "rw",
         f"console={on.console}",
         *on.kernel,
@@ -132,7 +133,7 @@ def _os(machine: Machine, on: Board, uefi: Firmware | None) -> ET.Element:
     _text(element, "kernel", str(machine.image.kernel.absolute()))
     if machine.image.initrd is not None:
         _text(element, "initrd", str(machine.image.initrd.absolute()))
-    _text(element, "cmdline", " ".join(kernel_parameters(machine, on)))
+    _text(element, "cmdline", " ".join(kernel_parameters(machine.image, on, machine.cmdline)))
     return element
 
 

@@ -1,0 +1,18 @@
+"""A full disk, as far as this process goes."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def nothing_fits() -> Iterator[None]:
+    """Have this process write no byte into any file (setrlimit(2); Python ignores the signal)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
