@@ -9,10 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import classad2
+import htcondor2
 
 from condor import why_call
 from condor.call import CallError
 
+#: Whose bindings bring the functions on lists of words that policies use.
+HTCONDOR = htcondor2.version()
 #: As the schedd's drop-in and condor_submit make it.
 JOB = {
     "ClusterId": "3",
