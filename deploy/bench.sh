@@ -3,7 +3,8 @@
 # A grid that is up already is used and left up; one that is started here is taken down again.
 set -eu
 cd "$(dirname "$0")/.."
-export COMPOSE_PROJECT_NAME="${VMJOBS_PROJECT:-vmjobs}"
+# shellcheck source=/dev/null
+. deploy/project
 
 if [ -z "$(docker ps -q --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME" 2>/dev/null)" ]; then
     trap 'deploy/grid.sh remove' EXIT
@@ -11,5 +12,4 @@ fi
 deploy/grid.sh up
 # shellcheck source=/dev/null
 . build/grid/env
-export VMJOBS_GRID="$COMPOSE_PROJECT_NAME"
 PYTHONPATH=tests/integration:tests/contract .venv/bin/python tests/bench/main.py "$@"

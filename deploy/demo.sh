@@ -48,7 +48,7 @@ find "$out/muons" -name '*.csv' | sort
 echo
 echo "The virtual cluster, and what HTCondor's own jobs printed that went there by Condor-C:"
 operator apply --wait --timeout 300 examples/worker-cluster.yaml >/dev/null
-submit=$(docker ps -q --filter "label=com.docker.compose.project=${VMJOBS_PROJECT:-vmjobs}" \
+submit=$(docker ps -q --filter "label=com.docker.compose.project=$VMJOBS_GRID" \
     --filter label=com.docker.compose.service=submit)
 # at_submit COMMAND: a physicist's shell at the submit host, in a directory of this run.
 folder=/var/lib/vmjobs/spool/demo-$$

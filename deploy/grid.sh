@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 
 state=build/grid
 made=build/container-images # names of those that were not there before; outlives the containers
-export COMPOSE_PROJECT_NAME="${VMJOBS_PROJECT:-vmjobs}"
+# shellcheck source=/dev/null
+. deploy/project
 services="submit site node1 node2 api worker builder postgres rabbitmq"
 
 began=$(date +%s)
@@ -64,6 +65,7 @@ wait_healthy() {
 up() {
     mkdir -p $state
     deploy/engine.sh start $state
+    require_ours
     write_kvm
     say "images that the grid stands on"
     deploy/images.sh $made
@@ -88,6 +90,7 @@ up() {
     cat >$state/env <<END
 export VMJOBS_API_URL=http://127.0.0.1:$VMJOBS_API_PORT
 export VMJOBS_TOKEN_FILE=$PWD/$state/token
+export VMJOBS_GRID=$COMPOSE_PROJECT_NAME
 export PATH=$PWD/.venv/bin:\$PATH
 END
     say "images for the library"
@@ -118,7 +121,7 @@ administrate() {
     )
 }
 
-# A name may be another checkout's: what that has brought up is not for this one to take away.
+# A name that was given may be another checkout's: what that has brought up is not for this one to use or take away.
 require_ours() {
     others=$(docker ps -aq --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME" 2>/dev/null |
         xargs -r docker inspect -f '{{index .Config.Labels "com.docker.compose.project.working_dir"}}' |

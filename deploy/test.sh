@@ -4,7 +4,8 @@
 # soak: tests that take minutes each: what dies under clusters and jobs, with a line about each, and large images.
 set -eu
 cd "$(dirname "$0")/.."
-export COMPOSE_PROJECT_NAME="${VMJOBS_PROJECT:-vmjobs}"
+# shellcheck source=/dev/null
+. deploy/project
 cache=build/pytest-cache
 
 # What takes longest is printed: the whole is to stay below an hour.
@@ -35,7 +36,6 @@ fi
 deploy/grid.sh up
 # shellcheck source=/dev/null
 . build/grid/env
-export VMJOBS_GRID="$COMPOSE_PROJECT_NAME"
 
 if [ "${1:-}" = soak ]; then
     shift

@@ -1,6 +1,6 @@
 """The scheduler against a real grid: a submit side, a site, execute nodes, Condor-C between them.
 
-The grid is the compose project ``VMJOBS_GRID`` (default ``vmjobs``). Another one is used where
+The grid is the compose project ``VMJOBS_GRID``. Another one is used where
 ``VMJOBS_TEST_SUBMIT``, ``VMJOBS_TEST_SITE`` and ``VMJOBS_TEST_NODES`` name its containers.
 """
 
@@ -42,7 +42,7 @@ def container(service: str) -> str:
     wanted = os.environ.get(f"VMJOBS_TEST_{service.upper()}")
     if wanted:
         return wanted
-    project = os.environ.get("VMJOBS_GRID", "vmjobs")
+    project = os.environ["VMJOBS_GRID"]
     labels = (f"com.docker.compose.project={project}", f"com.docker.compose.service={service}")
     filters = [word for label in labels for word in ("--filter", f"label={label}")]
     return docker("ps", "--quiet", *filters).strip()
