@@ -57,7 +57,8 @@ def test_a_job_that_a_node_has_room_for_waits_for_no_cluster_and_wakes_none(
     wait_for(lambda: shown(grid, name) == "true" or None, "the pool to show the cluster", 60)
     user = Submitter(grid)
     job = user.submit_where("true", "hostname")
-    assert user.output(job) in ("node1.grid\n", "node2.grid\n")
+    # Another test's cluster may have had room as well.
+    assert not user.output(job).startswith(name)
     assert operator.clusters.get(name).target == 0
     assert not [e for e in operator.clusters.events(name) if e.state == "SCALED"]
 
