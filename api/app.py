@@ -13,6 +13,7 @@ from api import (
     blobs,
     builds,
     clusters,
+    condor_jobs,
     converters,
     image_bytes,
     images,
@@ -35,6 +36,7 @@ from vmjobs.ports import Minter
 PARTS: Final = (
     jobs,
     attempts,
+    condor_jobs,
     blobs,
     images,
     image_bytes,

@@ -170,7 +170,7 @@ def keep(job: str, attempt: str) -> Response:
 def checkpoint_layout(job: str, content: str) -> Response:
     """Read the layout of a file of the job's checkpoint."""
     require_open(job)
-    return send(MemorySource(backend().images.checkpoint_layout(job, content)))
+    return send_checkpoint_layout(job, content)
 
 
 @blueprint.get("/checkpoint/segments/<segment:segment>")
@@ -185,6 +185,16 @@ def checkpoint_layout(job: str, content: str) -> Response:
 def checkpoint_segment(job: str, segment: str) -> Response:
     """Read a segment of the job's checkpoint as it is stored."""
     require_open(job)
+    return send_checkpoint_segment(job, segment)
+
+
+def send_checkpoint_layout(job: str, content: str) -> Response:
+    """The layout of a file of a job's checkpoint, or a range of it."""
+    return send(MemorySource(backend().images.checkpoint_layout(job, content)))
+
+
+def send_checkpoint_segment(job: str, segment: str) -> Response:
+    """A segment of a job's checkpoint, or a range of it."""
     source = ObjectSource(backend().images.open_checkpoint_segment(job, bytes.fromhex(segment)))
     return send(source, etag=segment, close=source.close)
 

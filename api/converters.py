@@ -22,6 +22,7 @@ from vmjobs.model import (
     RelativePath,
     Tag,
 )
+from vmjobs.wire import CondorJobId
 
 #: ``name`` or ``name:tag``.
 TaggedName = Annotated[
@@ -182,6 +183,13 @@ class IdConverter(BaseConverter):
         return {"type": "string", "pattern": f"^{cls.regex}$", "description": cls.__doc__}
 
 
+class CondorJobConverter(_Checked):
+    """A job that HTCondor alone knows: 'htc' and 29 hexadecimal digits, chosen by the agent."""
+
+    what = "id of a job of HTCondor's"
+    kind = TypeAdapter(CondorJobId)
+
+
 class AttemptConverter(IdConverter):
     """An attempt's identifier: 32 hexadecimal digits, chosen by the agent."""
 
@@ -221,5 +229,6 @@ def install(app: Flask) -> None:
         member_id=MemberIdConverter,
         id=IdConverter,
         attempt=AttemptConverter,
+        condor_job=CondorJobConverter,
         stream=StreamConverter,
     )

@@ -30,6 +30,7 @@ from images.manifest import ImageManifest
 from repository.images import Viewer
 from vmjobs.errors import Fault, InvalidRequest, NotFound
 from vmjobs.wire import (
+    CONDOR_JOB,
     MAX_DIGESTS,
     GcReport,
     ImageChange,
@@ -63,14 +64,21 @@ class GcQuery(Strict):
 
 
 def viewer() -> Viewer:
-    """The caller as images see people.
+    """The caller as images see people. A job that HTCondor alone knows has no image: its node has.
 
     Raises:
-        JobFinal: the token of a job that has ended.
+        JobFinal, NotFound: the token of a job that has ended.
     """
     who = caller()
-    own = require_open(who.job_id).image_digest if who.job_id is not None else None
-    return replace(viewer_of(who, own), job=who.job_id or "")
+    if who.job_id is None:
+        return viewer_of(who)
+    if not who.job_id.startswith(CONDOR_JOB):
+        own = require_open(who.job_id).image_digest
+    elif backend().repository.has_condor_job(who.job_id):
+        own = ""
+    else:
+        raise NotFound(f"there is no job {who.job_id}, or it is over")
+    return replace(viewer_of(who, own), job=who.job_id)
 
 
 def viewer_of(who: Principal, own: str | None = None) -> Viewer:

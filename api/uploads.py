@@ -27,8 +27,8 @@ from api.tokens import Scope
 from images.content import layout_size
 from images.segment import MAX_STORED
 from vmjobs.errors import Conflict, DigestMismatch, Forbidden
-from vmjobs.model import MIB, JobState
-from vmjobs.wire import Upload, UploadRequest
+from vmjobs.model import MIB, Job, JobState
+from vmjobs.wire import CONDOR_JOB, Upload, UploadRequest
 
 blueprint = Blueprint("uploads", __name__, url_prefix="/v1/uploads")
 
@@ -51,13 +51,17 @@ def open_upload() -> Response:
     and only if its machine is to be saved.
     """
     who = viewer()
-    job = require_open(who.job) if who.job else None
-    if job is not None and not job.spec.checkpoint:
-        raise Forbidden(f"job {who.job} is not to be saved", hint="submit it with checkpoint")
-    if job is not None and job.state is JobState.CANCELING:
-        raise Conflict(f"job {who.job} is being canceled")
+    if who.job and not who.job.startswith(CONDOR_JOB):
+        _require_savable(require_open(who.job))
     found = backend().images.open_upload(who, read_body(UploadRequest).size)
     return json_reply(found, 201, {"Location": f"/v1/uploads/{found.id}"})
+
+
+def _require_savable(job: Job) -> None:
+    if not job.spec.checkpoint:
+        raise Forbidden(f"job {job.id} is not to be saved", hint="submit it with checkpoint")
+    if job.state is JobState.CANCELING:
+        raise Conflict(f"job {job.id} is being canceled")
 
 
 @blueprint.get("/<id:upload>")

@@ -7,6 +7,7 @@ a line with a number, negative for a failure.
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import os
@@ -16,6 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -108,10 +110,12 @@ class ChirpRelay:
         attribute of its ad. Otherwise it has what HTCondor grants any job (``WantDelayedUpdates``):
         attributes that begin with ``Chirp``, later on; ``ChirpVM`` is ours. The starter does not see
         to that: it has been told to take attributes at once, for vmjobs.
+    moves: its machine may come from elsewhere.
     """
 
     config: Path
     everything: bool
+    moves: bool = False
     timeout: float = 5.0
 
     def __call__(self, job: socket.socket) -> None:
@@ -120,13 +124,19 @@ class ChirpRelay:
         Raises:
             OSError: the service is gone.
         """
-        host, port, _ = self.config.read_text("ascii").split()
+        host, port, cookie = self.config.read_text("ascii").split()
         with socket.create_connection((host, int(port)), self.timeout) as starter:
             starter.settimeout(None)
+            with job.makefile("rb", buffering=0) as first:
+                line = _line_of(first)
+            if self.moves and line.startswith(b"cookie "):
+                # Its machine may have been saved, and has the cookie of a starter that it left.
+                line = b"cookie " + _quote(cookie) + b"\n"
             if self.everything:
+                starter.sendall(line)
                 _join(job, starter)
             else:
-                _carry_granted(job, starter)
+                _carry_granted(job, starter, line)
 
 
 def _join(one: socket.socket, other: socket.socket) -> None:
@@ -145,10 +155,20 @@ def _join(one: socket.socket, other: socket.socket) -> None:
     back.join()
 
 
-def _carry_granted(job: socket.socket, starter: socket.socket) -> None:
-    """Carry commands that any job may give, each with its answer."""
+def _line_of(stream: io.RawIOBase) -> bytes:
+    """The first line of a connection, and not a byte more."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < LINE_MAX and (byte := stream.read(1)):
+        line += byte
+    return line
+
+
+def _carry_granted(job: socket.socket, starter: socket.socket, first: bytes) -> None:
+    """Carry commands that any job may give, each with its answer.  first: of them."""
     with job.makefile("rb") as commands, starter.makefile("rb") as answers:
-        while (line := commands.readline(LINE_MAX)).endswith(b"\n"):
+        for line in chain((first,), iter(lambda: commands.readline(LINE_MAX), b"")):
+            if not line.endswith(b"\n"):
+                return
             if not _GRANTED.match(line):
                 job.sendall(NOT_AUTHORIZED)
                 continue

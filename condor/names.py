@@ -42,12 +42,15 @@ VM_OUTCOME: Final = "ChirpVMOutcome"
 VM_SUBCODE: Final = "ChirpVMSubCode"
 #: When it was tried last, in seconds of the epoch by its node's clock: when that began, or failed.
 VM_TRIED: Final = "ChirpVMTried"
+#: How often it was told to leave, and did: so many of its starts count for nothing.
+VM_VACATED: Final = "ChirpVMVacated"
 
 #: What users write into the submit files of unchanged jobs.
 WANTED_IMAGE: Final = "VMJobImage"
 WANTED_HYPERVISOR: Final = "VMJobHypervisor"
 WANTED_NETWORK: Final = "VMJobNetwork"
 WANTED_BOOT_TIMEOUT: Final = "VMJobBootTimeout"
+WANTED_CHECKPOINT: Final = "VMJobCheckpoint"
 #: What the schedd's drop-in adds to such jobs (condor/config/schedd.conf).
 POLICY: Final = "VMJobPolicy"
 #: Instead of that on a schedd whose job router has it leave (condor/config/submit-router.conf).
@@ -68,6 +71,8 @@ CLUSTER_ID: Final = "ClusterId"
 PROC_ID: Final = "ProcId"
 #: ``SCHEDD#CLUSTER.PROC#TIME``.
 GLOBAL_ID: Final = "GlobalJobId"
+#: Of a claimed slot: ``USER@DOMAIN`` of its job.
+REMOTE_USER: Final = "RemoteUser"
 JOB_STATUS: Final = "JobStatus"
 OWNER: Final = "Owner"
 HOLD_REASON: Final = "HoldReason"

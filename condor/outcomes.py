@@ -100,6 +100,7 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
         ReasonCode.INTERNAL.value: Outcome(AGAIN, 131, "the agent failed"),
         LOST: Outcome(AGAIN, 132, "what runs the job on its node was killed"),
         StorageFull.code: Outcome(AGAIN, 133, "the node has no room for the job's disk"),
+        ReasonCode.NOT_RESUMED.value: Outcome(AGAIN, 135, "the machine that was saved does not go on"),
         Unauthenticated.code: Outcome(
             AGAIN,
             134,
@@ -116,9 +117,14 @@ def outcome_of(code: str) -> Outcome:
     return OUTCOMES.get(code, UNKNOWN)
 
 
+def is_held(code: str) -> bool:
+    """Whether a job is held for it, until its user has changed something."""
+    return outcome_of(code).deed == HOLD
+
+
 def pause(starts: int) -> int:
     """Seconds from one try of a job to the next, after so many of them (1, 2, ...)."""
-    return FIRST_PAUSE * 2 ** (starts - 1) if starts < 8 else LONGEST_PAUSE
+    return FIRST_PAUSE * 2 ** (max(starts, 1) - 1) if starts < 8 else LONGEST_PAUSE
 
 
 def own() -> dict[str, ClassAdValue]:
@@ -152,6 +158,11 @@ def begun(now: float) -> dict[str, ClassAdValue]:
         names.VM_TRIED: int(now),
         names.VM_OUTCOME: lost.deed,
     }
+
+
+def vacated(before: int) -> dict[str, ClassAdValue]:
+    """The same of a job that leaves because it was told to. before: how often it has done so."""
+    return {names.VM_VACATED: before + 1}
 
 
 def failure(error: VMJobsError, now: float) -> dict[str, ClassAdValue]:

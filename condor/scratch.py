@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from condor import names
+from condor import names, outcomes
 from vmjobs.agent.protocol import HandMessage
 from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.model import faults_of
@@ -65,6 +65,17 @@ class Ad:
         if not _NUMBER.fullmatch(text):
             raise InvalidRequest(f"{name} of the job is {text[:200]}, and has to be a number")
         return int(float(text))
+
+    def decided(self, name: str) -> bool:
+        """Whether an attribute is true; one that is not there is not.
+
+        Raises:
+            InvalidRequest: it is something else than true or false.
+        """
+        text = self.lines.get(name.lower(), "false").lower()
+        if text not in {"true", "false", "undefined"}:
+            raise InvalidRequest(f"{name} of the job is {text[:200]}, and has to be true or false")
+        return text == "true"
 
     def flag(self, name: str) -> bool:
         """Whether an attribute is plainly true."""
@@ -116,6 +127,8 @@ def hand_message(job: Ad, machine: Ad, directory: Path, account: tuple[str, str]
         "hypervisor": job.string(names.WANTED_HYPERVISOR).lower() or None,
         "boot_seconds": job.number(names.WANTED_BOOT_TIMEOUT),
         "chirp": (directory / names.CHIRP_CONFIG).is_file(),
+        "checkpoint": job.decided(names.WANTED_CHECKPOINT),
+        "anew": job.string(names.VM_OUTCOME) in {outcomes.OWN, outcomes.HOLD},
     }
     if network := job.string(names.WANTED_NETWORK):
         wish["network"] = network.lower()
@@ -142,4 +155,5 @@ _SAID: Final = {
     "hypervisor": names.WANTED_HYPERVISOR,
     "network": names.WANTED_NETWORK,
     "boot_seconds": names.WANTED_BOOT_TIMEOUT,
+    "checkpoint": names.WANTED_CHECKPOINT,
 }

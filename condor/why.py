@@ -72,6 +72,11 @@ class JobFacts:
         return self.count(names.JOB_STATUS)
 
     @property
+    def tries(self) -> int:
+        """How often it was begun, but for when it was told to leave, and did."""
+        return self.count("NumJobStarts") - self.count(names.VM_VACATED)
+
+    @property
     def id(self) -> str:
         """``CLUSTER.PROC``."""
         return f"{self.count(names.CLUSTER_ID)}.{self.count(names.PROC_ID)}"
@@ -143,8 +148,7 @@ def _held(job: JobFacts) -> Finding:
         said += f" on {node}"
     if console:
         said += f"; condor_q -af HoldReason {job.id} has the console's last lines"
-    starts = job.count("NumJobStarts")
-    remedy = hold_advice.remedy(code, subcode, job.id, starts=starts, remote=job.remote)
+    remedy = hold_advice.remedy(code, subcode, job.id, starts=job.tries, remote=job.remote)
     if job.routed and hop(job):
         remedy += "; not at once: as long as the job router has its copy, that holds it again"
     return Finding("HELD", f"{said} [HoldReasonCode {code}, sub-code {subcode}]", remedy)

@@ -56,6 +56,7 @@ TOLD: Final = (
     "RequestGPUs",
     "RemoteHost",
     "NumJobStarts",
+    names.VM_VACATED,
     "QDate",
     "EnteredCurrentStatus",
     "LastMatchTime",

@@ -108,9 +108,7 @@ def _no_policy(job: JobFacts) -> Finding:
 
 
 def _backs_off(job: JobFacts) -> Finding:
-    left = (
-        job.count(names.VM_TRIED) + outcomes.pause(job.count("NumJobStarts")) - job.count("ServerTime")
-    )
+    left = job.count(names.VM_TRIED) + outcomes.pause(job.tries) - job.count("ServerTime")
     return Finding(
         "BACKS_OFF",
         f"it is begun again in {seconds(left)} or later: what failed it may have passed by then",
@@ -287,7 +285,7 @@ def _mentions(clause: Mapping[str, Any], said: set[str]) -> bool:
 
 
 def _besides(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
-    starts, most = job.count("NumJobStarts"), job.count(names.MAX_STARTS)
+    starts, most = job.tries, job.count(names.MAX_STARTS)
     if starts and job.text(names.VM_OUTCOME) == "again":
         where = f" on {node}" if (node := job.text(names.VM_NODE)) else ""
         limit = f" of {most}" if most else ""

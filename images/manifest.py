@@ -131,6 +131,11 @@ class ImageManifest(Frozen):
             return (HypervisorKind.UML,)
         return tuple(HypervisorKind)
 
+    @property
+    def renews(self) -> bool:
+        """Whether its guest takes another token where its machine was saved (guest contract 2)."""
+        return self.guest is not None and self.guest.contract > 1
+
     @classmethod
     def parse(cls, data: bytes, digest: str) -> Self:
         """The manifest that ``data`` is, checked against the digest by which it was asked for.

@@ -46,6 +46,22 @@ class Base(DeclarativeBase):
     }
 
 
+class CondorJobRow(Base):
+    """A job that HTCondor alone knows, whose machine is to be saved where it is vacated.
+
+    id: made from HTCondor's own. owner: for the quota. attempt: which of its runs counts. failed: the
+    last one that did not go on from what was saved. heard: when a node last told of it.
+    """
+
+    __tablename__ = "condor_jobs"
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    owner: Mapped[str] = mapped_column(String(255))
+    attempt: Mapped[str] = mapped_column(ID)
+    failed: Mapped[str] = mapped_column(ID, default="")
+    heard: Mapped[datetime] = mapped_column(index=True)
+
+
 class SubmissionRow(Base):
     """One ``POST /v1/jobs``: the spec that all jobs of the array share.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from repository.attempts import Attempts
 from repository.batch import Batch, Leftover, Ready
 from repository.blobs import BlobReader, BlobStore
+from repository.condor_jobs import CondorJobs
 from repository.database import Database
 from repository.images import Images
 from repository.migrations import upgrade
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 
-class Repository(Submissions, Reading, Attempts, Batch):
+class Repository(Submissions, Reading, Attempts, CondorJobs, Batch):
     """Jobs, their files, and the nodes that run them.
 
     ``images`` has the images they boot, ``builds`` those that are to be built, ``clusters`` the
@@ -45,6 +46,8 @@ class Repository(Submissions, Reading, Attempts, Batch):
     users (submissions, reading): submit, cancel, job, version, jobs, events, outputs, open_stream,
     open_output, put_blob, has_blob.
     agents (attempts): claim, report, keep, append, put_output, open_input.
+    agents, of jobs that HTCondor alone knows (condor_jobs): claim_condor_job, keep_condor_job,
+    condor_job_not_resumed, end_condor_job.
     nodes (nodes): put_node, nodes, node.
     worker (batch): begin_dispatch, record_condor, note_unavailable, observe, observe_waiting, and
     the lists of what there is to do.

@@ -80,6 +80,12 @@ class Config(BaseModel):
     upload_seconds: int = Field(
         86400, ge=60, description="an upload that nothing was added to for so long is given up"
     )
+    checkpoint_seconds: int = Field(
+        31 * 86400,
+        ge=31 * 86400,
+        description="what was saved of a job that HTCondor alone knows, and that did not begin for so "
+        "long, is removed; longer than any job runs",
+    )
     build_seconds: int = Field(
         7200, ge=1, description="a build by the service that is not done after so long has failed"
     )

@@ -291,6 +291,13 @@ POWEROFF: Final = "poweroff"
 STARTED: Final = "started"
 
 
+def cannot_save(kind: HypervisorKind | None) -> str:
+    """Why no machine of the hypervisor that a job demands can be saved, or ``""``."""
+    if kind in {None, *SAVING}:
+        return ""
+    return f"checkpoint is for {' and '.join(SAVING)}: no machine of {kind} can be saved"
+
+
 def _rule(value: str, *words: str) -> str:
     if value in words:
         return value
@@ -389,9 +396,8 @@ class JobSpec(Frozen):
             return self
         if self.strategy is not Strategy.SCRIPT:
             raise ValueError("checkpoint is for the strategy 'script' only")
-        if self.hypervisor not in {None, *SAVING}:
-            able = " and ".join(SAVING)
-            raise ValueError(f"checkpoint is for {able}: no machine of {self.hypervisor} can be saved")
+        if why := cannot_save(self.hypervisor):
+            raise ValueError(why)
         return self
 
     @property
@@ -490,10 +496,13 @@ class Report(Frozen):
     rejected: tuple[RejectedEntry, ...] = Field(default=(), max_length=1000)
 
 
+AttemptId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+
+
 class AttemptClaim(Frozen):
     """An agent says that it will run a job now. A newer claim fences off an older one."""
 
-    attempt: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+    attempt: AttemptId
     node: str = Field(min_length=1, max_length=255)
 
 
@@ -513,13 +522,29 @@ class SavedFile(Frozen):
         return self
 
 
+class Making(Frozen):
+    """What a machine was made of whose job HTCondor alone knows: that is the same where it goes on.
+
+    named: its image, as the job names it; image: the digest. door: the secret by which its guest knows
+    its host (``vmjobs.agent.entrance``). memory, disk: MiB.
+    """
+
+    named: ImageRef
+    image: Digest
+    door: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32})?$")]
+    cpus: int = Field(ge=1)
+    memory: int = Field(ge=1)
+    disk: int = Field(ge=1)
+    network: NetworkMode
+
+
 class Checkpoint(Frozen):
     """A job's machine as it was saved: what it takes to go on from there.
 
     machine: its name, which it keeps. platform: what can resume it, as the driver calls itself.
     sentinel: of its guest's lines on the console. guest: SHA-256 of the token that its guest knows.
     ran: seconds that the job has run of its time. heard: bytes of its console that have been read for
-    what they say. files: of the run's directory.
+    what they say. files: of the run's directory. making: of an unchanged job of HTCondor's.
     """
 
     machine: Annotated[str, StringConstraints(pattern=r"^vmjobs-[A-Za-z0-9._-]{1,100}$")]
@@ -530,6 +555,7 @@ class Checkpoint(Frozen):
     ran: float = Field(ge=0, allow_inf_nan=False)
     heard: int = Field(default=0, ge=0)
     files: tuple[SavedFile, ...] = Field(max_length=32)
+    making: Making | None = None
 
 
 class JobTicket(Frozen):

@@ -77,6 +77,31 @@ class JobSource(Protocol):
         """The files of the job's checkpoint."""
 
 
+class Shelf(Protocol):
+    """Where the machine of a job is kept that HTCondor alone knows. Errors: as of a ``JobSource``."""
+
+    def begin(self, attempt: str) -> Checkpoint | None:
+        """Take the job for this attempt, and say what it goes on from; older attempts are refused."""
+
+    def open_upload(self, size: int) -> ContentReceiver:
+        """See :class:`JobSource`."""
+
+    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
+        """See :class:`JobSource`."""
+
+    def saved(self) -> ContentSource:
+        """See :class:`JobSource`."""
+
+    def not_resumed(self) -> None:
+        """The attempt did not go on from there; after the second that did not it is forgotten."""
+
+    def over(self) -> None:
+        """The job is over: nothing of it is needed."""
+
+    def close(self) -> None:
+        """Nobody is going to ask any more."""
+
+
 class ContentReceiver(Protocol):
     """An open upload at a repository. Safe to share between threads."""
 

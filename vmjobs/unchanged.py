@@ -70,13 +70,15 @@ class End:
 class Handing:
     """A job as it is handed over. start: see :func:`start_words`. directory: its own.
 
-    chirp: answers a connection of the job's to HTCondor's Chirp service.
+    chirp: answers a connection of the job's to HTCondor's Chirp service. settle: tells HTCondor of an
+    end; whether that is one from which the job does not go on where its machine was saved last.
     """
 
     message: protocol.HandMessage
     start: bytes
     directory: Path
     chirp: Callable[[socket.socket], object] | None = None
+    settle: Callable[[End], bool] = lambda _end: False
 
 
 def start_words(environment: Iterable[bytes], command: Sequence[bytes]) -> bytes:
@@ -180,7 +182,17 @@ class _Conversation:
                 return None
             if not isinstance(last, EndMessage):
                 return last
-            return self._end(last, sent, left, changed)
+            ended = self._end(last, sent, left, changed)
+            if ended is not None and self._is_final(ended):
+                with suppress(OSError):  # it is over all the same
+                    self._say(protocol.TakenMessage())
+            return ended
+
+    def _is_final(self, ended: End) -> bool:
+        """One that was told to leave is not at its end, however it left."""
+        if ended.stopped or not self.handing.message.checkpoint:
+            return False
+        return self.handing.settle(ended) and not self.signals.stopping
 
     def _hand_over(self) -> frozenset[str]:
         """Send the job; the names in its directory. An agent that hangs up has said why."""
@@ -263,7 +275,7 @@ class _Conversation:
         exit = _exit_of(kind) if len(left) < MAX_LEFT else None
         if self.signals.stopping and (state is not JobState.COMPLETED or exit is None):
             return End(stopped=self.signals.stopping)
-        if state is JobState.PREEMPTED:
+        if state is JobState.PREEMPTED and reason.code is not ReasonCode.NOT_RESUMED:
             return None
         if state is not JobState.COMPLETED:
             return End(code=reason.code.value, why=reason.message)
@@ -285,6 +297,8 @@ class _Conversation:
         names = bytes(left).split(b"\0")[:-1]
         there = {name.decode("utf-8", "surrogateescape").removeprefix("./") for name in names}
         tree.remove(directory, sent - there - SAFE)
+        if self.handing.message.checkpoint:
+            there &= sent  # what another node sent, and the job never touched, this one need not have
         missing = [name for name in sorted(there - SAFE) if not os.path.lexists(directory / name)]
         if missing:
             raise FileNotFoundError(f"{missing[0]} and {len(missing) - 1} others did not come")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from vmjobs.model import (
+    AttemptId,
+    Checkpoint,
     Digest,
     Frozen,
     ImageName,
@@ -169,6 +171,25 @@ class UploadRequest(Frozen):
     """The body of ``POST /v1/uploads``. size: bytes of content that will be added at most."""
 
     size: int = Field(ge=1)
+
+
+#: The id of a job that HTCondor alone knows begins so, and none of the service's own does.
+CONDOR_JOB: Final = "htc"
+CondorJobId = Annotated[str, StringConstraints(pattern=rf"^{CONDOR_JOB}[0-9a-f]{{29}}$")]
+
+
+class CondorJobClaim(Frozen):
+    """The body of ``POST /v1/condor-jobs/ID/attempts``. owner: of the job, as HTCondor knows him."""
+
+    attempt: AttemptId
+    owner: str = Field(min_length=1, max_length=240, pattern=r"^[^\x00-\x1f]+$")
+
+
+class CondorJobTicket(Envelope):
+    """What a node gets for it. token: good for this job only. checkpoint: what to go on from."""
+
+    token: str
+    checkpoint: Checkpoint | None = None
 
 
 class Upload(Envelope):

@@ -97,8 +97,7 @@ class Catalog(Reading):
 
     def renews(self, viewer: Viewer, digest: str) -> bool:
         """Whether an image's guest goes on with another token where its machine was saved."""
-        guest = self.parsed_manifest(viewer, digest).guest
-        return guest is not None and guest.contract > 1
+        return self.parsed_manifest(viewer, digest).renews
 
     def pin(self, session: Session, viewer: Viewer, digest: str) -> str:
         """Within the transaction that stores a job: the image stays. Why not to use it, or ``""``.

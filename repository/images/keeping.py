@@ -5,12 +5,14 @@ They are the job's until it ends, or is saved again. Nobody but its own token re
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Final
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from images.content import Layout
+from repository.images.collecting import AT_ONCE
 from repository.images.serving import Serving
 from repository.images.sql import add_missing
 from repository.images.tables import (
@@ -22,10 +24,12 @@ from repository.images.tables import (
     UploadContentRow,
     UploadRow,
 )
+from repository.models import CondorJobRow
 from repository.objects import ObjectReader
 from vmjobs.errors import InvalidRequest, MissingBlocks, NotFound
 from vmjobs.model import Checkpoint
 from vmjobs.model import now as utc_now
+from vmjobs.wire import GcReport
 
 #: Runs that could not go on from a machine that was saved, until the job begins anew.
 MAX_FAILURES: Final = 2
@@ -33,6 +37,24 @@ MAX_FAILURES: Final = 2
 
 class Keeping(Serving):
     """The part that keeps them."""
+
+    def collect(self, dry_run: bool = False) -> GcReport:
+        """As ever, once jobs of HTCondor's are forgotten of which nobody has told for too long."""
+        if not dry_run:
+            self._forget_silent()
+        return super().collect(dry_run)
+
+    def _forget_silent(self) -> None:
+        before = utc_now() - timedelta(seconds=self.config.checkpoint_seconds)
+        silent = select(CondorJobRow.id).where(CondorJobRow.heard < before).limit(AT_ONCE)
+        while True:
+            with self.database.write() as session:
+                gone = list(session.scalars(silent.with_for_update(skip_locked=True)))
+                for job in gone:
+                    forget_checkpoint(session, job)
+                session.execute(delete(CondorJobRow).where(CondorJobRow.id.in_(gone)))
+            if not gone:
+                return
 
     def keep_checkpoint(
         self, session: Session, job: str, owner: str, upload: str, checkpoint: Checkpoint

@@ -186,13 +186,14 @@ class UploadContentRow(Base):
 class CheckpointRow(Base):
     """A job's machine as it was saved last. document: a ``vmjobs.model.Checkpoint``.
 
-    stored: bytes that its segments occupy, which count against the owner's quota. failures: runs that
-    were to go on from there, and could not.
+    job_id: of a job of the service's, or of HTCondor's (``repository.models.CondorJobRow``). stored:
+    bytes that its segments occupy, which count against the owner's quota. failures: runs that were to
+    go on from there, and could not.
     """
 
     __tablename__ = "checkpoints"
 
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete=_CASCADE), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ID, primary_key=True)
     owner: Mapped[str] = mapped_column(String(255), index=True)
     created: Mapped[datetime]
     stored: Mapped[int] = mapped_column(BigInteger)

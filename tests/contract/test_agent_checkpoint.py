@@ -20,7 +20,7 @@ from hypervisor_host import wait_until
 from images.carrier import Carrier
 from images.store import ImageStore
 from repository.images.keeping import checkpoint_of
-from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SignalSent
+from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
 from vmjobs.agent.journal import Journal, sweep
 from vmjobs.agent.run import Parts, Run, RunSettings
 from vmjobs.agent.verdict import Verdict
@@ -372,6 +372,32 @@ def test_a_job_that_ends_while_it_is_to_be_saved_has_ended(place: Place) -> None
     node.runs()
     node.signal(15)
     assert node.ended().state is S.COMPLETED
+
+
+class Unable(Libvirt):
+    """Saves nothing, and the machine goes on."""
+
+    def save(self, name: str, path: Path) -> None:
+        raise HypervisorError(f"{name} cannot be saved to {path.name}")
+
+
+def test_an_agent_that_stops_tells_no_script_to_end(place: Place) -> None:
+    """It would end by that signal: an end of its own, for whoever asked for the job."""
+    place.submit(COUNTS.replace("n=0\n", "trap 'exit 0' TERM\nn=0\n", 1))
+    node = place.node(Unable(HypervisorKind.QEMU, node_connection()))
+    place.counts()
+    node.run.inbox.put(SaveWanted())
+    left = node.ended()
+    assert (left.state, left.reason.code, left.exit) == (S.PREEMPTED, C.EVICTED, None)
+    assert "the agent is about to stop" in left.reason.message
+    again = place.node()
+    again.runs()
+    assert again.run.resumed is None
+    place.counts()
+    again.run.inbox.put(SaveWanted())
+    assert again.ended().reason.code is C.CHECKPOINTED
+    assert place.node().ended().state is S.COMPLETED
+    assert place.out() == list(range(1, LAST + 1))
 
 
 def test_a_machine_without_a_network_is_saved_as_often_as_it_takes(place: Place) -> None:

@@ -101,6 +101,30 @@ def test_clusters_that_are_there_begin_to_be_counted(empty_database: str) -> Non
     database.close()
 
 
+def test_machines_that_were_saved_stay_saved(empty_database: str) -> None:
+    """There and back again, with what others refer to."""
+    database = Database(empty_database)
+    names = ("submissions", "jobs", "contents", "checkpoints", "checkpoint_contents")
+    with database.engine.begin() as connection:
+        command.upgrade(alembic_config(connection), "0014")
+        tables = {name: Table(name, MetaData(), autoload_with=connection) for name in names}
+        rows: dict[str, dict[str, object]] = {
+            "submissions": {"id": "a" * 32, "key": None},
+            "jobs": {"id": "b" * 32, "array_id": "a" * 32},
+            "contents": {"id": 7, "layout": b""},
+            "checkpoints": {"job_id": "b" * 32, "owner": "ada", "document": {"ran": 1.5}},
+            "checkpoint_contents": {"job_id": "b" * 32, "content": 7},
+        }
+        for name, values in rows.items():
+            connection.execute(tables[name].insert().values(_filled(tables[name], **values)))
+        for turn in (command.upgrade, command.downgrade):
+            turn(alembic_config(connection), "0015" if turn is command.upgrade else "0014")
+            row = connection.execute(select(tables["checkpoints"])).one()
+            assert (row.job_id, row.owner, row.document) == ("b" * 32, "ada", {"ran": 1.5})
+            assert connection.execute(select(tables["checkpoint_contents"])).one() == ("b" * 32, 7)
+    database.close()
+
+
 def _filled(table: Table, **values: object) -> dict[str, object]:
     """A row with something in each column."""
     plain: dict[type, object] = {str: "", int: 0, bool: False, datetime: now()}

@@ -79,6 +79,7 @@ def test_a_job_that_counts_and_is_vacated_twice_counts_nothing_twice(
     grid.assert_clean(job)
 
 
+@pytest.mark.soak  # one of HTCondor's own does the same in test_unchanged_checkpoint.py
 def test_a_job_that_is_held_goes_on_when_it_is_released(grid: Grid) -> None:
     (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
     those = f'VMJobsId == "{job.id}"'
@@ -124,6 +125,7 @@ def test_an_agent_that_is_killed_while_it_saves_costs_what_was_done_and_no_more(
     grid.assert_clean(job)
 
 
+@pytest.mark.soak  # tests/contract/test_agent_checkpoint.py has what the agent does
 def test_an_agent_that_is_stopped_saves_its_machines_first(grid: Grid) -> None:
     """As for an upgrade: its successor takes them up, as HTCondor has heard of nothing."""
     (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)

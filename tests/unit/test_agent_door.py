@@ -138,3 +138,26 @@ def test_a_closed_door_lets_nobody_wait(path: Path) -> None:
     assert time.monotonic() - began < 10
     assert not path.exists()
     waiting.close()
+
+
+def hung_up_on(connection: socket.socket) -> bool:
+    """Whether nothing more comes of it."""
+    try:
+        return connection.recv(100) == b""
+    except ConnectionError:  # before what it said was read
+        return True
+
+
+def test_while_it_is_shut_nobody_waits_at_it(opened: Door, path: Path) -> None:
+    with guest(path) as waiting:
+        opened.shut(True)
+        assert hung_up_on(waiting)
+    with socket.socket(socket.AF_UNIX) as turned_away:
+        turned_away.connect(str(path))  # and says nothing: nobody would hear it
+        turned_away.settimeout(10)
+        assert hung_up_on(turned_away)
+    with pytest.raises(NoLogin):
+        opened.knock(KEY, 0.2)
+    opened.shut(False)
+    with guest(path):
+        opened.knock(KEY, 10).connection.close()

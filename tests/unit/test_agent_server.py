@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from vmjobs.agent import protocol, server
-from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SignalSent
+from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
 from vmjobs.agent.server import Agent, listening
 from vmjobs.agent.verdict import Verdict, stopped
 from vmjobs.errors import ConfigError, JobFinal, Unavailable
@@ -159,7 +159,7 @@ def test_a_machine_that_can_be_saved_is_saved_before_the_agent_ends(
     threading.Thread(target=lambda: socket_run(agent[1]), daemon=True).start()
     assert script.started.wait(10)
     agent[0].stop(0.0, saving=10)
-    assert script.seen == [SignalSent(15)]
+    assert script.seen == [SaveWanted()]
     assert agent[0].jobs() == ()
 
 

@@ -126,3 +126,16 @@ def test_all_are_hung_up_on_in_the_end(tmp_path: Path) -> None:
         assert connection.recv(1) == b"X"
     assert connection.recv(1) == b""
     assert not wire.path.exists()
+
+
+def test_while_they_are_shut_all_are_hung_up_on(wire: Wire) -> None:
+    before = wire.connect()
+    before.sendall(b"one")
+    assert before.recv(100) == b"ONE"
+    wire.near.shut(True)
+    assert before.recv(100) == b""
+    assert wire.connect().recv(100) == b""
+    wire.near.shut(False)
+    after = wire.connect()
+    after.sendall(b"two")
+    assert after.recv(100) == b"TWO"

@@ -92,14 +92,38 @@ def test_schedds_and_nodes_speak_of_one_policy() -> None:
     assert f"TARGET.{names.POLICY} =?= {names.POLICY_NOW})" in (config / "node.conf").read_text("utf-8")
 
 
-def waits(tried: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bool:
-    """Whether the schedd's policy has a job wait, which was tried so many seconds ago."""
+def decided(name: str, **job: object) -> bool:
+    """What the schedd's policy says in an attribute that it sets."""
     policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
-    (expression,) = re.findall("^   SET VMJobWaits (.*)$", policy, re.MULTILINE)
-    job = {names.VM_OUTCOME: outcome, "NumJobStarts": starts}
+    set_there = dict(re.findall(r"^   SET (\w+) (.*)$", policy, re.MULTILINE))
+    ad = classad2.ClassAd({"VMJobImage": "x", "VMJobMaxStarts": 5, names.VM_VACATED: 0, **job})
+    for needed in ("VMJobTries", "VMJobAgain"):
+        ad[needed] = classad2.ExprTree(set_there[needed])
+    return classad2.ExprTree(set_there[name]).eval(ad) is True
+
+
+def waits(tried: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bool:
+    """Whether the policy has a job wait, which was tried so many seconds ago."""
+    job: dict[str, object] = {names.VM_OUTCOME: outcome, "NumJobStarts": starts}
     if tried is not None:
         job[names.VM_TRIED] = int(time.time() - tried)
-    return classad2.ExprTree(expression).eval(classad2.ClassAd(job)) is True
+    return decided("VMJobWaits", **job)
+
+
+@pytest.mark.parametrize(
+    ("starts", "vacated", "held"), [(4, 0, False), (5, 0, True), (9, 5, False), (10, 5, True)]
+)
+def test_to_be_vacated_is_no_failure(starts: int, vacated: int, *, held: bool) -> None:
+    """A job that goes on elsewhere again and again is not held for the first node that fails."""
+    told = {"NumJobStarts": starts, names.VM_VACATED: vacated, names.VM_OUTCOME: outcomes.AGAIN}
+    assert decided("VMJobHold", **told) is held
+    late = outcomes.pause(starts - vacated) + 1
+    assert not decided("VMJobWaits", **told, **{names.VM_TRIED: int(time.time() - late)})
+
+
+def test_each_time_it_leaves_is_counted() -> None:
+    assert outcomes.vacated(0) == {names.VM_VACATED: 1}
+    assert outcomes.vacated(4) == {names.VM_VACATED: 5}
 
 
 @pytest.mark.parametrize("starts", [1, 2, 5, 7, 8, 50])

@@ -43,6 +43,38 @@ def test_what_is_not_said(tmp_path: Path) -> None:
     assert found.hypervisor is None
 
 
+@pytest.mark.parametrize(("said", "wanted"), [("true", True), ("FALSE", False), ("undefined", False)])
+def test_whether_it_is_to_be_saved(tmp_path: Path, said: str, *, wanted: bool) -> None:
+    job = ad(tmp_path, f'ClusterId = 1\nProcId = 0\nVMJobImage = "x"\nvmjobcheckpoint = {said}\n')
+    found = scratch.hand_message(job, ad(tmp_path, MACHINE), Path("/x"), ACCOUNT)
+    assert found.checkpoint is wanted
+
+
+@pytest.mark.parametrize(
+    ("outcome", "anew"), [("again", False), ("own", True), ("hold", True), ("", False)]
+)
+def test_one_that_has_ended_before_begins_anew(tmp_path: Path, outcome: str, *, anew: bool) -> None:
+    """It is run once more by its own policy, or was released: no machine of before is to go on."""
+    job = ad(tmp_path, f'ClusterId = 1\nProcId = 0\nVMJobImage = "x"\nChirpVMOutcome = "{outcome}"\n')
+    assert scratch.hand_message(job, ad(tmp_path, MACHINE), Path("/x"), ACCOUNT).anew is anew
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("VMJobCheckpoint = 1", "VMJobCheckpoint of the job is 1, and has to be true or false"),
+        (
+            'VMJobCheckpoint = true\nVMJobHypervisor = "uml"',
+            "VMJobCheckpoint: checkpoint is for kvm and qemu: no machine of uml can be saved",
+        ),
+    ],
+)
+def test_what_cannot_be_saved(tmp_path: Path, said: str, why: str) -> None:
+    job = ad(tmp_path, f'ClusterId = 1\nProcId = 0\nVMJobImage = "x"\n{said}\n')
+    with pytest.raises(InvalidRequest, match=why):
+        scratch.hand_message(job, ad(tmp_path, MACHINE), Path("/x"), ACCOUNT)
+
+
 def test_all_that_cannot_be_is_told_at_once(tmp_path: Path) -> None:
     wrong = 'VMJobImage = "UP/../x"\nVMJobHypervisor = "abacus"\nVMJobBootTimeout = 0'
     with pytest.raises(InvalidRequest) as told:

@@ -167,7 +167,8 @@ def test_of_a_cluster_the_job_that_waits_is_looked_at() -> None:
     ],
 )
 def test_a_job_that_failed_waits_a_while(waits: str, answer: str, message: str) -> None:
-    told = {"VMJobWaits": waits, "ChirpVMTried": "1795228195", "NumJobStarts": "3"}
+    told = {"VMJobWaits": waits, "ChirpVMTried": "1795228195", "NumJobStarts": "5"}
+    told["ChirpVMVacated"] = "2"
     job = queued(ChirpVMOutcome='"again"', **told)
     found = explain(daemons(job, nodes=[node()]))
     assert codes(found) == [answer, "TRIED"]

@@ -24,6 +24,7 @@ from vmjobs.agent.inbox import (
     Panicked,
     Ready,
     RuleFailed,
+    SaveWanted,
     ScriptEnded,
     SignalSent,
 )
@@ -241,8 +242,11 @@ def _last_lines(run: Run) -> str:
 
 def _observe(run: Run, deadline: float) -> Observation | None:
     """The next observation, noted; what ends any step is dealt with here."""
-    while isinstance(seen := run.inbox.next(min(deadline, run.stop_by)), SignalSent):
-        _pass_on(run, seen.number)
+    while isinstance(seen := run.inbox.next(min(deadline, run.stop_by)), SignalSent | SaveWanted):
+        if isinstance(seen, SaveWanted):
+            _save_or_leave(run)
+        else:
+            _pass_on(run, seen.number)
         if _over(run):
             return seen
     _note(run, seen)
@@ -266,6 +270,16 @@ def _pass_on(run: Run, number: int) -> None:
             _ask_to_power_off(run)  # there may be nobody in it who takes signals
 
 
+def _save_or_leave(run: Run) -> None:
+    """End the run, with its machine saved if it can be: its script is told nothing. One that is at its
+    end by itself goes on to that.
+    """
+    if run.savable:
+        _save(run)
+    if not _over(run):
+        raise stopped("the agent is about to stop, and the machine could not be saved")
+
+
 def _is_the_scripts(run: Run) -> bool:
     """Whether a signal to stop is the script's to deal with: it runs, and gets signals."""
     online = run.ticket.spec.network is not NetworkMode.NONE
@@ -279,12 +293,13 @@ def _save(run: Run) -> None:
     if watch is None:
         return
     listening, watch.listening = watch.listening, False  # it is not heard of while it is saved
-    if run.link.hush(checkpoint.HUSH_SECONDS):
-        told = watch.told  # what it says on its console from here on is read where it goes on
-        _take_in(run)
-        if not _over(run) and not run.stopped_by:
-            checkpoint.save(run, told)
+    with run.shut():  # first: the hush is long enough for the guest to see it
+        if run.link.hush(checkpoint.HUSH_SECONDS):
+            told = watch.told  # what it says on its console from here on is read where it goes on
             _take_in(run)
+            if not _over(run) and not run.stopped_by:
+                checkpoint.save(run, told)
+                _take_in(run)
     run.link.speak()
     run.link.heard = time.monotonic()
     watch.listening = listening
@@ -296,6 +311,8 @@ def _take_in(run: Run) -> None:
         if isinstance(seen, SignalSent):
             if seen.number != VACATING:
                 _pass_on(run, seen.number)
+            continue
+        if isinstance(seen, SaveWanted):
             continue
         _note(run, seen)
         _give_up_on(run, seen)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from vmjobs.agent.streams import hang_up
 from vmjobs.errors import NoLogin
 from vmjobs.hypervisor.mconsole import short_path
 
@@ -66,6 +67,7 @@ class Door:
         self._changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
         self._closed = False
+        self._shut = False
 
     def knock(self, key: str, seconds: float) -> Visit:
         """Have the guest let in who holds the private half of ``key``, an OpenSSH public key.
@@ -132,6 +134,13 @@ class Door:
                         self._heard(key.fileobj)  # type: ignore[arg-type]  # all are sockets
                 self._expire()
 
+    def shut(self, shut: bool) -> None:
+        """Hang up on all that wait, and on whoever comes, until it is opened again; sessions go on."""
+        with self._changed:
+            self._shut = shut
+            for connection in (*self._standby, *self._strangers) if shut else ():
+                hang_up(connection)  # its thread sees that
+
     def close(self) -> None:
         """Hang up on all that wait; sessions go on."""
         with self._changed:
@@ -154,7 +163,7 @@ class Door:
             return
         connection.setblocking(False)
         with self._changed:
-            if self._closed:
+            if self._closed or self._shut:
                 connection.close()
                 return
             self._strangers[connection] = _Stranger(time.monotonic() + GREETING_SECONDS)

@@ -36,19 +36,28 @@ Send = Callable[[protocol.Message], None]
 
 
 class Entrance:
-    """The doors of one job's machine. send: to whoever handed the job over.
+    """The doors of one job's machine. send: to whoever handed the job over. token: what its guest knows
+    already, if that was saved.
 
     console: the file of its console, as soon as it is known where that will be.
     """
 
-    def __init__(self, message: HandMessage, send: Send) -> None:
+    def __init__(self, message: HandMessage, send: Send, token: str = "") -> None:
         self.console: Path | None = None
-        self._token = secrets.token_hex(16)
         self._online = message.network is not NetworkMode.NONE
+        self._token = token or secrets.token_hex(16)
         self._chirps = message.chirp and self._online
         self._door = door.Door(self._token)
         self._streams = streams.Streams(Channel.CHIRP, send)
         self._free = threading.BoundedSemaphore(MOST)
+        self._inside: set[socket.socket] = set()
+        self._is_shut = False
+        self._turn = threading.Lock()
+
+    @property
+    def token(self) -> str:
+        """The door's secret; empty where there is none."""
+        return self._token if self._online else ""
 
     @property
     def doors(self) -> Mapping[int, Callable[[Path], AbstractContextManager[None]]]:
@@ -97,10 +106,35 @@ class Entrance:
             ]
             for thread in threads:
                 thread.start()
+            with self._turn:
+                self._inside.add(guest)
+                if self._is_shut:
+                    streams.hang_up(guest)
             _await_leaving(connection)
+            with self._turn:
+                self._inside.discard(guest)
             streams.hang_up(guest)
             for thread in threads:
                 thread.join()
+
+    @contextmanager
+    def shut(self) -> Iterator[None]:
+        """The guest's connections end, and none is taken, while the context lasts: a machine that is
+        saved would wait for what comes on them wherever it goes on.
+        """
+        self._shut(True)
+        try:
+            yield
+        finally:
+            self._shut(False)
+
+    def _shut(self, shut: bool) -> None:
+        self._door.shut(shut)
+        self._streams.shut(shut)
+        with self._turn:
+            self._is_shut = shut
+            for guest in self._inside if shut else ():
+                streams.hang_up(guest)
 
     @contextmanager
     def visited(self) -> Iterator[None]:

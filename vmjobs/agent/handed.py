@@ -15,11 +15,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
 from vmjobs.agent import protocol
 from vmjobs.agent.entrance import Entrance
+from vmjobs.agent.kept import Beginning, KeptJob
 from vmjobs.agent.protocol import Channel, DataMessage, HandMessage, Peer
 from vmjobs.errors import InvalidRequest, PayloadTooLarge, StorageFull
 from vmjobs.local import LocalJob, describe_inputs
@@ -103,11 +105,11 @@ class HandedJob:
                 sink.close()
 
     def source(
-        self, digest: str, send: Callable[[protocol.Message], None], entrance: Entrance
+        self, beginning: Beginning, send: Callable[[protocol.Message], None], entrance: Entrance
     ) -> LocalJob:
         """The job as the steps of a run want it; what it prints is sent on.
 
-        digest: of its image. entrance: the doors that there are.
+        entrance: the doors that there are.
         """
         if entrance.key:
             # Not an argument of the script: whoever is in the guest can list those of all processes.
@@ -115,10 +117,14 @@ class HandedJob:
             self.files[_DOOR].write_text(f"{entrance.key}\n", "ascii")
         outputs = self.directory / "outputs"
         outputs.mkdir()
-        return LocalJob(
+        make: Callable[..., LocalJob] = LocalJob
+        if (shelf := beginning.shelf) is not None:
+            making = beginning.making(entrance.token)
+            make = partial(KeptJob, shelf=shelf, making=making, found=beginning.found)
+        return make(
             job_id=self.name,
-            spec=self._spec(entrance.chirp),
-            image_digest=digest,
+            spec=self._spec(beginning.message, entrance.chirp),
+            image_digest=beginning.image,
             files=self.files | _PROGRAMS,
             output_directory=outputs,
             on_report=_nobody,
@@ -142,8 +148,7 @@ class HandedJob:
                     for piece in protocol.pieces(channel, file):
                         send(piece)
 
-    def _spec(self, chirp: str) -> JobSpec:
-        said = self.message
+    def _spec(self, said: HandMessage, chirp: str) -> JobSpec:
         arguments = (said.user, self.owner, said.group, self.group, said.directory, chirp)
         return JobSpec(
             strategy=Strategy.SCRIPT,
@@ -160,6 +165,7 @@ class HandedJob:
             network=said.network,
             boot_seconds=said.boot_seconds,
             run_seconds=_RUN_SECONDS,
+            checkpoint=said.checkpoint,
         )
 
 

@@ -89,6 +89,11 @@ class SignalSent:
 
 
 @dataclass(frozen=True)
+class SaveWanted:
+    """The agent is about to stop: the run is to end with its machine saved, or just to end."""
+
+
+@dataclass(frozen=True)
 class SaveOver:
     """The machine has been saved, or could not be."""
 
@@ -117,6 +122,7 @@ Observation = (
     | ConsoleFlooded
     | ImageLost
     | SignalSent
+    | SaveWanted
     | SaveOver
     | LeaseLost
     | Superseded

@@ -4,13 +4,13 @@ The connection is the lease: while it is open the job is wanted. The agent knows
 who is at the other end (``SO_PEERCRED``, unix(7)); nothing a client says about itself counts.
 
 =============  ================================================================================
-client sends   ``run``, ``hand``, ``enter``, ``console``, ``data``, ``signal``, ``status``
+client sends   ``run``, ``hand``, ``enter``, ``console``, ``data``, ``signal``, ``taken``, ``status``
 agent sends    ``progress``, ``data``, ``end``, ``error``, ``status``
 =============  ================================================================================
 
 A ``run`` names a job of the repository. A ``hand`` brings a job along: ``data`` of all its channels
-follows at once, and what the job writes comes back as ``data``. The bytes of a ``data`` message stand
-right behind its line.
+follows at once, what the job writes comes back as ``data``, and ``taken`` answers its ``end``. The
+bytes of a ``data`` message stand right behind its line.
 """
 
 from __future__ import annotations
@@ -22,10 +22,18 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import IO, Annotated, Literal, NamedTuple
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from vmjobs.errors import InvalidRequest
-from vmjobs.model import Frozen, HypervisorKind, ImageRef, NetworkMode, Node, Report
+from vmjobs.model import (
+    Frozen,
+    HypervisorKind,
+    ImageRef,
+    NetworkMode,
+    Node,
+    Report,
+    cannot_save,
+)
 
 VERSION = 1
 MAX_LINE = 1024 * 1024
@@ -69,7 +77,9 @@ class HandMessage(Frozen):
 
     job: what HTCondor calls it. directory: where it was to run, and will. user, group: their names.
     memory, disk: MiB. boot_seconds: that its machine has to be ready. chirp: connections to HTCondor's
-    Chirp service will be answered, on the channel of that name.
+    Chirp service will be answered, on the channel of that name. checkpoint: its machine is to be saved
+    where the job is vacated. anew: the job has come to an end since it was saved: it begins at its
+    beginning.
     """
 
     type: Literal["hand"] = "hand"
@@ -86,6 +96,15 @@ class HandMessage(Frozen):
     network: NetworkMode = NetworkMode.REPOSITORY
     boot_seconds: int = Field(default=180, ge=1, le=3600)
     chirp: bool = False
+    checkpoint: bool = False
+    anew: bool = False
+
+    @field_validator("checkpoint")
+    @classmethod
+    def _can_be_saved(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and (why := cannot_save(info.data.get("hypervisor"))):
+            raise ValueError(why)
+        return value
 
 
 class EnterMessage(Frozen):
@@ -138,6 +157,12 @@ class SignalMessage(Frozen):
     number: int = Field(ge=1, le=64)
 
 
+class TakenMessage(Frozen):
+    """What the job left is mine, and it does not go on: what was saved of it is not needed any more."""
+
+    type: Literal["taken"] = "taken"
+
+
 class StatusMessage(Frozen):
     """How are you? In reply: the node, with those of its jobs that the asker may see."""
 
@@ -183,6 +208,7 @@ Message = (
     | ConsoleMessage
     | DataMessage
     | SignalMessage
+    | TakenMessage
     | StatusMessage
     | ProgressMessage
     | EndMessage

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -165,6 +165,8 @@ class Run:
     inbox: Inbox
     #: What listens, on a Unix socket, where the guest connects to a port of the endpoint's address.
     doors: Mapping[int, Callable[[Path], AbstractContextManager[None]]] = field(default_factory=dict)
+    #: Ends what passes those doors, and lets nothing in, as long as its machine is about to be saved.
+    shut: Callable[[], AbstractContextManager[None]] = nullcontext
     #: Hears from time to time, between states, what was used meanwhile. Must neither block nor raise.
     on_usage: Callable[[Report], object] | None = None
     seconds: dict[str, float] = field(default_factory=dict)

@@ -13,18 +13,20 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vmjobs.agent import consoles, protocol
+from vmjobs.agent import consoles, kept, protocol
 from vmjobs.agent.entrance import Entrance
 from vmjobs.agent.handed import handed
-from vmjobs.agent.inbox import Inbox, LeaseLost, SignalSent
+from vmjobs.agent.inbox import Inbox, LeaseLost, SaveWanted, SignalSent
 from vmjobs.agent.journal import Leftover
+from vmjobs.agent.kept import Beginning, Shelves
 from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, Untold
-from vmjobs.agent.verdict import VACATING, Verdict
+from vmjobs.agent.starter import Starter, birth_of
+from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import (
     ConfigError,
     Conflict,
@@ -88,12 +90,26 @@ class Hands:
     spool: directory for what comes with them. memory: MiB that all of them may have together.
     resolve: the digest of an image that everybody may use, from its name.
     slot_of: the process that a slot's jobs descend from, from the id of one.
+    shelves: where machines are saved; None: nowhere.
     """
 
     spool: Path
     memory: int
     resolve: Callable[[str], str]
     slot_of: Callable[[int], int]
+    shelves: Shelves | None = None
+
+    def begin(self, message: protocol.HandMessage, attempt: str, slot: Starter) -> Beginning:
+        """How a job begins that was handed over. slot: the process that it descends from.
+
+        Raises:
+            Forbidden: it is to be saved, and this node has nowhere to. Others: as ``kept.begin`` does.
+        """
+        if not message.checkpoint:
+            return Beginning(message, self.resolve(message.image))
+        if self.shelves is None:
+            raise Forbidden("this node has no repository to which machines could be saved")
+        return kept.begin(message, attempt, self.resolve, self.shelves, slot)
 
 
 @dataclass
@@ -188,8 +204,8 @@ class Agent:
     def node(self, uid: int | None = None) -> Node:
         """The node as it is now; of its jobs those that ``uid`` may see, or all."""
         with self._lock:
-            runs = [run.ticket.spec.memory for run in self._runs.values() if run.claimed]
-            lent = sum(self._memory.values()) + sum(runs)
+            runs = {job: run.ticket.spec.memory for job, run in self._runs.items() if run.claimed}
+            lent = sum((runs | self._memory).values())  # of a slot's job: as long as it keeps that
         return self.describe(self.jobs(uid)).model_copy(update={"lent": lent})
 
     def stop(self, patience: float, saving: float = SAVE_SECONDS) -> None:
@@ -201,7 +217,7 @@ class Agent:
             self._stopping = True
             saved = [job for job, run in self._runs.items() if run.savable]
             for job in saved:
-                self._inboxes[job].put(SignalSent(VACATING))
+                self._inboxes[job].put(SaveWanted())
             self._ended.wait_for(lambda: not any(job in self.running for job in saved), saving)
             for inbox in self._inboxes.values():
                 inbox.put(LeaseLost())
@@ -239,28 +255,38 @@ class Agent:
         messages: Iterator[protocol.Message],
     ) -> None:
         with self._answering(message.job, lease):
-            hands, name = self._slot(peer)
+            hands, slot = self._slot(peer)
+            name = _name_of(slot)
             with (
                 self._lent(name, message.memory, hands.memory),
                 handed(message, name, peer, hands.spool, messages) as job,
+                ExitStack() as stack,
             ):
                 lease.connection.settimeout(None)  # until now it had to go on, and not hold a place
-                digest = hands.resolve(message.image)
-                entrance = Entrance(message, lease.send)
+                attempt = uuid.uuid4().hex
+                beginning = hands.begin(message, attempt, slot)
+                stack.callback(beginning.close)
+                entrance = Entrance(message, lease.send, beginning.door)
                 with self._registered(name, peer.uid, lease, entrance) as inbox:
                     log.info("%s is job %s of uid %d", name, message.job, peer.uid)
-                    _listen(messages, inbox, entrance.take)
-                    source = job.source(digest, lease.send, entrance)
+                    other_end = _listen(messages, inbox, entrance.take)
+                    source = job.source(beginning, lease.send, entrance)
                     max_log = source.spec.disk * MIB
                     settings = replace(self.parts.settings, max_log=max_log, patient=True)
                     parts = replace(self.parts, settings=settings)
-                    run = Run(source, lease, parts, name, uuid.uuid4().hex, inbox, entrance.doors)
-                    run.on_usage = lease.progress
-                    entrance.console = run.console
+                    run = Run(source, lease, parts, name, attempt, inbox, entrance.doors)
+                    run.on_usage, run.remark = lease.progress, beginning.remark
+                    run.shut, entrance.console = entrance.shut, run.console
+                    with self._lock:
+                        self._runs[name] = run
                     with pausing(run, peer.pid):
                         verdict = run.execute()
-                job.send_back(lease.send)
-                lease.end(verdict, job.ended())
+                    self._nobody_enters(name)
+                    # An agent that stops waits for this, too.
+                    job.send_back(lease.send)
+                    lease.end(verdict, job.ended())
+                    if message.checkpoint and other_end.has_taken():
+                        beginning.forget()
 
     def _enter(
         self,
@@ -287,20 +313,27 @@ class Agent:
         with entrance.visited():
             consoles.show(lease.connection, entrance.console, message, over)
 
+    def _nobody_enters(self, name: str) -> None:
+        """The job's machine is gone."""
+        with self._ended:
+            self._entrances.pop(name, None)
+            self._ended.notify_all()
+
     def _own(self, peer: protocol.Peer) -> tuple[str, Entrance]:
         """The job that somebody belongs to, and the ways into its machine."""
-        _, name = self._slot(peer)
+        name = _name_of(self._slot(peer)[1])
         with self._lock:
             entrance = self._entrances.get(name)
             if entrance is None or self.running.get(name) != peer.uid:
                 raise Forbidden("no machine of this job's runs here now")
         return name, entrance
 
-    def _slot(self, peer: protocol.Peer) -> tuple[Hands, str]:
-        """The name of the job that somebody belongs to; none that a `run` may have."""
+    def _slot(self, peer: protocol.Peer) -> tuple[Hands, Starter]:
+        """The process that the job of somebody descends from."""
         if self.hands is None:
             raise Forbidden("this node takes no jobs but the repository's")
-        return self.hands, f"condor.{self.hands.slot_of(peer.pid)}"
+        pid = self.hands.slot_of(peer.pid)
+        return self.hands, Starter(pid, birth_of(pid))
 
     @contextmanager
     def _lent(self, name: str, memory: int, limit: int) -> Iterator[None]:
@@ -389,6 +422,11 @@ class Agent:
                 self._ended.notify_all()
 
 
+def _name_of(slot: Starter) -> str:
+    """Of a slot's job; none that a `run` may have."""
+    return f"condor.{slot.pid}"
+
+
 def _refuse(lease: SocketLease, error: VMJobsError, *, retry: bool) -> None:
     lease.send(protocol.ErrorMessage(code=error.code, message=error.message, retry=retry))
 
@@ -398,12 +436,26 @@ def _node_failed(error: OSError) -> protocol.ErrorMessage:
     return protocol.ErrorMessage(code=code, message=f"the node failed: {error}", retry=False)
 
 
+@dataclass
+class OtherEnd:
+    """Whoever asked for a run."""
+
+    taken: bool = False
+    gone: threading.Event = field(default_factory=threading.Event)
+
+    def has_taken(self) -> bool:
+        """Wait until it has gone; whether it has said before that all the job left is its own."""
+        self.gone.wait()
+        return self.taken
+
+
 def _listen(
     messages: Iterator[protocol.Message],
     inbox: Inbox,
     take: Callable[[protocol.DataMessage], object] | None = None,
-) -> None:
+) -> OtherEnd:
     """Turn what the client sends, and its going, into observations. take: what is none."""
+    other_end = OtherEnd()
 
     def work() -> None:
         try:
@@ -412,12 +464,16 @@ def _listen(
                     inbox.put(SignalSent(message.number))
                 elif isinstance(message, protocol.DataMessage) and take is not None:
                     take(message)
+                elif isinstance(message, protocol.TakenMessage):
+                    other_end.taken = True
         except (OSError, ValueError, VMJobsError) as error:
             log.info("lease: %s", error)
         finally:
             inbox.put(LeaseLost())
+            other_end.gone.set()
 
     threading.Thread(target=work, name="lease", daemon=True).start()
+    return other_end
 
 
 @contextmanager

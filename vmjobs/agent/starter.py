@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from vmjobs.errors import Forbidden
 
@@ -11,6 +12,22 @@ from vmjobs.errors import Forbidden
 COMM = "condor_starter"
 #: Longer lines of ancestors are nobody's.
 MAX_ANCESTORS = 64
+
+
+class Starter(NamedTuple):
+    """A starter, as no other process is or was. birth: see :func:`birth_of`."""
+
+    pid: int
+    birth: int
+
+
+def birth_of(pid: int, proc: Path = Path("/proc")) -> int:
+    """When a process began, in ticks since the node did (proc(5), ``starttime``); 0: there is none."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
+    except OSError:
+        return 0
+    return int(stat[stat.rindex(")") + 2 :].split()[19])
 
 
 def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -> int:

@@ -58,6 +58,7 @@ class Streams:
     _open: dict[int, _Connection] = field(default_factory=dict)
     _last: int = 0
     _closed: bool = False
+    _shut: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, connection: socket.socket) -> None:
@@ -66,7 +67,7 @@ class Streams:
         To be called from one thread: the other side hears of connections in the order of their numbers.
         """
         with self._lock:
-            if self._closed or len(self._open) >= MOST:
+            if self._closed or self._shut or len(self._open) >= MOST:
                 connection.close()
                 return
             self._last += 1
@@ -92,6 +93,14 @@ class Streams:
             opened.queue.put(message.data)
         if message.last:
             opened.queue.put(None)
+
+    def shut(self, shut: bool) -> None:
+        """Hang up on all, and on whoever comes, until they are opened again."""
+        with self._lock:
+            self._shut = shut
+            left = list(self._open.values()) if shut else []
+        for opened in left:
+            hang_up(opened.socket)
 
     def close(self) -> None:
         """Hang up on all."""

@@ -30,8 +30,9 @@ from vmjobs.agent.server import Agent, Hands, listening
 from vmjobs.agent.starter import starter_of
 from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.node_parts import fleet, member_journal, member_parts, parts
+from vmjobs.cli.service_shelves import RETRIES, ServiceShelves
 from vmjobs.cli.support import config, node_name, read_token
-from vmjobs.client import ImageClient, Images, JobAgentClient, NodeClient, Retries, ShareClient
+from vmjobs.client import ImageClient, Images, JobAgentClient, NodeClient, ShareClient
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, NoHypervisor, NotFound
 from vmjobs.hypervisor import blockserver
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: One call's own patience is short: runs try again themselves, and look at their lease in between.
-RETRIES = Retries(deadline=20.0, ceiling=5.0)
 #: How long a stopping agent waits for its machines to be gone, in seconds.
 STOP_SECONDS = 20.0
 #: Until a hypervisor that worked before is probed again, though another one works.
@@ -128,7 +127,8 @@ def _hands(settings: Config, images: ImageSource) -> Hands:
         trusted.add(pwd.getpwnam(settings.condor_user).pw_uid)
     memory = settings.node_memory or this_node.memory_mib()
     slot_of = partial(starter_of, trusted=trusted)
-    return Hands(settings.state_dir / "handed", memory, resolve, slot_of)
+    shelves = None if settings.agent_token_file is None else ServiceShelves(settings)
+    return Hands(settings.state_dir / "handed", memory, resolve, slot_of, shelves)
 
 
 def _metrics(images: ImageSource, hypervisors: Fleet) -> AgentMetrics:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from condor import names
+from condor.tools import own_settings
 from vmjobs import subprocess
 from vmjobs.cli.finding import Finding, Role
 from vmjobs.errors import VMJobsError
@@ -115,14 +116,9 @@ def _words(tool: str, name: str) -> set[str]:
     return {word.upper() for word in _value(tool, name).replace(",", " ").split()}
 
 
-def _settings() -> dict[str, str]:
-    """What of this process's environment HTCondor's tools go by."""
-    return {k: v for k, v in os.environ.items() if k == "CONDOR_CONFIG" or k.startswith("_CONDOR_")}
-
-
 def _value(tool: str, name: str) -> str:
     try:
-        answer = subprocess.run([tool, name], timeout=ASK_SECONDS, check=False, env=_settings())
+        answer = subprocess.run([tool, name], timeout=ASK_SECONDS, check=False, env=own_settings())
     except VMJobsError:
         return ""
     return answer.text.strip() if answer.returncode == 0 else ""

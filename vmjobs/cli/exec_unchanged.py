@@ -50,6 +50,11 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
     def on_progress(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
         progress.tell(reporter, message)
 
+    def settle(end: End) -> bool:
+        if end.exit is not None:
+            _insist(lambda: reporter.publish(outcomes.own()))
+        return end.exit is not None or outcomes.is_held(end.code)
+
     def run() -> End:
         variables = environment.read_bytes().split(b"\0")
         environment.unlink()  # or it would come back to the user as a file that the job made
@@ -58,8 +63,12 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         ad, slot = scratch.read(own / names.JOB_AD), scratch.read(own / names.MACHINE_AD)
         message = scratch.hand_message(ad, slot, directory, account())
         start = start_words(variables, [os.fsencode(word) for word in command])
-        chirp = ChirpRelay(own / names.CHIRP_CONFIG, everything=ad.flag(names.WANT_IO_PROXY))
-        handing = Handing(message, start, directory, chirp)
+        chirp = ChirpRelay(
+            own / names.CHIRP_CONFIG,
+            everything=ad.flag(names.WANT_IO_PROXY),
+            moves=message.checkpoint,
+        )
+        handing = Handing(message, start, directory, chirp, settle)
         return run_handed(config().socket, handing, on_progress)
 
     reporter.publish(outcomes.begun(time.time()))
@@ -71,15 +80,26 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
     except Exception as error:
         reporter.publish(outcomes.attributes("NODE_FAILED", f"the node failed: {error!r}", time.time()))
         _give_up(own)
+    if end.stopped:
+        reporter.publish(outcomes.vacated(_vacated(own)))
     if end.exit is not None:
         # One that was told to leave is not at its end for HTCondor, however it left.
         if not end.stopped:
-            _insist(lambda: reporter.publish(outcomes.own()))
+            settle(end)  # of a job that is saved it is known by now
         _end_like(end.exit)
     if end.stopped:
         _die(end.stopped)
     reporter.publish(outcomes.attributes(end.code, end.why, time.time()))
     _give_up(own)
+
+
+def _vacated(own: Path) -> int:
+    """How often the job was told to leave before."""
+    from condor import names, scratch  # noqa: PLC0415
+
+    with suppress(VMJobsError):
+        return scratch.read(own / names.JOB_AD).number(names.VM_VACATED) or 0
+    return 0
 
 
 def _insist(tell: Callable[[], bool]) -> None:

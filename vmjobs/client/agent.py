@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import replace
+from functools import partial
 from typing import BinaryIO, Final
 from urllib.parse import quote
 
@@ -29,7 +30,7 @@ from vmjobs.model import (
 )
 from vmjobs.paths import refusal
 from vmjobs.ports import ContentReceiver
-from vmjobs.wire import NodeWishes, UploadRequest
+from vmjobs.wire import CondorJobClaim, CondorJobTicket, NodeWishes, UploadRequest
 from vmjobs.wire import Upload as OpenUpload
 
 #: A repository that is restarted or moved is no reason to lose a job that is running well.
@@ -56,7 +57,49 @@ def encoded(model: BaseModel) -> bytes:
     return model.model_dump_json().encode()
 
 
-class JobAgentClient:
+class _SavedJob:
+    """A job whose machine is saved, with the job's own token. path: of the job."""
+
+    def __init__(self, http: Transport, path: str) -> None:
+        self._http = http
+        self._path = path
+        self._attempt = ""
+
+    def close(self) -> None:
+        """Give connections back; calls that wait for another try fail at once."""
+        self._http.close()
+
+    def open_upload(self, size: int) -> UploadClient:
+        """See :class:`vmjobs.ports.JobSource`."""
+        body = encoded(UploadRequest(size=size))
+        # A machine stands still while this is waited for. (One whose answer is lost is given up.)
+        answer = self._http.call(
+            "POST",
+            "/v1/uploads",
+            body=body,
+            headers=JSON_HEADERS,
+            repeatable=True,
+            deadline=BRIEF_SECONDS,
+        )
+        return UploadClient(self._http, parse(OpenUpload, answer))
+
+    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
+        """See :class:`vmjobs.ports.JobSource`."""
+        path = f"{self._mine()}/checkpoint?upload={quote(upload.id, safe='')}"
+        body = encoded(checkpoint)
+        self._http.call("PUT", path, body=body, headers=JSON_HEADERS, repeatable=True)
+
+    def saved(self) -> SavedSource:
+        """See :class:`vmjobs.ports.JobSource`."""
+        return SavedSource(self._http, f"{self._path}/checkpoint")
+
+    def _mine(self) -> str:
+        if not self._attempt:
+            raise Conflict("the job has not been claimed")
+        return f"{self._path}/attempts/{self._attempt}"
+
+
+class JobAgentClient(_SavedJob):
     """One job, with the job's own token: a ``vmjobs.ports.JobSource``."""
 
     def __init__(
@@ -68,13 +111,8 @@ class JobAgentClient:
         session: requests.Session | None = None,
         retries: Retries = AGENT_RETRIES,
     ) -> None:
-        self._http = Transport(url, token, session=session, retries=retries)
-        self._path = f"/v1/jobs/{quote(job_id, safe='')}"
-        self._attempt = ""
-
-    def close(self) -> None:
-        """Give connections back; calls that wait for another try fail at once."""
-        self._http.close()
+        http = Transport(url, token, session=session, retries=retries)
+        super().__init__(http, f"/v1/jobs/{quote(job_id, safe='')}")
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
         """See :class:`vmjobs.ports.JobSource`."""
@@ -114,38 +152,52 @@ class JobAgentClient:
         target = f"{self._mine()}/outputs/{quote(path)}"
         return parse(Output, self._http.call("PUT", target, body=Upload(source, size)))
 
-    def open_upload(self, size: int) -> UploadClient:
-        """See :class:`vmjobs.ports.JobSource`."""
-        body = encoded(UploadRequest(size=size))
-        # A machine stands still while this is waited for. (One whose answer is lost is given up.)
-        answer = self._http.call(
-            "POST",
-            "/v1/uploads",
-            body=body,
-            headers=JSON_HEADERS,
-            repeatable=True,
-            deadline=BRIEF_SECONDS,
-        )
-        return UploadClient(self._http, parse(OpenUpload, answer))
-
-    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
-        """See :class:`vmjobs.ports.JobSource`."""
-        path = f"{self._mine()}/checkpoint?upload={quote(upload.id, safe='')}"
-        body = encoded(checkpoint)
-        self._http.call("PUT", path, body=body, headers=JSON_HEADERS, repeatable=True)
-
-    def saved(self) -> SavedSource:
-        """See :class:`vmjobs.ports.JobSource`."""
-        return SavedSource(self._http, f"{self._path}/checkpoint")
-
-    def _mine(self) -> str:
-        if not self._attempt:
-            raise Conflict("the job has not been claimed")
-        return f"{self._path}/attempts/{self._attempt}"
-
     def _post(self, path: str, body: bytes, headers: dict[str, str]) -> requests.Response:
         # Claims, reports and appended bytes may all be repeated: the API is made for it.
         return self._http.call("POST", path, body=body, headers=headers, repeatable=True)
+
+
+class CondorJobClient(_SavedJob):
+    """A job that HTCondor alone knows, claimed with its node's token: a ``vmjobs.ports.Shelf``."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        job_id: str,
+        owner: str,
+        *,
+        session: requests.Session | None = None,
+        retries: Retries = AGENT_RETRIES,
+    ) -> None:
+        http = Transport(url, token, session=session, retries=retries)
+        super().__init__(http, f"/v1/condor-jobs/{quote(job_id, safe='')}")
+        self._owner = owner
+        self._node, self._connect = http, partial(Transport, url, session=session, retries=retries)
+
+    def close(self) -> None:
+        """Give connections back; calls that wait for another try fail at once."""
+        super().close()
+        self._node.close()
+
+    def begin(self, attempt: str) -> Checkpoint | None:
+        """See :class:`vmjobs.ports.Shelf`."""
+        body = encoded(CondorJobClaim(attempt=attempt, owner=self._owner))
+        path = f"{self._path}/attempts"
+        answer = self._node.call("POST", path, body=body, headers=JSON_HEADERS, repeatable=True)
+        ticket = parse(CondorJobTicket, answer)
+        if self._http is not self._node:
+            self._http.close()
+        self._http, self._attempt = self._connect(ticket.token), attempt
+        return ticket.checkpoint
+
+    def not_resumed(self) -> None:
+        """See :class:`vmjobs.ports.Shelf`."""
+        self._http.call("POST", f"{self._mine()}/not-resumed", repeatable=True)
+
+    def over(self) -> None:
+        """See :class:`vmjobs.ports.Shelf`."""
+        self._http.call("DELETE", self._mine(), repeatable=True)
 
 
 class SavedSource:

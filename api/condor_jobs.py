@@ -1,0 +1,127 @@
+"""Jobs that HTCondor alone knows, as nodes have their machines saved and go on with them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask import Blueprint
+from werkzeug.wrappers import Response
+
+from api.attempts import KeepQuery, send_checkpoint_layout, send_checkpoint_segment
+from api.operation import (
+    Access,
+    Reply,
+    anyone_with,
+    backend,
+    empty_reply,
+    json_reply,
+    operation,
+    read_body,
+    read_query,
+)
+from api.ranges import BYTES, IF_NONE_MATCH, RANGE_HEADERS
+from api.tokens import Scope
+from repository.condor_jobs import OWNER_PREFIX
+from vmjobs.model import Checkpoint
+from vmjobs.wire import CondorJobClaim, CondorJobTicket
+
+blueprint = Blueprint("condor_jobs", __name__, url_prefix="/v1/condor-jobs/<condor_job:job>")
+
+TAG: Final = "attempts"
+NODE: Final = anyone_with(Scope.NODE)
+AGENT: Final = Access(job=True)
+
+
+@blueprint.post("/attempts")
+@operation(
+    "claimCondorJob",
+    tag=TAG,
+    access=NODE,
+    body=CondorJobClaim,
+    replies={201: Reply("the job is this attempt's now", CondorJobTicket)},
+)
+def claim(job: str) -> Response:
+    """Claim a job of HTCondor's whose machine is to be saved where it is vacated.
+
+    Its id is made from HTCondor's own by whoever looks after the job. Older attempts are fenced off.
+    """
+    wish = read_body(CondorJobClaim)
+    found = backend().repository.claim_condor_job(job, wish)
+    token = backend().issuer.job_token(job, f"{OWNER_PREFIX}{wish.owner}")
+    return json_reply(CondorJobTicket(token=token, checkpoint=found), 201)
+
+
+@blueprint.put("/attempts/<attempt:attempt>/checkpoint")
+@operation(
+    "keepCondorCheckpoint",
+    tag=TAG,
+    access=AGENT,
+    query=KeepQuery,
+    body=Checkpoint,
+    replies={204: Reply("the next attempt goes on from there")},
+    errors=(404, 409, 422, 507),
+)
+def keep(job: str, attempt: str) -> Response:
+    """Keep the job's machine as it was saved, in place of what was kept before."""
+    upload = read_query(KeepQuery).upload
+    backend().repository.keep_condor_job(job, attempt, upload, read_body(Checkpoint))
+    return empty_reply()
+
+
+@blueprint.post("/attempts/<attempt:attempt>/not-resumed")
+@operation(
+    "tellNotResumed",
+    tag=TAG,
+    access=AGENT,
+    replies={204: Reply("noted")},
+    errors=(404, 409),
+)
+def not_resumed(job: str, attempt: str) -> Response:
+    """Tell that the attempt could not go on from the checkpoint.
+
+    After the second time it is forgotten.
+    """
+    backend().repository.condor_job_not_resumed(job, attempt)
+    return empty_reply()
+
+
+@blueprint.delete("/attempts/<attempt:attempt>")
+@operation(
+    "endCondorJob",
+    tag=TAG,
+    access=AGENT,
+    replies={204: Reply("forgotten")},
+    errors=(404, 409),
+)
+def end(job: str, attempt: str) -> Response:
+    """Tell that the job is over."""
+    backend().repository.end_condor_job(job, attempt)
+    return empty_reply()
+
+
+@blueprint.get("/checkpoint/contents/<content:content>/layout")
+@operation(
+    "readCondorCheckpointLayout",
+    tag=TAG,
+    access=AGENT,
+    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    replies=BYTES,
+    errors=(404, 416, 422),
+)
+def checkpoint_layout(job: str, content: str) -> Response:
+    """Read the layout of a file of the job's checkpoint."""
+    return send_checkpoint_layout(job, content)
+
+
+@blueprint.get("/checkpoint/segments/<segment:segment>")
+@operation(
+    "readCondorCheckpointSegment",
+    tag=TAG,
+    access=AGENT,
+    headers=(*RANGE_HEADERS, IF_NONE_MATCH),
+    replies=BYTES,
+    errors=(404, 416, 422),
+)
+def checkpoint_segment(job: str, segment: str) -> Response:
+    """Read a segment of the job's checkpoint as it is stored."""
+    return send_checkpoint_segment(job, segment)

@@ -1,0 +1,94 @@
+"""Whose job a slot runs, by the word of this node's startd.
+
+A job could write whatever it likes into the ad that lies in its directory. Whom its starter works for
+the startd knows from the schedd that claimed the slot, and no job can tell it otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from condor import names
+from condor.tools import own_settings
+from vmjobs import subprocess
+from vmjobs.agent.starter import Starter, birth_of
+from vmjobs.errors import Unavailable, VMJobsError
+from vmjobs.wire import CONDOR_JOB
+
+#: Seconds in which the startd has to answer.
+TIMEOUT: Final = 20.0
+
+
+@dataclass(frozen=True)
+class SlotJob:
+    """A job of HTCondor's. owner: ``USER@DOMAIN``, which is the schedd's word. global_id:
+    ``GlobalJobId``, which no other job of his has, nor had, if he has not written it himself: a user
+    may change any attribute of his jobs but those that say who he is (``SYSTEM_IMMUTABLE_JOB_ATTRS``).
+    """
+
+    global_id: str
+    owner: str
+
+    @property
+    def key(self) -> str:
+        """The job as the service calls it (``vmjobs.wire.CondorJobId``)."""
+        named = json.dumps([self.owner, self.global_id])
+        return f"{CONDOR_JOB}{hashlib.sha256(named.encode()).hexdigest()[:29]}"
+
+
+def job_of(starter: Starter, proc: Path = Path("/proc")) -> SlotJob:
+    """The job that a starter works for. It has one in its life.
+
+    Raises:
+        Unavailable: the startd does not answer, or knows of no job there (any more).
+    """
+    slot = slot_name(_cmdline(proc / str(starter.pid)))
+    own = _asked("condor_config_val", "FULL_HOSTNAME").decode("utf-8", "replace").strip()
+    wanted = f"Name,{names.GLOBAL_ID},{names.REMOTE_USER}"
+    text = _asked("condor_status", "-direct", own, "-json", "-attributes", wanted)
+    try:
+        ads = json.loads(text or b"[]")
+    except ValueError as error:
+        raise Unavailable("startd", f"condor_status -direct {own} printed no list of ads") from error
+    found = _chosen(ads, slot)
+    if birth_of(starter.pid, proc) != starter.birth:
+        raise Unavailable("starter", "the starter has gone meanwhile")
+    return found
+
+
+def _cmdline(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError as error:
+        raise Unavailable("starter", "the starter has gone meanwhile") from error
+
+
+def slot_name(cmdline: bytes) -> str:
+    """The slot's name that a starter was given as its argument (``-a NAME``), without the host's.
+
+    Raises:
+        Unavailable: it was given none.
+    """
+    words = cmdline.decode("utf-8", "surrogateescape").split("\0")
+    if "-a" not in words[:-2]:
+        raise Unavailable("starter", "the starter does not say which slot it is for")
+    return words[words.index("-a") + 1].partition("@")[0]
+
+
+def _chosen(ads: list[dict[str, Any]], slot: str) -> SlotJob:
+    for ad in ads:
+        found = ad.get(names.GLOBAL_ID), ad.get(names.REMOTE_USER)
+        if str(ad.get("Name", "")).partition("@")[0] == slot and all(found):
+            return SlotJob(*map(str, found))
+    raise Unavailable("startd", f"the startd knows of no job in {slot}")
+
+
+def _asked(*argv: str) -> bytes:
+    try:
+        return subprocess.run(argv, timeout=TIMEOUT, env=own_settings()).stdout
+    except VMJobsError as error:
+        raise Unavailable("startd", f"this node's startd does not answer: {error.message}") from error

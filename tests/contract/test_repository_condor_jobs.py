@@ -1,0 +1,158 @@
+"""Machines of jobs that HTCondor alone knows, as the repository keeps them: on both databases."""
+
+from __future__ import annotations
+
+import pytest
+from repository_images_kit import MIB, noise, send, stored, sweeper
+from test_repository_checkpoints import MEMORY, saved
+
+from images.content import Layout
+from repository.condor_jobs import OWNER_PREFIX
+from repository.images import Images, Viewer
+from repository.service import Repository
+from vmjobs.errors import (
+    AttemptSuperseded,
+    Forbidden,
+    InvalidRequest,
+    MissingBlocks,
+    NotFound,
+    QuotaExceeded,
+)
+from vmjobs.model import Checkpoint, Making, NetworkMode
+from vmjobs.wire import CondorJobClaim
+
+JOB, OTHER = "htc" + "a" * 29, "htc" + "b" * 29
+FIRST, SECOND = "1" * 32, "2" * 32
+MAKING = Making(
+    named="hep:1",
+    image="sha256:" + "c" * 64,
+    door="d" * 32,
+    cpus=1,
+    memory=256,
+    disk=1024,
+    network=NetworkMode.REPOSITORY,
+)
+
+
+def begin(repository: Repository, attempt: str = FIRST, job: str = JOB) -> Checkpoint | None:
+    claim = CondorJobClaim(attempt=attempt, owner="ada@grid")
+    return repository.claim_condor_job(job, claim)
+
+
+def upload(repository: Repository, data: bytes = MEMORY, job: str = JOB) -> tuple[str, Layout]:
+    who = Viewer(f"{OWNER_PREFIX}ada@grid", job=job, image="")
+    opened = repository.images.open_upload(who, len(data)).id
+    return opened, send(repository.images, who, opened, data)
+
+
+def kept(repository: Repository, data: bytes = MEMORY, making: Making = MAKING) -> Checkpoint:
+    """A machine that was saved in its job's first run."""
+    begin(repository)
+    opened, layout = upload(repository, data)
+    checkpoint = saved(FIRST, layout, making=making)
+    repository.keep_condor_job(JOB, FIRST, opened, checkpoint)
+    return checkpoint
+
+
+def test_the_next_run_goes_on_from_it(repository: Repository) -> None:
+    assert begin(repository) is None
+    checkpoint = kept(repository)
+    assert begin(repository, SECOND) == checkpoint
+    (digest,) = (file.digest for file in checkpoint.files if file.digest)
+    assert repository.images.checkpoint_layout(JOB, digest)
+    with pytest.raises(NotFound):
+        repository.images.checkpoint_layout(OTHER, digest)
+
+
+def test_a_run_that_was_replaced_keeps_nothing_and_ends_nothing(repository: Repository) -> None:
+    """Its node was cut off, and does not know yet."""
+    checkpoint = kept(repository)
+    begin(repository, SECOND)
+    opened, layout = upload(repository)
+    late = saved(FIRST, layout, making=MAKING, ran=99.0)
+    for tell in (
+        lambda: repository.keep_condor_job(JOB, FIRST, opened, late),
+        lambda: repository.condor_job_not_resumed(JOB, FIRST),
+        lambda: repository.end_condor_job(JOB, FIRST),
+    ):
+        with pytest.raises(AttemptSuperseded):
+            tell()
+    assert begin(repository, SECOND) == checkpoint
+
+
+def test_a_job_has_one_owner(repository: Repository) -> None:
+    checkpoint = kept(repository)
+    with pytest.raises(Forbidden):
+        repository.claim_condor_job(JOB, CondorJobClaim(attempt=SECOND, owner="bob@grid"))
+    repository.condor_job_not_resumed(JOB, FIRST)  # it is that attempt's still
+    assert begin(repository, SECOND) == checkpoint
+
+
+def test_a_machine_keeps_its_name_and_no_other_may_have_it(repository: Repository) -> None:
+    kept(repository)
+    begin(repository, SECOND)
+    opened, layout = upload(repository)
+    with pytest.raises(InvalidRequest, match="none of job"):
+        repository.keep_condor_job(JOB, SECOND, opened, saved("9" * 32, layout, making=MAKING))
+    again = saved(FIRST, layout, making=MAKING, ran=99.0)
+    repository.keep_condor_job(JOB, SECOND, opened, again)
+    repository.keep_condor_job(JOB, SECOND, opened, again)  # it was not heard that it was kept
+    assert begin(repository, "3" * 32) == again
+
+
+def test_what_is_refused(repository: Repository) -> None:
+    begin(repository)
+    opened, layout = upload(repository)
+    with pytest.raises(InvalidRequest, match="what the machine was made of"):
+        repository.keep_condor_job(JOB, FIRST, opened, saved(FIRST, layout))
+    theirs, _ = upload(repository, job=OTHER)
+    with pytest.raises(MissingBlocks):
+        repository.keep_condor_job(JOB, FIRST, theirs, saved(FIRST, layout, making=MAKING))
+    with pytest.raises(NotFound):
+        repository.keep_condor_job(OTHER, FIRST, opened, saved(FIRST, layout, making=MAKING))
+
+
+def test_the_end_leaves_nothing(repository: Repository) -> None:
+    before = stored(repository.images)
+    kept(repository)
+    sweeper(repository.images).collect()
+    assert stored(repository.images) != before
+    repository.end_condor_job(JOB, FIRST)
+    assert not repository.has_condor_job(JOB)
+    sweeper(repository.images).collect()
+    assert stored(repository.images) == before
+
+
+def test_a_job_of_which_nobody_tells_is_forgotten_in_the_end(repository: Repository) -> None:
+    """Its user has removed it while it waited: HTCondor tells no node of that."""
+    kept(repository)
+    images = repository.images
+    config = images.config.model_copy(update={"checkpoint_seconds": 3600})
+    Images(images.database, images.objects, config).collect()
+    assert repository.has_condor_job(JOB)
+    config = images.config.model_copy(update={"checkpoint_seconds": -1})
+    Images(images.database, images.objects, config).collect(dry_run=True)
+    assert repository.has_condor_job(JOB)
+    Images(images.database, images.objects, config).collect()
+    assert not repository.has_condor_job(JOB)
+    assert begin(repository, SECOND) is None
+
+
+def test_what_no_run_can_go_on_from_is_given_up(repository: Repository) -> None:
+    checkpoint = kept(repository)
+    assert begin(repository, SECOND) == checkpoint
+    for _ in range(2):  # the answer was lost
+        repository.condor_job_not_resumed(JOB, SECOND)
+    assert begin(repository, "3" * 32) == checkpoint
+    repository.condor_job_not_resumed(JOB, "3" * 32)
+    assert begin(repository, "4" * 32) is None
+
+
+def test_it_counts_against_a_quota_of_its_owner_as_htcondor_knows_him(repository: Repository) -> None:
+    kept(repository)
+    repository.images.config = repository.images.config.model_copy(update={"image_quota": 4})
+    begin(repository, job=OTHER)
+    with pytest.raises(QuotaExceeded, match=f"{OWNER_PREFIX}ada@grid"):
+        upload(repository, noise(3 * MIB, seed=8), OTHER)
+    ada = Viewer("ada@grid")  # one of the service's own users has his own
+    send(repository.images, ada, repository.images.open_upload(ada, MIB).id, noise(MIB, seed=9))

@@ -1,0 +1,199 @@
+"""Unchanged jobs whose machines are saved when HTCondor vacates them, and go on elsewhere."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from grid_kit import NODES, Grid, wait_for
+from steps_kit import closed
+from test_unchanged import BY_CONDOR_C, PATIENT, Desk
+
+pytestmark = pytest.mark.disruptive
+
+LAST = 60
+#: Counts, on its output and in a file; tells HTCondor how far it is, wherever it is.
+COUNTS = f"""
+token=$RANDOM$$
+n=0
+while [ $n -lt {LAST} ]; do
+    n=$((n + 1))
+    echo $n
+    echo "$n $token" >>numbers
+    [ $((n % 5)) -ne 0 ] || timeout 10 /usr/libexec/condor/condor_chirp set_job_attr ChirpCounted $n
+    sleep 0.3
+done
+date +%s >clock
+cat data
+exit 3
+"""
+ALL = [str(n) for n in range(1, LAST + 1)]
+#: The machines of such jobs that the service has.
+SAVED = "SELECT c.job_id, c.created FROM checkpoints c JOIN condor_jobs j ON j.id = c.job_id ORDER BY 1"
+#: HTCondor's code for a job whose machine did not go on (NOT_RESUMED).
+NOT_RESUMED = 135
+#: What is left of what was saved then is of no use.
+LOST = "DELETE FROM checkpoint_contents WHERE job_id IN (SELECT id FROM condor_jobs)"
+
+
+@pytest.fixture
+def desk(grid: Grid) -> Iterator[Desk]:
+    yield from clearing(Desk(grid, "submit", BY_CONDOR_C))
+
+
+@pytest.fixture
+def site(grid: Grid) -> Iterator[Desk]:
+    yield from clearing(Desk(grid, "site"))
+
+
+def clearing(desk: Desk) -> Iterator[Desk]:
+    """A desk whose jobs are removed in the end."""
+    yield desk
+    for cluster in desk.clusters:
+        desk("condor_rm", cluster, check=False)
+
+
+def submitted(desk: Desk, **more: str) -> tuple[str, str]:
+    """A job that counts: its cluster, and what says at the site which it is.
+
+    more: lines of its submit file.
+    """
+    mark = uuid.uuid4().hex
+    more |= {"__Mark": f'"{mark}"', "__VMJobCheckpoint": "true", "__WantIOProxy": "true"}
+    cluster = desk.submit(COUNTS, "generic", request_memory="192", **more)
+    return cluster, f'Mark == "{mark}"'
+
+
+def asked(grid: Grid, those: str, name: str) -> str:
+    """An attribute of the job at the site."""
+    return grid.on("site", "condor_q", "-allusers", "-constraint", those, "-af", name).strip()
+
+
+def counted(grid: Grid, those: str) -> int:
+    """How far it has counted."""
+    text = asked(grid, those, "ChirpCounted")
+    return int(text) if text.isdigit() else 0
+
+
+def node_of(grid: Grid, those: str) -> str:
+    """Where its machine runs it; empty: nowhere now."""
+    state, host = asked(grid, those, "ChirpVMState"), asked(grid, those, "RemoteHost")
+    return host.partition("@")[2].split(".")[0] if state == "RUNNING" else ""
+
+
+def goes_on(grid: Grid, those: str, but: str = "") -> str:
+    """The node on which it runs, that is another one."""
+
+    def look() -> str | None:
+        node = node_of(grid, those)
+        return node if node and node != but else None
+
+    return wait_for(look, "the job to run" + " elsewhere" * bool(but), PATIENT)
+
+
+def vacated(grid: Grid, those: str) -> str:
+    """Have HTCondor take the job off its node once it counts there; the node it goes on at."""
+    node, before = goes_on(grid, those), counted(grid, those)
+    wait_for(lambda: counted(grid, those) > before or None, f"it to count on {node}", PATIENT)
+    with closed(grid, node):
+        grid.on("site", "condor_vacate_job", "-constraint", those)
+        return goes_on(grid, those, but=node)
+
+
+def queried(grid: Grid, statement: str) -> str:
+    """What the service's database answers."""
+    command = ("psql", "-U", "vmjobs", "-At", "-c", statement)
+    return grid.on("postgres", *command, user="postgres").strip()
+
+
+def kept(grid: Grid) -> int:
+    """Jobs of which the service keeps a machine, or would."""
+    return int(queried(grid, "SELECT count(*) FROM condor_jobs"))
+
+
+def held(desk: Desk, grid: Grid, cluster: str, those: str) -> None:
+    """Have it held once it counts; its machine is saved then."""
+    goes_on(grid, those)
+    wait_for(lambda: counted(grid, those) > 3 or None, "it to count", PATIENT)
+    before = queried(grid, SAVED)
+    desk("condor_hold", cluster)
+    wait_for(lambda: queried(grid, SAVED) != before or None, "its machine to be saved", PATIENT)
+
+
+def not_resumed(desk: Desk, cluster: str) -> dict[str, Any] | None:
+    """Its ad, once it is held for something."""
+    ad = desk.ad(cluster)
+    return ad if ad.get("JobStatus") == 5 and ad.get("HoldReasonCode") == 3 else None
+
+
+def left(desk: Desk) -> list[str]:
+    """The numbers that it printed."""
+    return desk("cat", f"{desk.folder}/out").split()[:LAST]
+
+
+def test_it_counts_nothing_twice(desk: Desk, grid: Grid) -> None:
+    before = kept(grid)
+    cluster, those = submitted(desk)
+    first = goes_on(grid, those)
+    second = vacated(grid, those)
+    assert {first, second} == set(NODES)
+    assert vacated(grid, those) == first
+    reason = asked(grid, those, "ChirpVMReason")
+    assert "goes on where it was saved" in reason, reason
+    ad = desk.ended(cluster)
+    assert ad.get("ExitCode") == 3, ad.get("HoldReason")
+    assert desk("cat", f"{desk.folder}/out").splitlines() == [*ALL, "from a file"]
+    numbers = desk("cat", f"{desk.folder}/numbers").splitlines()
+    assert [line.split()[0] for line in numbers] == ALL
+    assert len({line.split()[1] for line in numbers}) == 1, "it is one and the same process"
+    assert abs(int(desk("cat", f"{desk.folder}/clock")) - time.time()) < 60
+    assert ad["ChirpCounted"] == LAST, "HTCondor heard of it to its end"
+    assert ad["ChirpVMCheckpointBytes"] > 0
+    assert (ad["NumJobStarts"], ad["ChirpVMVacated"]) == (3, 2), "it was tried once"
+    wait_for(lambda: kept(grid) <= before or None, "the service to forget what was saved", 30)
+
+
+def test_one_that_is_held_goes_on_when_it_is_released(site: Desk, grid: Grid) -> None:
+    """And can be entered there."""
+    cluster, those = submitted(site)
+    held(site, grid, cluster, those)
+    site("condor_release", cluster)
+    reason = "the machine goes on where it was saved"
+    wait_for(lambda: reason in asked(grid, those, "ChirpVMReason") or None, "it to go on", PATIENT)
+    shown = site.tool("condor_ssh_to_job", f"{cluster}.0", "tail", "-n", "1", "numbers")
+    assert 3 < int(shown.split()[0]) <= LAST
+    assert site.ended(cluster).get("ExitCode") == 3
+    assert left(site) == ALL
+
+
+def test_what_the_service_has_lost_is_begun_anew(site: Desk, grid: Grid) -> None:
+    """It is tried twice, on whatever node, and then runs from its beginning."""
+    cluster, those = submitted(site, __VMJobMaxStarts="1")
+    held(site, grid, cluster, those)
+    for _ in range(2):
+        queried(grid, LOST)
+        site("condor_release", cluster)
+        ad = wait_for(lambda: not_resumed(site, cluster), "it not to go on", PATIENT)
+        assert (ad["HoldReasonCode"], ad["HoldReasonSubCode"]) == (3, NOT_RESUMED), ad["HoldReason"]
+        assert ad["HoldReason"].startswith("NOT_RESUMED: the machine that was saved does not go on: ")
+    site("condor_qedit", cluster, "VMJobMaxStarts", "9")
+    site("condor_release", cluster)
+    assert site.ended(cluster).get("ExitCode") == 3
+    assert left(site) == ALL
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"__VMJobHypervisor": '"uml"'}, "VMJobCheckpoint: checkpoint is for kvm and qemu"),
+        ({"__VMJobCheckpoint": '"yes"'}, 'VMJobCheckpoint of the job is "yes", and has to be true'),
+    ],
+)
+def test_what_cannot_be_saved_is_held(site: Desk, more: dict[str, str], why: str) -> None:
+    cluster = site.submit("echo no", "generic", **{"__VMJobCheckpoint": "true", **more})
+    ad = site.ended(cluster)
+    assert (ad["HoldReasonCode"], ad["HoldReasonSubCode"]) == (3, 104), ad["HoldReason"]
+    assert why in ad["HoldReason"]

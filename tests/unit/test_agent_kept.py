@@ -1,0 +1,222 @@
+"""How an unchanged job begins whose machine is to be saved, and what the service hears of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from vmjobs.agent import kept
+from vmjobs.agent.protocol import HandMessage
+from vmjobs.agent.starter import Starter
+from vmjobs.errors import InvalidRequest, NotFound, Unavailable
+from vmjobs.model import (
+    AttemptClaim,
+    Checkpoint,
+    HypervisorKind,
+    JobSpec,
+    JobState,
+    Making,
+    NetworkMode,
+    ReasonCode,
+    Report,
+    now,
+    reason,
+)
+from vmjobs.ports import ContentReceiver, ContentSource
+
+IMAGE, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+MESSAGE = HandMessage(
+    job="7.0",
+    image="hep:1",
+    directory="/scratch",
+    user="ada",
+    group="ada",
+    cpus=2,
+    memory=512,
+    disk=2048,
+    checkpoint=True,
+)
+MAKING = Making(
+    named="hep:1",
+    image=IMAGE,
+    door="d" * 32,
+    cpus=2,
+    memory=512,
+    disk=2048,
+    network=NetworkMode.REPOSITORY,
+)
+
+
+def checkpoint(making: Making | None) -> Checkpoint:
+    return Checkpoint(
+        machine="vmjobs-0123abcd-" + "e" * 32,
+        hypervisor=HypervisorKind.QEMU,
+        platform="qemu 10.0.13, q35, tcg",
+        sentinel="5" * 32,
+        guest="6" * 64,
+        ran=12.5,
+        files=(),
+        making=making,
+    )
+
+
+@dataclass
+class Place:
+    """A shelf with one place, and all shelves."""
+
+    found: Checkpoint | None = None
+    cannot: str = ""
+    gone: str = ""
+    away: bool = False
+    old: bool = False
+    calls: list[str] = field(default_factory=list)
+
+    def open(self, slot: Starter) -> Place:
+        self.calls.append(f"open {slot.pid}")
+        return self
+
+    def unfit(self, image: str, network: NetworkMode) -> str:
+        self.calls.append(f"unfit {image} {network}")
+        if image == self.gone:
+            raise NotFound(f"there is no image {image}")
+        return self.cannot
+
+    def begin(self, attempt: str) -> Checkpoint | None:
+        self.calls.append(f"begin {attempt}")
+        if self.old:
+            raise NotFound("there is nothing at this URL")
+        return self.found
+
+    def open_upload(self, size: int) -> ContentReceiver:
+        raise NotImplementedError(size)
+
+    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
+        raise NotImplementedError(upload, checkpoint)
+
+    def saved(self) -> ContentSource:
+        raise NotImplementedError
+
+    def not_resumed(self) -> None:
+        self.calls.append("not resumed")
+        if self.away:
+            raise Unavailable("api", "it is away")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def over(self) -> None:
+        self.calls.append("over")
+        self.found = None
+        if self.away:
+            raise Unavailable("api", "it is away")
+
+
+def begun(place: Place, message: HandMessage = MESSAGE) -> kept.Beginning:
+    return kept.begin(message, "f" * 32, lambda _ref: OTHER, place, Starter(42, 1))
+
+
+def test_one_that_was_not_saved_begins_at_the_beginning() -> None:
+    place = Place()
+    found = begun(place)
+    assert (found.image, found.found, found.door, found.remark) == (OTHER, None, "", "")
+    assert place.calls == ["open 42", "begin " + "f" * 32, f"unfit {OTHER} repository"]
+
+
+def test_one_that_was_goes_on_with_what_its_machine_was_made_of() -> None:
+    """Whatever its image's name means by now; a larger slot gives it no more."""
+    place = Place(checkpoint(MAKING))
+    larger = MESSAGE.model_copy(update={"memory": 1024, "cpus": 4, "disk": 4096})
+    found = begun(place, larger)
+    assert (found.image, found.found, found.door) == (IMAGE, place.found, "d" * 32)
+    assert found.message == MESSAGE
+    assert found.making("d" * 32) == MAKING
+
+
+def test_a_slot_has_hardly_ever_just_as_much_disk() -> None:
+    """HTCondor adds to what was asked for, by the size of the node's own."""
+    place = Place(checkpoint(MAKING))
+    found = begun(place, MESSAGE.model_copy(update={"disk": 2046}))
+    assert (found.found, found.message.disk) == (place.found, 2048)
+
+
+def test_one_that_has_ended_meanwhile_begins_anew() -> None:
+    """A try of `max_retries` is another one; what was saved of the one before is not left for later."""
+    place = Place(checkpoint(MAKING))
+    found = begun(place, MESSAGE.model_copy(update={"anew": True}))
+    assert (found.image, found.found) == (OTHER, None)
+    assert place.calls[:4] == ["open 42", "begin " + "f" * 32, "over", "begin " + "f" * 32]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"image": "hep:2"}, "had another image or network"),
+        ({"network": NetworkMode.NONE}, "had another image or network"),
+        ({"memory": 256}, "had 512 MiB of memory when it was saved, and the slot has 256"),
+        ({"cpus": 1}, "had 2 processors when it was saved, and the slot has 1"),
+    ],
+)
+def test_one_whose_machine_does_not_fit_begins_anew_and_says_so(
+    change: dict[str, object], why: str
+) -> None:
+    found = begun(Place(checkpoint(MAKING)), MESSAGE.model_copy(update=change))
+    assert (found.image, found.found) == (OTHER, None)
+    assert found.remark.startswith("the job begins anew: ")
+    assert why in found.remark
+
+
+def test_one_whose_image_is_gone_begins_anew_with_that_of_its_name() -> None:
+    found = begun(Place(checkpoint(MAKING), gone=IMAGE))
+    assert (found.image, found.found) == (OTHER, None)
+    assert "the image that its machine was made of when it was saved is gone" in found.remark
+
+
+def test_one_whose_image_cannot_be_saved_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="it cannot"):
+        begun(Place(cannot="it cannot"))
+
+
+def test_a_service_of_another_release_is_no_word_about_the_image() -> None:
+    """A job would be held for what its schedd takes for an image that is not there."""
+    place = Place(old=True)
+    with pytest.raises(Unavailable, match="saves no jobs"):
+        begun(place)
+    assert place.calls[-1] == "close"
+
+
+def test_what_was_saved_is_forgotten_even_where_the_service_is_away() -> None:
+    place = Place(away=True)
+    found = begun(place)
+    found.forget()
+    found.close()
+    assert place.calls[-2:] == ["over", "close"]
+    plain = replace(found, shelf=None)
+    plain.forget()
+    plain.close()
+    assert place.calls[-2:] == ["over", "close"]
+
+
+def test_the_shelf_hears_that_a_machine_did_not_go_on(tmp_path: Path) -> None:
+    """And if it does not listen, the job's end does not wait for that."""
+    for away in (False, True):
+        place, told = Place(checkpoint(MAKING), away=away), list[Report]()
+        job = kept.KeptJob(
+            job_id="7.0",
+            spec=JobSpec(image="hep:1", script="x", checkpoint=True),
+            image_digest=IMAGE,
+            files={},
+            output_directory=tmp_path,
+            on_report=told.append,
+            sinks={},
+            shelf=place,
+            making=MAKING,
+            found=place.found,
+        )
+        claim = AttemptClaim(attempt="f" * 32, node="n1")
+        assert job.claim(claim).checkpoint == place.found
+        for code in (ReasonCode.EVICTED, ReasonCode.NOT_RESUMED):
+            job.report(Report(state=JobState.PREEMPTED, reason=reason(code), time=now()))
+        assert place.calls == ["not resumed"]
+        assert len(told) == 2

@@ -1,0 +1,54 @@
+"""A node's client for a job that HTCondor alone knows: with the node's token, and with the job's."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+
+from vmjobs.client import CondorJobClient, Retries
+
+JOB = "htc" + "a" * 29
+
+
+class Service(HTTPAdapter):
+    """Answers in memory. busy: so many of the next requests are to be tried again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = 0
+        self.asked: list[tuple[str, str]] = []
+
+    def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
+        self.asked.append((str(request.method), request.headers["Authorization"]))
+        answer, body = requests.Response(), {"token": f"of-the-job-{len(self.asked)}"}
+        answer.status_code, answer.request, answer.url = 201, request, str(request.url)
+        if self.busy:
+            self.busy, answer.status_code, body = self.busy - 1, 503, {}
+        elif request.method == "DELETE":
+            answer.status_code = 204
+        answer.raw = io.BytesIO(json.dumps(body).encode())
+        answer.headers["Content-Type"] = "application/json"
+        return answer
+
+
+def test_a_job_that_begins_anew_is_claimed_with_the_nodes_token_again() -> None:
+    """And as patiently as before."""
+    service, session = Service(), requests.Session()
+    session.mount("http://", service)
+    retries = Retries(deadline=10.0, ceiling=0.01)
+    client = CondorJobClient(
+        "http://service", "node", JOB, "ada@grid", session=session, retries=retries
+    )
+    client.begin("1" * 32)
+    client.over()
+    service.busy = 2
+    client.begin("2" * 32)
+    client.over()
+    node, first, second = "Bearer node", "Bearer of-the-job-1", "Bearer of-the-job-5"
+    posts = [("POST", node)] * 3
+    assert service.asked == [("POST", node), ("DELETE", first), *posts, ("DELETE", second)]
+    client.close()

@@ -1,0 +1,71 @@
+"""What a job in a machine says to the starter's Chirp service, on its way there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from condor.chirp import NOT_AUTHORIZED, ChirpRelay
+
+COOKIE = "now"
+
+
+@contextmanager
+def connected(
+    folder: Path, *, everything: bool = False, moves: bool = True
+) -> Iterator[tuple[socket.socket, list[bytes]]]:
+    """A job's end of a relayed connection, and all that the service has heard, a line each."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (folder / "config").write_text(f"127.0.0.1 {server.getsockname()[1]} {COOKIE}\n")
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as lines:
+                for line in lines:
+                    heard.append(line)
+                    connection.sendall(b"0\n")
+
+        relay = ChirpRelay(folder / "config", everything=everything, moves=moves)
+        job, inner = socket.socketpair()
+        work: list[Callable[[], object]] = [serve, lambda: relay(inner)]
+        threads = [threading.Thread(target=one, daemon=True) for one in work]
+        for thread in threads:
+            thread.start()
+        with job:
+            job.settimeout(10)
+            yield job, heard
+            job.shutdown(socket.SHUT_WR)
+            threads[1].join(10)
+        inner.close()
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_a_job_that_goes_on_elsewhere_is_known_there(tmp_path: Path, *, everything: bool) -> None:
+    """It says the cookie of the starter that it left, whose service is not this one."""
+    with connected(tmp_path, everything=everything) as (job, heard):
+        job.sendall(b"cookie before\nset_job_attr_delayed ChirpN 1\n")
+        answers = b""
+        while answers.count(b"\n") < 2:
+            answers += job.recv(100)
+    assert heard == [b"cookie now\n", b"set_job_attr_delayed ChirpN 1\n"]
+    assert answers == b"0\n0\n"
+
+
+def test_no_other_job_is_taken_for_one(tmp_path: Path) -> None:
+    with connected(tmp_path, moves=False) as (job, heard):
+        job.sendall(b"cookie guessed\n")
+        assert job.recv(100) == b"0\n"
+    assert heard == [b"cookie guessed\n"], "what it is worth the starter says"
+
+
+def test_what_is_not_granted_does_not_get_there(tmp_path: Path) -> None:
+    with connected(tmp_path) as (job, heard):
+        job.sendall(b"set_job_attr ChirpVMOutcome x\n")
+        assert job.recv(100) == NOT_AUTHORIZED
+    assert heard == []
