@@ -127,6 +127,17 @@ def pause(starts: int) -> int:
     return FIRST_PAUSE * 2 ** (max(starts, 1) - 1) if starts < 8 else LONGEST_PAUSE
 
 
+def waits(tries: str) -> str:
+    """Whether a job that failed has to wait yet: a ClassAd expression, in the job's ad. By the clock of
+    its node, unless that is ahead by more than a minute. tries: how often it was begun, an expression.
+    """
+    pause = f"ifThenElse({tries} < 8, {FIRST_PAUSE} * pow(2, {tries} - 1), {LONGEST_PAUSE})"
+    return (
+        f'{names.VM_OUTCOME} =?= "{AGAIN}" && time() > {names.VM_TRIED} - 60'
+        f" && time() < {names.VM_TRIED} + {pause}"
+    )
+
+
 def own() -> dict[str, ClassAdValue]:
     """What the job's ad has to say of the job's own end."""
     return {names.VM_OUTCOME: OWN}
@@ -158,6 +169,11 @@ def begun(now: float) -> dict[str, ClassAdValue]:
         names.VM_TRIED: int(now),
         names.VM_OUTCOME: lost.deed,
     }
+
+
+def elsewhere(now: float) -> dict[str, ClassAdValue]:
+    """The same of a job of the service's that its node has failed."""
+    return {names.VM_TRIED: int(now), names.VM_OUTCOME: AGAIN}
 
 
 def vacated(before: int) -> dict[str, ClassAdValue]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from condor import names
+from condor import names, outcomes
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, Fault, InvalidSpec
 from vmjobs.model import HypervisorKind, JobSpec
@@ -33,8 +33,11 @@ SAVE_SECONDS: Final = 600
 #: A site keeps a job for this long, in seconds, while the submit side does not answer.
 LEASE_SECONDS: Final = 3600
 
-#: `vmjobs exec` ends by a signal where its node could not run the job to an end: back to the queue.
+#: `vmjobs exec` ends by a signal where its node could not run the job to an end: back to the queue, for
+#: a while (WAITS). How often is the repository's to say; this is for what it never hears of.
 KEEP_TRYING: Final = "(ExitBySignal =!= true) || (NumJobStarts >= 10)"
+
+WAITS: Final = outcomes.waits("NumJobStarts")
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _GRID_RESOURCE: Final = re.compile(r"condor [A-Za-z0-9@._-]+ [A-Za-z0-9:._-]+")
@@ -111,21 +114,25 @@ def grid_resource(config: Config, route: str) -> str:
     return resource
 
 
-def requirements(spec: JobSpec, kinds: Sequence[HypervisorKind] = ()) -> str:
+def requirements(spec: JobSpec, kinds: Sequence[HypervisorKind] = (), architecture: str = "") -> str:
     """What a slot must offer. Complete: over Condor-C nothing is added to it at the site.
 
-    kinds: what can boot the image; empty: anything.
+    kinds: what can boot the image; empty: anything. architecture: of its machine code, as of
+        ``BatchJob``; HTCondor's names are the same but for their case, which ``==`` does not see.
 
     Raises:
         InvalidSpec: the job demands a hypervisor that cannot boot its image.
     """
     terms = [
+        f"{names.WAITS} =!= true",
         f"TARGET.{names.HAS_VMJOBS} =?= true",
         "TARGET.HasFileTransfer",
         "TARGET.Cpus >= RequestCpus",
         "TARGET.Memory >= RequestMemory",
         "TARGET.Disk >= RequestDisk",
     ]
+    if architecture:
+        terms.append(f"TARGET.Arch == {classad_string(architecture)}")
     if wanted := _wanted(spec, kinds):
         found = (f'stringListMember("{k.value}", TARGET.{names.HYPERVISORS}) =?= true' for k in wanted)
         terms.append(" || ".join(f"({term})" for term in found) if len(wanted) > 1 else next(found))
@@ -212,10 +219,11 @@ class _Common:
     owner: str
     spec: str
     kinds: tuple[HypervisorKind, ...]
+    architecture: str
 
 
 def _hashable(job: BatchJob) -> _Common:
-    return _Common(job.array, job.owner, job.spec.model_dump_json(), job.kinds)
+    return _Common(job.array, job.owner, job.spec.model_dump_json(), job.kinds, job.architecture)
 
 
 def _universe(resource: str) -> dict[str, str]:
@@ -262,7 +270,7 @@ def _vacate_seconds(spec: JobSpec) -> int:
 
 def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
     spec = first.spec
-    wanted = requirements(spec, first.kinds)
+    wanted = requirements(spec, first.kinds, first.architecture)
     policy = {
         "requirements": "true" if remote else wanted,
         f"+{names.JOB_RANK}": rank(spec.image),
@@ -274,7 +282,7 @@ def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
         "notification": "never",
     }
     if not remote:
-        policy["on_exit_remove"] = KEEP_TRYING
+        policy |= {"on_exit_remove": KEEP_TRYING, f"+{names.WAITS}": WAITS}
     if remote:
         policy |= {
             "+remote_Requirements": wanted,
@@ -284,6 +292,7 @@ def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
             "+remote_KillSig": '"SIGTERM"',
             "+remote_JobMaxVacateTime": str(_vacate_seconds(spec)),
             "+remote_OnExitRemove": KEEP_TRYING,
+            f"+remote_{names.WAITS}": WAITS,
             "+remote_JobLeaseDuration": str(config.node_lease_seconds),
         }
     return policy

@@ -263,6 +263,7 @@ def boot_image(digest: str, manifest: ImageManifest, files: Mapping[str, Path]) 
         cmdline=manifest.cmdline,
         cloud_init=manifest.cloud_init,
         kinds=manifest.hypervisors,
+        architecture=manifest.architecture,
     )
 
 

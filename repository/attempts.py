@@ -19,7 +19,7 @@ from repository.core import Core
 from repository.decide import GONE, Step
 from repository.ids import is_id
 from repository.images.keeping import checkpoint_of, note_not_resumed
-from repository.models import AttemptRow, JobRow, OutputRow
+from repository.models import AttemptRow, EventRow, JobRow, OutputRow
 from repository.reading import visible
 from repository.transitions import locked, missing, move, record, touch
 from repository.views import spec_of
@@ -32,6 +32,8 @@ from vmjobs.errors import (
     PayloadTooLarge,
 )
 from vmjobs.model import (
+    MAX_TRIES,
+    MENDED_ELSEWHERE,
     MIB,
     ON_NODE,
     Actor,
@@ -91,6 +93,7 @@ class Attempts(Core):
                     image_digest=row.submission.image_digest,
                     spec=spec,
                     checkpoint=checkpoint_of(session, row.id) if spec.checkpoint else None,
+                    tries_left=max(0, MAX_TRIES - 1 - _failed_tries(session, row)),
                 )
         except IntegrityError as error:
             raise Conflict(f"attempt id {claim.attempt} is in use for another job") from error
@@ -242,6 +245,18 @@ def _start(session: Session, row: JobRow, claim: AttemptClaim) -> None:
         )
     )
     record(session, row, reason(ReasonCode.SCHEDULED, f"claimed by node {claim.node}"))
+
+
+def _failed_tries(session: Session, row: JobRow) -> int:
+    """How often a node has given the job back as it failed it there."""
+    if row.attempts < 2:
+        return 0  # most jobs: there is nothing to ask
+    events = select(func.count()).where(
+        EventRow.job_id == row.id,
+        EventRow.state == JobState.PREEMPTED.value,
+        EventRow.reason_code.in_([code.value for code in MENDED_ELSEWHERE]),
+    )
+    return session.scalar(events) or 0
 
 
 def _open_attempt(session: Session, job_id: str, attempt: str) -> AttemptRow:

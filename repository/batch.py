@@ -32,7 +32,10 @@ AT_ONCE = 50
 
 @dataclass(frozen=True)
 class Ready:
-    """A job that the scheduler is to get. kinds: what may run it; none: that is not known."""
+    """A job that the scheduler is to get. kinds: what may run it; none: that is not known.
+
+    architecture: of its image's machine code; "": that is not known.
+    """
 
     id: str
     array: str
@@ -40,6 +43,7 @@ class Ready:
     owner: str
     spec: JobSpec
     kinds: tuple[HypervisorKind, ...] = ()
+    architecture: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,13 @@ class Batch(Core):
             present = utc_now()
             # What runs is the digest; it is also what nodes say they have (Rank).
             spec = spec_of(rows[0]).model_copy(update={"image": rows[0].submission.image_digest})
-            kinds = _kinds(session, spec)
+            kinds, architecture = _needs(session, spec)
             for row in rows:
                 row.dispatched = present
-            ready = [Ready(row.id, row.array_id, row.index, row.owner, spec, kinds) for row in rows]
+            ready = [
+                Ready(row.id, row.array_id, row.index, row.owner, spec, kinds, architecture)
+                for row in rows
+            ]
         return sorted(ready, key=lambda job: job.index)
 
     def record_condor(self, refs: Mapping[str, CondorRef]) -> list[Leftover]:
@@ -298,10 +305,13 @@ class Batch(Core):
             touch(row, utc_now())
 
 
-def _kinds(session: Session, spec: JobSpec) -> tuple[HypervisorKind, ...]:
-    """What may run jobs of this specification, whose image is a digest."""
+def _needs(session: Session, spec: JobSpec) -> tuple[tuple[HypervisorKind, ...], str]:
+    """What may run jobs of this specification, whose image is a digest; and on what architecture."""
     data = manifest_of(session, spec.image)
-    return narrowed(spec, parsed(data, spec.image).hypervisors) if data else ()
+    if not data:
+        return (), ""
+    manifest = parsed(data, spec.image)
+    return narrowed(spec, manifest.hypervisors), manifest.architecture
 
 
 def _waiting(array: str) -> Select[JobRow]:

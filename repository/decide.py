@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from vmjobs.model import ON_NODE, JobState, Reason, ReasonCode, reason
+from vmjobs.model import MENDED_ELSEWHERE, ON_NODE, JobState, Reason, ReasonCode, reason
 from vmjobs.ports import BatchStatus, Observation
 
 #: The batch job ended; this long the agent's final report may still be on its way.
@@ -187,6 +187,9 @@ def _end(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
             )
         ]
     code = ReasonCode.NO_EXIT_REPORT if seen.exit_code == 0 else ReasonCode.GUEST_LOST
+    if facts.state is _PREEMPTED and facts.code in MENDED_ELSEWHERE:
+        why = f"{facts.code}: nodes failed the job, and its scheduler does not try again"
+        return [Step(_S.FAILED, reason(facts.code, why))]
     why = f"the batch job {how} while the job was {facts.state}; no exit report came from the node"
     return [Step(_S.FAILED, reason(code, why))]
 

@@ -68,6 +68,7 @@ def submit_array(parts: Dispatch, array: str) -> None:
                 owner=job.owner,
                 spec=job.spec,
                 kinds=job.kinds,
+                architecture=job.architecture,
                 token=parts.mint(job.id, job.owner, _token_seconds(job.spec.run_seconds)),
             )
             for job in ready

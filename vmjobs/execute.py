@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from vmjobs.agent import protocol
 from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError
-from vmjobs.model import JobState, ReasonCode
+from vmjobs.model import MENDED_ELSEWHERE, JobState, ReasonCode
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ FORWARDED = (
 )
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
+#: Why a job is given back that this node is not to be asked for again.
+_FAILED = MENDED_ELSEWHERE | {ReasonCode.NOT_RESUMED}
 
 
 class NotNow(Exception):
@@ -48,6 +50,12 @@ class Refused(VMJobsError):
 
     code = "REFUSED"
     exit_code = 125
+
+
+class Failed(VMJobsError):
+    """This node has failed the job, and another may well not."""
+
+    code = ReasonCode.NODE_FAILED.value
 
 
 def run_job(
@@ -63,6 +71,7 @@ def run_job(
 
     Raises:
         Unavailable: no agent for longer than that; the job is to be run elsewhere.
+        Failed: the node could not run the job; it is to be run elsewhere, too.
         Refused: the job was not taken, and would not be elsewhere.
     """
     with Signals() as signals:
@@ -137,15 +146,15 @@ def _converse(
                     on_progress(message)
                 elif isinstance(message, protocol.EndMessage):
                     on_progress(message)
-                    if message.report.reason.code is ReasonCode.NOT_RESUMED:
-                        raise Unavailable("agent", message.report.reason.message)
-                    evicted = message.report.state is JobState.PREEMPTED and not signals.stopping
-                    return None if evicted else message.exit_code
+                    given_back = message.report.state is JobState.PREEMPTED and not signals.stopping
+                    if given_back and message.report.reason.code in _FAILED:
+                        raise Failed(message.report.reason.message)
+                    return None if given_back else message.exit_code
                 elif isinstance(message, protocol.ErrorMessage):
                     if message.retry:
                         log.warning("%s", message.message)
                         return None
-                    raise Refused(message.message)
+                    raise (Failed if message.code in _FAILED else Refused)(message.message)
         except (ConnectionError, InvalidRequest) as error:
             log.warning("%s", error)
     return None

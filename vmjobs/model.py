@@ -204,6 +204,19 @@ _SERVICE_CODES: Final = frozenset(
     }
 )
 
+#: What fails a job on one node and may well not on another: neither it nor its user can help it.
+MENDED_ELSEWHERE: Final = frozenset(
+    {
+        ReasonCode.NODE_FAILED,
+        ReasonCode.NO_HYPERVISOR,
+        ReasonCode.IMAGE_UNAVAILABLE,
+        ReasonCode.INPUT_UNAVAILABLE,
+        ReasonCode.INTERNAL,
+    }
+)
+#: How often a job is run in all, as long as it is failed by one of these.
+MAX_TRIES: Final = 5
+
 
 def actor_for(code: ReasonCode) -> Actor:
     """Who can mend a job that ended with ``code``."""
@@ -561,6 +574,8 @@ class Checkpoint(Frozen):
 class JobTicket(Frozen):
     """What an agent gets for its claim: the spec as it is to run, and where to go on, if not at the
     beginning.
+
+    tries_left: how often the job may be run again where this node fails it (:data:`MENDED_ELSEWHERE`).
     """
 
     job_id: str
@@ -570,6 +585,7 @@ class JobTicket(Frozen):
     image_digest: Digest
     spec: JobSpec
     checkpoint: Checkpoint | None = None
+    tries_left: int = Field(default=0, ge=0)
 
 
 class Output(Frozen):

@@ -248,6 +248,7 @@ class BatchJob:
 
     token: good for this job only.
     kinds: what can boot its image, of what its specification allows; none: that is not known.
+    architecture: whose machine code is in its image, as ``uname -m`` calls it; "": that is not known.
     """
 
     id: str
@@ -257,6 +258,7 @@ class BatchJob:
     spec: JobSpec
     token: str
     kinds: tuple[HypervisorKind, ...] = ()
+    architecture: str = ""
 
 
 @dataclass(frozen=True)

@@ -228,3 +228,22 @@ def test_preempted_by_the_agent_then_claimed_elsewhere(repository: Repository) -
     repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.EVICTED))
     claim(repository, job.id, "node2")
     assert states(repository, job.id)[-3:] == ["PREEMPTED", "QUEUED", "QUEUED"]
+
+
+def test_a_job_that_its_nodes_fail_is_tried_five_times(repository: Repository) -> None:
+    """Being told to leave counts for nothing."""
+    job = one(repository)
+    ends = [(S.PREEMPTED, ReasonCode.EVICTED), *4 * [(S.PREEMPTED, ReasonCode.NODE_FAILED)]]
+    left = []
+    for number, (state, code) in enumerate(ends):
+        claimed = repository.claim(job.id, AttemptClaim(attempt=secrets.token_hex(16), node="n"))
+        assert claimed == repository.claim(job.id, AttemptClaim(attempt=claimed.attempt, node="n")), (
+            "the answer to the first was lost"
+        )
+        left.append(claimed.tries_left)
+        bring(repository, job.id, claimed.attempt, S.STAGING)
+        repository.report(job.id, claimed.attempt, told(state, code))
+        repository.report(job.id, claimed.attempt, told(state, code))
+        assert states(repository, job.id)[-1] == "PREEMPTED", number
+    last = repository.claim(job.id, AttemptClaim(attempt=secrets.token_hex(16), node="n"))
+    assert [*left, last.tries_left] == [4, 4, 3, 2, 1, 0]

@@ -176,7 +176,7 @@ def test_the_machines_die(volley: Volley) -> None:
 
 
 def test_the_disk_is_full(grid: Grid, node: None) -> None:
-    """An unchanged job is begun again. One of the service says what happened to it."""
+    """Jobs of both kinds are begun again, though they have nowhere else to go."""
     full = f"grep -c 'No space left' {LOG}; true"
     with small_disk(grid, NODE, "runs", 1024 * 1024) as runs, fired(grid) as volley:
         volley.settle()
@@ -185,10 +185,8 @@ def test_the_disk_is_full(grid: Grid, node: None) -> None:
         volley.open()
         wait_for(lambda: grid.on(NODE, "sh", "-c", full) != before, "a job to find the disk full", 60)
         grid.on(NODE, "rm", filler)
-        lost = [job for job in volley.ended() if job.state is not JobState.COMPLETED]
-        assert {job.reason.code for job in lost} <= {ReasonCode.NODE_FAILED}
-        volley.assert_unchanged_ended_well()
-        volley.assert_agreed()
+        volley.assert_ended_well()
+        assert max(job.attempts for job in volley.ended()) > 1
         _assert_clean(volley)
 
 

@@ -19,8 +19,8 @@ from vmjobs.agent import protocol, server
 from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
 from vmjobs.agent.server import Agent, listening
 from vmjobs.agent.verdict import Verdict, stopped
-from vmjobs.errors import ConfigError, JobFinal, Unavailable
-from vmjobs.execute import Refused, run_job
+from vmjobs.errors import ConfigError, Forbidden, JobFinal, Unavailable
+from vmjobs.execute import Failed, Refused, run_job
 from vmjobs.model import (
     ExitChannel,
     ExitStatus,
@@ -40,6 +40,7 @@ class Script:
     """What the runs of a test do, and what they saw."""
 
     end: JobState = JobState.COMPLETED
+    code: ReasonCode = ReasonCode.SCRIPT_FAILED
     hold: bool = False
     savable: bool = False
     fault: Exception | None = None
@@ -75,7 +76,7 @@ def agent(
                 if isinstance(seen, LeaseLost):
                     raise stopped("gone")
             status = ExitStatus(code=7, channel=ExitChannel.ENDPOINT)
-            why = reason(ReasonCode.SCRIPT_FAILED, "exit 7")
+            why = reason(script.code, "exit 7")
             self.lease.progress(Report(state=script.end, reason=why, time=now(), exit=status))
             return Verdict(script.end, why, status)
 
@@ -174,16 +175,36 @@ def test_a_fault_of_the_agent_is_told_and_not_asked_for_again(
     agent: tuple[Agent, Path], script: Script
 ) -> None:
     script.fault = RuntimeError("boom")
-    with pytest.raises(Refused):
+    with pytest.raises(Failed, match="the agent failed: RuntimeError"):
         run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
     assert script.runs == 1
 
 
 def test_a_fault_of_the_node_is_told_as_such(agent: tuple[Agent, Path], script: Script) -> None:
     script.fault = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(Refused, match="the node failed: "):
+    with pytest.raises(Failed, match="the node failed: "):
         run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
     assert script.runs == 1
+
+
+def test_a_fault_of_the_jobs_is_told_and_would_be_the_same_elsewhere(
+    agent: tuple[Agent, Path], script: Script
+) -> None:
+    script.fault = Forbidden("that token is another job's")
+    with pytest.raises(Refused, match="another job's"):
+        run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+
+
+def test_a_job_that_its_node_gives_back_is_not_asked_for_again_there(
+    agent: tuple[Agent, Path], script: Script
+) -> None:
+    """Nor is that its end: whoever waits has to have it run elsewhere."""
+    script.end = JobState.PREEMPTED
+    for code in (ReasonCode.NODE_FAILED, ReasonCode.IMAGE_UNAVAILABLE, ReasonCode.NOT_RESUMED):
+        script.code, script.runs = code, 0
+        with pytest.raises(Failed, match="exit 7"):
+            run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+        assert script.runs == 1
 
 
 def test_no_agent_is_unavailable_after_a_while(tmp_path: Path) -> None:

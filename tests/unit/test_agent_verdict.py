@@ -16,13 +16,14 @@ from vmjobs.agent.verdict import (
     failed,
     judge,
     judge_early_end,
+    mended_elsewhere,
     overdue,
     stopped,
     with_a_full_disk,
 )
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import Ending
-from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode
+from vmjobs.model import MENDED_ELSEWHERE, ExitChannel, ExitStatus, JobState, ReasonCode
 
 
 def ended(code: int | None = None, signal: int | None = None) -> ExitStatus:
@@ -228,3 +229,23 @@ def test_a_machine_that_finds_no_room_is_not_the_jobs_fault() -> None:
     assert verdict(OSError(errno.ENOSPC, "no room")) is ReasonCode.NODE_FAILED
     assert verdict(OSError(errno.ENOENT, "not there")) is ReasonCode.BOOT_FAILED
     assert verdict(None) is ReasonCode.BOOT_FAILED
+
+
+@pytest.mark.parametrize("code", sorted(MENDED_ELSEWHERE))
+def test_a_job_that_its_node_failed_goes_back_as_often_as_it_may(code: ReasonCode) -> None:
+    verdict = failed(code, "the disk is gone").verdict
+    again = mended_elsewhere(verdict, 2)
+    assert (again.state, again.reason.code) == (JobState.PREEMPTED, code)
+    assert again.reason.message == "the disk is gone; it is run again, up to 2 times"
+    assert mended_elsewhere(verdict, 0) == verdict
+
+
+@pytest.mark.parametrize("code", sorted(set(ReasonCode) - MENDED_ELSEWHERE))
+def test_any_other_end_is_its_end(code: ReasonCode) -> None:
+    verdict = failed(code, "no").verdict
+    assert mended_elsewhere(verdict, 4) == verdict
+
+
+def test_what_was_stopped_stays_that() -> None:
+    verdict = stopped("gone").verdict
+    assert mended_elsewhere(verdict, 4) == verdict

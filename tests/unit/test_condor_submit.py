@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import classad2
 import htcondor2
 import pytest
 
-from condor import names
+from condor import names, outcomes
 from condor.submit import (
     Program,
     accounting_name,
@@ -184,6 +185,38 @@ def test_an_image_goes_where_it_can_be_booted() -> None:
         requirements(uml, disk)
     described = describe([BatchJob("j", "a", 0, "o", spec, "t", disk)], config(), Program())
     assert '"kvm"' in described.description["requirements"]
+
+
+def test_an_image_goes_where_its_machine_code_runs() -> None:
+    """HTCondor calls the architectures as uname does, but for their case."""
+    spec = batch()[0].spec
+    for architecture, there, runs in (
+        ("x86_64", "X86_64", True),
+        ("x86_64", "aarch64", False),
+        ("aarch64", "aarch64", True),
+        ("", "aarch64", True),
+    ):
+        found = matches(requirements(spec, (), architecture), slot(Arch=there))
+        assert found is runs, (architecture, there)
+
+
+def test_a_job_that_a_node_failed_waits_for_longer_each_time() -> None:
+    for route in ("local", "site"):
+        submit = parsed(batch(route=route))
+        prefix = "MY." if route == "local" else "MY.remote_"
+        wanted = submit["requirements" if route == "local" else "MY.remote_Requirements"]
+
+        def matched(starts: int, **told: object) -> object:
+            asked = {"RequestCpus": 1, "RequestMemory": 64, "RequestDisk": 1024}
+            job = classad2.ClassAd({**asked, "NumJobStarts": starts, **told})
+            job[names.WAITS] = classad2.ExprTree(submit[prefix + names.WAITS])  # noqa: B023
+            return classad2.ExprTree(wanted).eval(job, slot())  # noqa: B023
+
+        assert matched(0) is True
+        assert matched(3) is True, "it was vacated"
+        for starts, ago, runs in ((1, 2, False), (1, 7, True), (3, 15, False), (3, 22, True)):
+            told = outcomes.elsewhere(time.time() - ago)
+            assert matched(starts, **told) is runs, (route, starts, ago)
 
 
 def test_requirements_and_rank_against_machine_ads() -> None:

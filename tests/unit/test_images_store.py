@@ -227,10 +227,11 @@ def test_how_an_image_boots_is_told_to_the_hypervisor(tmp_path: Path) -> None:
         boot=BootMethod.UEFI,
         cloud_init=True,
         kinds=(HypervisorKind.KVM, HypervisorKind.QEMU),
+        architecture="x86_64",
     )
-    digest = store.put_manifest(ImageManifest(root=root, partition=2))
+    digest = store.put_manifest(ImageManifest(root=root, partition=2, architecture="aarch64"))
     assert store.prepare(digest) == BootImage(
-        digest=digest, root=path, partition=2, kinds=(HypervisorKind.UML,)
+        digest=digest, root=path, partition=2, kinds=(HypervisorKind.UML,), architecture="aarch64"
     )
 
 

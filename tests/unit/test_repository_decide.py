@@ -138,3 +138,8 @@ def test_a_job_is_given_up_late_and_never_while_its_agent_speaks() -> None:
 def test_hold_tells_the_schedulers_reason() -> None:
     (step,) = decide(facts(S.RUNNING, claimed=True), seen(B.HELD, "disk full"), NOW)
     assert step.reason.message == "disk full"
+
+
+def test_a_job_that_nodes_failed_and_its_scheduler_gave_up_says_what_they_failed_for() -> None:
+    known = facts(S.PREEMPTED, code=C.NODE_FAILED, claimed=True, ended=True)
+    assert path(known, seen(B.COMPLETED), NOW + LONG) == [("FAILED", "NODE_FAILED")]

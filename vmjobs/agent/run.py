@@ -39,6 +39,7 @@ from vmjobs.agent.verdict import (
     Ended,
     Verdict,
     failed,
+    mended_elsewhere,
     stopped,
     with_a_full_disk,
     without_image,
@@ -224,7 +225,8 @@ class Run:
         try:
             self.driver = self._first_choice()
         except NoHypervisor as error:
-            return self._refuse(failed(ReasonCode.NO_HYPERVISOR, error.message).verdict)
+            verdict = failed(ReasonCode.NO_HYPERVISOR, error.message).verdict
+            return self._refuse(mended_elsewhere(verdict, self.ticket.tries_left))
         self.machine = self.parts.journal.machine_name(self.attempt)
         record = RunRecord(self.attempt, self.job_id, self.machine, self.driver.kind)
         with self.parts.journal.run(record, self.driver) as self.directory:
@@ -399,6 +401,7 @@ class Run:
             with self._clock("collecting", "deliver"):
                 verdict = self._deliver_outputs(verdict)
                 self.courier.flush(patience)
+        verdict = mended_elsewhere(verdict, self.ticket.tries_left)
         self.count()
         report = self._report(verdict)
         try:

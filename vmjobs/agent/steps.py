@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import secrets
 import shutil
 import time
@@ -22,7 +23,14 @@ from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk, write_job
 from vmjobs.agent.patterns import Pattern, TooSlow, pattern_of
 from vmjobs.agent.verdict import failed, without_image
 from vmjobs.agent.watch import Watch, watching
-from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, StorageFull, Unavailable
+from vmjobs.errors import (
+    DigestMismatch,
+    ImageRejected,
+    NoHypervisor,
+    NotFound,
+    StorageFull,
+    Unavailable,
+)
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, DataDisk, Machine, Network
 from vmjobs.model import (
     MIB,
@@ -95,6 +103,9 @@ def _live(run: Run, source: LiveSource) -> LiveImage:
 
 def choose_hypervisor(run: Run) -> None:
     """Take another hypervisor where the first choice cannot boot the image. It is journaled."""
+    here, wanted = platform.machine(), run.image.architecture
+    if wanted not in {"", here}:
+        raise NoHypervisor(f"the image is for {wanted}, and this node's processors are {here}")
     able = [kind for kind in run.image.kinds if kind in run.ticket.spec.kinds]
     if run.driver.kind not in able:
         run.driver = run.parts.choose(run.ticket.spec.hypervisor, able)

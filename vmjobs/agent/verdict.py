@@ -10,6 +10,7 @@ from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, Unavailable, 
 from vmjobs.hypervisor.base import Ending
 from vmjobs.model import (
     CONSOLE_RULE,
+    MENDED_ELSEWHERE,
     POWEROFF,
     REPORT,
     ExitChannel,
@@ -216,6 +217,15 @@ def with_a_full_disk(verdict: Verdict) -> Verdict:
         return verdict
     message = f"the node's disk was full while the machine ran: {verdict.reason.message}"
     return Verdict(verdict.state, reason(ReasonCode.NODE_FAILED, message), verdict.exit)
+
+
+def mended_elsewhere(verdict: Verdict, tries_left: int) -> Verdict:
+    """The verdict on a job that its node failed: it goes back to its scheduler, as often as it may."""
+    code = verdict.reason.code
+    if verdict.state is not JobState.FAILED or code not in MENDED_ELSEWHERE or not tries_left:
+        return verdict
+    again = f"{verdict.reason.message}; it is run again, up to {tries_left} times"
+    return Verdict(JobState.PREEMPTED, reason(code, again), verdict.exit)
 
 
 def overdue(rule: str, seconds: int, *, script: bool) -> str:

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ from vmjobs.agent import protocol
 from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.support import config, read_token
 from vmjobs.errors import Unavailable
-from vmjobs.execute import run_job
+from vmjobs.execute import Failed, run_job
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ def exec_job(job: str, token_file: Path) -> None:
 
     Inside of an HTCondor job, progress goes into the job ad as ChirpVM* attributes.
     """
+    from condor import outcomes  # noqa: PLC0415
     from condor.chirp import ChirpReporter  # noqa: PLC0415
     from condor.progress import tell  # noqa: PLC0415
 
@@ -50,8 +52,9 @@ def exec_job(job: str, token_file: Path) -> None:
 
     try:
         sys.exit(run_job(settings.socket, job, read_token(token_file), on_progress))
-    except Unavailable as error:
+    except (Unavailable, Failed) as error:
         # Every exit status may be a script's. Only an end by a signal tells HTCondor that the job
         # is to go back to the queue (on_exit_remove in condor/submit.py).
         log.error("%s; the job has to run elsewhere", error.message)
+        reporter.publish(outcomes.elsewhere(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)

@@ -55,6 +55,7 @@ class BootImage:
     cmdline: kernel parameters that the image asks for.
     cloud_init: the image looks for NoCloud data.
     kinds: what can boot it.
+    architecture: of its machine code, as ``uname -m`` calls it; "": the node's own.
     live: where the root disk comes from while ``root`` is not complete; None: it is.
     """
 
@@ -67,6 +68,7 @@ class BootImage:
     cmdline: tuple[str, ...] = ()
     cloud_init: bool = False
     kinds: tuple[HypervisorKind, ...] = tuple(HypervisorKind)
+    architecture: str = ""
     live: LiveDisk | None = None
 
 
