@@ -112,8 +112,8 @@ def analyse(job: Any, slots: Iterable[Any]) -> dict[str, Any]:
 
 _ORDER: Final[tuple[Standing, ...]] = ("fits", "busy", "off", "draining", "refuses")
 #: Of a node's agent: it boots machines; it does not answer; it does, and no hypervisor booted its
-#: probe; there is none.
-AGENTS: Final = ("works", "silent", "boots-nothing", "missing")
+#: probe; it rests, as jobs failed there; there is none.
+AGENTS: Final = ("works", "silent", "boots-nothing", "rests", "missing")
 
 
 def _said_of_vmjobs(slot: Any) -> str:
@@ -122,6 +122,8 @@ def _said_of_vmjobs(slot: Any) -> str:
         return "missing"
     if evaluated(names.HAS_VMJOBS, slot) is True:
         return "works"
+    if slot.get(names.FAULT):
+        return "rests"
     return "boots-nothing" if isinstance(slot.get(names.VERSION), str) else "silent"
 
 

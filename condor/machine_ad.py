@@ -15,13 +15,15 @@ MAX_DIGESTS: Final = 200
 
 
 def attributes(node: Node) -> dict[str, ClassAdValue]:
-    """What the machine ad says of vmjobs. A node on which nothing boots offers nothing."""
+    """What the machine ad says of vmjobs. A node that rests, or boots nothing, offers nothing."""
     working = [info.kind.value for info in node.hypervisors if info.works]
     found: dict[str, ClassAdValue] = {
-        names.HAS_VMJOBS: bool(working),
+        names.HAS_VMJOBS: bool(working) and not node.fault,
+        names.FAULT: node.fault,
         names.VERSION: node.version,
         names.HYPERVISORS: ",".join(working),
         names.IMAGE_DIGESTS: ",".join(node.images[:MAX_DIGESTS]),
+        names.IMAGE_NAMES: ",".join(node.image_names[:MAX_DIGESTS]),
         names.MEMORY: node.memory,
         names.MEMORY_FREE: max(0, node.memory - node.lent),
         names.DISK: node.disk,
@@ -37,7 +39,7 @@ def lines(node: Node) -> str:
 
 def absent() -> str:
     """The output where no agent answers: jobs must not come here."""
-    return _text({names.HAS_VMJOBS: False, names.HYPERVISORS: ""})
+    return _text({names.HAS_VMJOBS: False, names.FAULT: "", names.HYPERVISORS: ""})
 
 
 def _text(found: Mapping[str, ClassAdValue]) -> str:

@@ -89,9 +89,12 @@ WANT_IO_PROXY: Final = "WantIOProxy"
 # --------------------------------------------------------------------------- machine ads
 
 HAS_VMJOBS: Final = "HasVMJobs"
+#: Why a node takes no jobs for a while.
+FAULT: Final = "VMJobsFault"
 VERSION: Final = "VMJobsVersion"
 HYPERVISORS: Final = "VMJobsHypervisors"
 IMAGE_DIGESTS: Final = "VMJobsImageDigests"
+IMAGE_NAMES: Final = "VMJobsImageNames"
 MEMORY: Final = "VMJobsMemory"
 MEMORY_FREE: Final = "VMJobsMemoryFree"
 DISK: Final = "VMJobsDisk"

@@ -271,6 +271,7 @@ def _faults(pool: PoolFacts) -> str:
     for kind, words in (
         ("silent", "the agent does not answer"),
         ("boots-nothing", "no hypervisor booted the agent's probe"),
+        ("rests", "several jobs in a row failed for the node's sake: it takes none for a while"),
     ):
         if (nodes := pool.agents.get(kind, {})).get("count"):
             said.append(f"on {listed(nodes)} {words}")

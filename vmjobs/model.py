@@ -655,7 +655,11 @@ NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]
 
 
 class Node(Frozen):
-    """An execute node as it announces itself: what it has, caches and runs."""
+    """An execute node as it announces itself: what it has, caches and runs.
+
+    image_names: what jobs called images that it caches. fault: why it takes no jobs for a while; "": it
+    does.
+    """
 
     name: NodeName
     site: str = Field(default="", max_length=255, description="the pool that the node belongs to")
@@ -665,11 +669,13 @@ class Node(Frozen):
     disk: int = Field(ge=0, description="MiB free for jobs")
     hypervisors: tuple[HypervisorInfo, ...] = Field(default=(), max_length=16)
     images: tuple[Digest, ...] = Field(default=(), max_length=10000)
+    image_names: tuple[ImageRef, ...] = Field(default=(), max_length=1000)
     running: tuple[str, ...] = Field(default=(), max_length=10000, description="job ids")
     lent: int = Field(default=0, ge=0, description="MiB of memory that machines of jobs have")
     cluster_cpus: int = Field(default=0, ge=0, description="for machines of virtual clusters")
     cluster_memory: int = Field(default=0, ge=0, description="MiB, for virtual clusters")
     cluster_disk: int = Field(default=0, ge=0, description="MiB, for virtual clusters")
+    fault: str = Field(default="", max_length=1024)
     updated: datetime
 
 

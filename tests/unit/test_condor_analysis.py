@@ -133,6 +133,7 @@ def test_several_nodes_are_told_of_together() -> None:
         "works": 2,
         "silent": 9,
         "boots-nothing": 0,
+        "rests": 0,
         "missing": 1,
     }
     assert found["hypervisors"] == ["qemu", "uml"]

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import classad2
 import pytest
@@ -283,7 +284,7 @@ def test_a_job_ad_that_is_none() -> None:
             jobad.parse(data)
 
 
-def a_node(*hypervisors: HypervisorInfo, images: tuple[str, ...] = ()) -> Node:
+def a_node(*hypervisors: HypervisorInfo, **told: Any) -> Node:
     return Node(
         name="n1",
         version='1.0" + x',
@@ -292,7 +293,7 @@ def a_node(*hypervisors: HypervisorInfo, images: tuple[str, ...] = ()) -> Node:
         lent=200,
         disk=10,
         hypervisors=hypervisors,
-        images=images,
+        **told,
         updated=now(),
     )
 
@@ -302,18 +303,23 @@ def test_the_machine_ad_tells_what_boots() -> None:
     kvm = HypervisorInfo(kind=HypervisorKind.KVM, works=False)
     qemu = HypervisorInfo(kind=HypervisorKind.QEMU, works=True)
     digests = tuple(f"sha256:{i:064x}" for i in range(300))
-    text = machine_ad.lines(a_node(kvm, uml, qemu, images=digests))
+    called = ("hep:1", "library/worker")
+    text = machine_ad.lines(a_node(kvm, uml, qemu, images=digests, image_names=called))
     *body, last = text.splitlines()
     assert last == "- update:true"
     ad = classad2.parseOne("\n".join(body))
     assert ad["HasVMJobs"] is True
     assert ad["VMJobsHypervisors"] == "uml,qemu"
     assert ad["VMJobsImageDigests"].split(",") == list(digests[: machine_ad.MAX_DIGESTS])
+    assert ad["VMJobsImageNames"].split(",") == list(called)
     assert (ad["VMJobsMemory"], ad["VMJobsMemoryFree"]) == (2048, 1848)
     assert ad["VMJobsVersion"] == '1.0" + x'
 
 
-def test_a_node_that_boots_nothing_or_has_no_agent_takes_no_jobs() -> None:
-    for text in (machine_ad.lines(a_node()), machine_ad.absent()):
+def test_a_node_that_boots_nothing_or_rests_or_has_no_agent_takes_no_jobs() -> None:
+    uml = HypervisorInfo(kind=HypervisorKind.UML, works=True)
+    rests = machine_ad.lines(a_node(uml, fault="3 jobs failed"))
+    assert 'VMJobsFault = "3 jobs failed"\n' in rests
+    for text in (machine_ad.lines(a_node()), rests, machine_ad.absent()):
         assert "HasVMJobs = false\n" in text
         assert text.endswith("- update:true\n")

@@ -12,14 +12,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def matches(offered: str, **job: object) -> bool:
-    """Whether a job demands no more than a node has, whose working hypervisors are those."""
+def policy(name: str) -> classad2.ExprTree:
+    """What the schedd adds to a job by that name."""
     assert htcondor2.version()
     text = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
-    (found,) = re.findall(r"^ *SET Requirements (.*)$", text, re.MULTILINE)
+    (found,) = re.findall(rf"^ *SET {name} (.*)$", text, re.MULTILINE)
+    return classad2.ExprTree(found)
+
+
+def matches(offered: str, **job: object) -> bool:
+    """Whether a job demands no more than a node has, whose working hypervisors are those."""
     ad = classad2.ClassAd({"VMJobOwnRequirements": True, **job})
     node = classad2.ClassAd({"HasVMJobs": True, "VMJobsHypervisors": offered})
-    return classad2.ExprTree(found).eval(ad, node) is True
+    return policy("Requirements").eval(ad, node) is True
 
 
 @pytest.mark.parametrize(
@@ -40,3 +45,22 @@ def matches(offered: str, **job: object) -> bool:
 )
 def test_which_nodes_a_job_goes_to(offered: str, job: dict[str, object], *, expected: bool) -> None:
     assert matches(offered, **job) is expected
+
+
+@pytest.mark.parametrize(
+    ("image", "node", "last", "expected"),
+    [
+        ("hep:1", {"VMJobsImageNames": "worker,hep:1"}, "", 1.0),
+        ("hep:1", {"VMJobsImageNames": "worker,hep"}, "", 0.0),
+        ("hep:1", {}, "", 0.0),
+        ("sha256:ab", {"VMJobsImageDigests": "sha256:ab", "VMJobsImageNames": ""}, "", 1.0),
+        ("hep:1", {"VMJobsImageNames": "hep:1"}, "slot1_1@n1.grid", -99.0),
+        ("hep:1", {"VMJobsImageNames": "hep:1"}, "slot1_1@n2.grid", 1.0),
+    ],
+)
+def test_which_nodes_a_job_prefers(
+    image: str, node: dict[str, object], last: str, expected: float
+) -> None:
+    job = classad2.ClassAd({"VMJobImage": image, **({"LastRemoteHost": last} if last else {})})
+    slot = classad2.ClassAd({"Name": "slot1@n1.grid", **node})
+    assert policy("VMJobRank").eval(job, slot) == expected

@@ -260,6 +260,12 @@ REJECTED = {"LastRejMatchTime": "1795228180", "LastMatchTime": "1795228100"}
             ["NO_AGENT"],
             "vmjobs works on no node: on node1.grid no hypervisor booted the agent's probe",
         ),
+        (
+            {},
+            {"HasVMJobs": "false", "VMJobsVersion": '"0.1.0"', "VMJobsFault": '"3 jobs failed"'},
+            ["NO_AGENT"],
+            "vmjobs works on no node: on node1.grid several jobs in a row failed for the node's sake",
+        ),
         ({}, {"HasVMJobs": ""}, ["NO_AGENT"], "no node of its pool has vmjobs (1 node: node1.grid)"),
         (
             {"Requirements": "TARGET.HasVMJobs && TARGET.Site == Wish", "Wish": '"y"'},

@@ -36,6 +36,7 @@ def describe(
     probes: tuple[ProbeResult, ...],
     images: list[str],
     running: tuple[str, ...],
+    image_names: tuple[str, ...] = (),
 ) -> Node:
     """The node as it is now."""
     free = shutil.disk_usage(settings.state_dir).free // MIB
@@ -58,6 +59,7 @@ def describe(
         ),
         images=tuple(images),
         running=running,
+        image_names=image_names,
         cluster_cpus=settings.cluster_cpus,
         cluster_memory=settings.cluster_memory,
         cluster_disk=settings.cluster_disk or (free + _taken_by_members(settings)) // 2,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vmjobs.agent import consoles, kept, protocol
+from vmjobs.agent.background import begin
 from vmjobs.agent.entrance import Entrance
 from vmjobs.agent.handed import handed
 from vmjobs.agent.inbox import Inbox, LeaseLost, SaveWanted, SignalSent
@@ -25,6 +26,7 @@ from vmjobs.agent.journal import Leftover
 from vmjobs.agent.kept import Beginning, Shelves
 from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, Untold
+from vmjobs.agent.standing import LIMIT, Standing
 from vmjobs.agent.starter import Starter, birth_of
 from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import (
@@ -119,12 +121,14 @@ class Agent:
     open_job: the repository's view of one job, from job id and job token.
     describe: this node, with the given jobs as those that run.
     hands: for jobs that come over the socket; None: there are none on this node.
+    standing: what its last jobs say of this node.
     """
 
     parts: Parts
     open_job: Callable[[str, str], JobSource]
     describe: Callable[[tuple[str, ...]], Node]
     hands: Hands | None = None
+    standing: Standing = field(default_factory=Standing)
     running: dict[str, int] = field(default_factory=dict)
     verdicts: dict[str, Leftover] = field(default_factory=dict)
     _inboxes: dict[str, Inbox] = field(default_factory=dict)
@@ -206,7 +210,8 @@ class Agent:
         with self._lock:
             runs = {job: run.ticket.spec.memory for job, run in self._runs.items() if run.claimed}
             lent = sum((runs | self._memory).values())  # of a slot's job: as long as it keeps that
-        return self.describe(self.jobs(uid)).model_copy(update={"lent": lent})
+        known = {"lent": lent, "fault": self.standing.fault()}
+        return self.describe(self.jobs(uid)).model_copy(update=known)
 
     def stop(self, patience: float, saving: float = SAVE_SECONDS) -> None:
         """End all runs: their machines are gone when this returns in time.
@@ -245,6 +250,8 @@ class Agent:
                             verdict = run.execute()
                     except JobFinal:
                         verdict = self._ended_before(message.job, source, lease)
+                    else:
+                        self._judge_node(run, verdict)
             lease.end(verdict)
 
     def _hand(
@@ -282,6 +289,7 @@ class Agent:
                     with pausing(run, peer.pid):
                         verdict = run.execute()
                     self._nobody_enters(name)
+                    self._judge_node(run, verdict)
                     # An agent that stops waits for this, too.
                     job.send_back(lease.send)
                     lease.end(verdict, job.ended())
@@ -312,6 +320,15 @@ class Agent:
         lease.connection.settimeout(STILL_SECONDS)
         with entrance.visited():
             consoles.show(lease.connection, entrance.console, message, over)
+
+    def _judge_node(self, run: Run, verdict: Verdict) -> None:
+        """What an end says of this node. A hypervisor has to boot its probe once several machines in a
+        row did not boot.
+        """
+        if self.standing.note(verdict) and self.parts.recheck is not None:
+            kind = run.driver.kind
+            log.warning("%s machines in a row did not boot: %s is probed", LIMIT, kind)
+            begin("recheck", self.parts.recheck, kind)
 
     def _nobody_enters(self, name: str) -> None:
         """The job's machine is gone."""
@@ -366,6 +383,7 @@ class Agent:
             _refuse(lease, error, retry=isinstance(error, Unavailable))
         except OSError as error:
             log.exception("job %s failed on this node", job)
+            self.standing.failed()
             lease.send(_node_failed(error))
         except Exception as error:
             log.exception("job %s", job)

@@ -27,6 +27,7 @@ from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.prefetch import Prefetcher
 from vmjobs.agent.server import Agent, Hands, listening
+from vmjobs.agent.spoken import SpokenNames
 from vmjobs.agent.starter import starter_of
 from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.node_parts import fleet, member_journal, member_parts, parts
@@ -75,19 +76,21 @@ def agent() -> None:
     log.info("removed %d left-over runs and %d unknown machines", len(leftovers), len(swept))
     _require_one(hypervisors, machines_run=member_journal(settings).has_members())
 
+    spoken = SpokenNames(partial(_resolve, settings, images))
+
     def describe(running: tuple[str, ...]) -> Node:
-        return this_node.describe(
-            node_name(settings), settings, hypervisors.results, images.cached(), running
-        )
+        name, cached = node_name(settings), images.cached()
+        found = hypervisors.results
+        return this_node.describe(name, settings, found, cached, running, spoken.of(cached))
 
     def open_job(job_id: str, token: str) -> JobSource:
         return JobAgentClient(settings.api_url, token, job_id, retries=RETRIES)
 
-    hands = _hands(settings, images)
+    hands = _hands(settings, spoken.resolve)
     handed.clear(hands.spool)
     service = Agent(made, open_job, describe, hands)
     service.remember(leftovers)
-    hypervisors.on_loss = service.announce
+    hypervisors.on_loss = service.standing.on_rest = service.announce
     metrics.jobs = service.states
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -108,20 +111,22 @@ def agent() -> None:
         live.close()
 
 
-def _hands(settings: Config, images: ImageSource) -> Hands:
-    """What jobs need that HTCondor's starter hands over."""
+def _resolve(settings: Config, images: ImageSource, ref: str) -> str:
+    """The digest of an image that everybody may use, from its name."""
     from images.store import ImageStore  # noqa: PLC0415
 
-    def resolve(ref: str) -> str:
-        if isinstance(images, ImageStore):
-            return images.resolve(ref)
-        token = read_token(settings.agent_token_file) if settings.agent_token_file else ""
-        with Images(settings.api_url, token, retries=RETRIES) as client:
-            found = client.detail(ref)
-        if found.visibility is not Visibility.PUBLIC:
-            raise NotFound(f"image: there is no {ref} that everybody may use")
-        return found.digest
+    if isinstance(images, ImageStore):
+        return images.resolve(ref)
+    token = read_token(settings.agent_token_file) if settings.agent_token_file else ""
+    with Images(settings.api_url, token, retries=RETRIES) as client:
+        found = client.detail(ref)
+    if found.visibility is not Visibility.PUBLIC:
+        raise NotFound(f"image: there is no {ref} that everybody may use")
+    return found.digest
 
+
+def _hands(settings: Config, resolve: Callable[[str], str]) -> Hands:
+    """What jobs need that HTCondor's starter hands over. resolve: as ``Hands`` has it."""
     trusted = {0, os.getuid()}
     with suppress(KeyError):
         trusted.add(pwd.getpwnam(settings.condor_user).pw_uid)

@@ -80,7 +80,9 @@ def _agent(path: Path) -> Finding:
         return Finding("agent", False, detail, "running VMs here", Role.NODE)
     works = [found.kind for found in said.hypervisors if found.works]
     detail = f"offers {', '.join(works) or 'no hypervisor'}, runs {len(said.running)} jobs"
-    return Finding("agent", bool(works), detail, "running VMs here", Role.NODE)
+    if said.fault:
+        detail += f"; {said.fault} (the agent's log says why they failed)"
+    return Finding("agent", bool(works) and not said.fault, detail, "running VMs here", Role.NODE)
 
 
 def _programs() -> Iterator[Finding]:

@@ -49,7 +49,7 @@ def list_nodes(as_json: bool) -> None:
     rows = [
         (
             n.name,
-            ", ".join(h.kind for h in n.hypervisors if h.works) or "none",
+            "none: it rests" if n.fault else _working(n) or "none",
             n.cpus,
             f"{n.memory} MiB",
             len(n.running),
@@ -85,6 +85,7 @@ def show(name: str, as_json: bool) -> None:
             ("disk", f"{found.disk} MiB free"),
             ("for clusters", _for_clusters(found, taken)),
             ("heard", ago(found.updated)),
+            *([("takes no jobs", found.fault)] if found.fault else []),
             *(("image", digest) for digest in found.images),
             *(("job", job) for job in found.running),
             *(("machine", name) for name in (taken or {}).get(found.name, _Taken()).members),
@@ -95,6 +96,10 @@ def show(name: str, as_json: bool) -> None:
         for h in found.hypervisors
     ]
     print_table(("HYPERVISOR", "PROBE", "TOOK", "DETAIL"), rows)
+
+
+def _working(of: Node) -> str:
+    return ", ".join(h.kind for h in of.hypervisors if h.works)
 
 
 @dataclass

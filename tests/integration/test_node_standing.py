@@ -1,0 +1,74 @@
+"""What a node's jobs say of it, and what becomes of those that come after them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from faults_kit import fill, small_disk
+from grid_kit import Grid, wait_for
+from steps_kit import closed
+from test_unchanged import PATIENT, Desk
+
+from vmjobs.model import JobState, ReasonCode
+
+pytestmark = pytest.mark.disruptive
+
+BROKEN, SOUND = "node1", "node2"
+RESTS = "several jobs in a row failed for the node's sake"
+
+
+def ad_of(grid: Grid, node: str) -> dict[str, Any]:
+    """What the pool knows of a node's agent."""
+    wanted = "HasVMJobs,VMJobsFault,VMJobsImageNames"
+    asked = ("condor_status", f"slot1@{node}.grid", "-json", "-attributes", wanted)
+    found: list[dict[str, Any]] = json.loads(grid.on("site", *asked) or "[]")
+    return found[0] if found else {}
+
+
+def test_a_node_that_fails_its_jobs_rests_and_they_go_elsewhere(grid: Grid) -> None:
+    desk = Desk(grid, "site")
+    with small_disk(grid, BROKEN, "runs", 1024) as runs:
+        filler = fill(grid, BROKEN, runs)
+        with closed(grid, SOUND):
+            jobs = grid.submit("echo done", 3)
+            told = wait_for(lambda: ad_of(grid, BROKEN).get("VMJobsFault"), "it to rest", PATIENT)
+            assert told.startswith("3 jobs in a row failed for the node's sake; it rests until ")
+            assert ad_of(grid, BROKEN)["HasVMJobs"] is False
+            cluster = desk.submit("echo done", request_memory="128")
+
+            def explained() -> bool:
+                found = json.loads(desk("vmjobs", "job", "why", cluster, "--json"))["findings"]
+                return any(f"on {BROKEN}.grid {RESTS}" in finding["message"] for finding in found)
+
+            assert explained()
+            announced = f"{BROKEN}.grid"
+            wait_for(lambda: grid.api.node(announced).fault or None, "the service to know", PATIENT)
+        ends = grid.wait(*jobs)
+        assert {(job.state, job.node) for job in ends} == {(JobState.COMPLETED, f"{SOUND}.grid")}
+        assert max(job.attempts for job in ends) > 1
+        back = [e.reason.code for e in grid.api.events(ends[0].id) if e.state is JobState.PREEMPTED]
+        assert set(back) <= {ReasonCode.NODE_FAILED, ReasonCode.EVICTED}
+        desk.ended(cluster)
+        grid.on(BROKEN, "rm", filler)
+    wait_for(lambda: ad_of(grid, BROKEN)["HasVMJobs"] is True, "its rest to be over", PATIENT)
+    assert ad_of(grid, BROKEN)["VMJobsFault"] == ""
+
+
+def test_a_job_goes_where_its_image_is_by_the_name_that_it_uses(grid: Grid) -> None:
+    """One that jobs of other tests do not use."""
+    desk, image = Desk(grid, "site"), "library/generic:latest"
+
+    def ran_on() -> str:
+        ad = desk.ended(desk.submit("true", image, request_memory="128"))
+        assert ad["JobStatus"] == 4, ad.get("HoldReason")
+        return str(ad["LastRemoteHost"]).rpartition("@")[2].removesuffix(".grid")
+
+    def has(node: str) -> bool:
+        return image in ad_of(grid, node).get("VMJobsImageNames", "").split(",")
+
+    first = ran_on()
+    wait_for(lambda: has(first) or None, f"{first} to tell of the image's name", PATIENT)
+    for _ in range(2):
+        assert has(ran_on())

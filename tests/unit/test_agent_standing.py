@@ -1,0 +1,117 @@
+"""Whether a node is fit for jobs, by how its last ones ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from vmjobs.agent.standing import FIRST_REST, LIMIT, LONGEST_REST, Standing
+from vmjobs.agent.verdict import Verdict, failed, stopped
+from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode, reason
+
+NODE = failed(ReasonCode.NODE_FAILED, "no space left").verdict
+GIVEN_BACK = Verdict(JobState.PREEMPTED, NODE.reason)
+OWN_END = Verdict(
+    JobState.FAILED,
+    reason(ReasonCode.SCRIPT_FAILED, "exit 3"),
+    ExitStatus(code=3, channel=ExitChannel.ENDPOINT),
+)
+UNBOOTED = failed(ReasonCode.BOOT_FAILED, "it powered off").verdict
+
+
+class Time:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def standing(time: Time) -> Standing:
+    return Standing(time)
+
+
+def test_a_node_that_fails_three_in_a_row_rests_and_says_so(standing: Standing, time: Time) -> None:
+    rests: list[str] = []
+    standing.on_rest = lambda: rests.append(standing.fault())
+    for verdict in (NODE, GIVEN_BACK):
+        standing.note(verdict)
+        assert standing.fault() == ""
+    standing.note(NODE)
+    (said,) = rests
+    assert said.startswith("3 jobs in a row failed for the node's sake; it rests until 20")
+    time.now += FIRST_REST - 0.1
+    assert standing.fault() == said
+    time.now += 0.2
+    assert standing.fault() == ""
+
+
+def test_one_that_goes_well_between_them_is_enough(standing: Standing) -> None:
+    for verdict in (NODE, NODE, OWN_END, NODE, NODE):
+        standing.note(verdict)
+    assert standing.fault() == ""
+
+
+def test_each_rest_is_twice_as_long_up_to_an_hour_until_one_goes_well(
+    standing: Standing, time: Time
+) -> None:
+    for _ in range(LIMIT - 1):
+        standing.note(NODE)
+    found = []
+    for _ in range(10):
+        standing.note(NODE)
+        begun = time.now
+        while standing.fault():
+            time.now += 1
+        found.append(time.now - begun)
+    assert found[:3] == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
+    assert found[-2:] == [LONGEST_REST, LONGEST_REST]
+    standing.note(OWN_END)
+    standing.note(NODE)
+    assert standing.fault() == ""
+
+
+def test_jobs_that_ran_already_change_nothing_unless_they_go_well(
+    standing: Standing, time: Time
+) -> None:
+    for _ in range(LIMIT + 5):
+        standing.note(NODE)
+    assert standing.fault()
+    time.now += FIRST_REST
+    assert standing.fault() == ""
+    standing.note(NODE)
+    assert standing.fault()
+    standing.note(OWN_END)
+    assert standing.fault() == ""
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        stopped("vacated").verdict,
+        failed(ReasonCode.IMAGE_UNAVAILABLE, "the repository is down").verdict,
+        failed(ReasonCode.KERNEL_PANIC, "init died").verdict,
+        failed(ReasonCode.GUEST_LOST, "silent").verdict,
+        UNBOOTED,
+    ],
+)
+def test_what_is_not_the_nodes_fault_counts_for_nothing(standing: Standing, verdict: Verdict) -> None:
+    for _ in range(LIMIT * 2):
+        standing.note(verdict)
+    assert standing.fault() == ""
+    for _ in range(LIMIT):
+        standing.note(NODE)
+    assert standing.fault()
+
+
+def test_a_hypervisor_is_in_doubt_once_three_machines_in_a_row_did_not_boot(
+    standing: Standing,
+) -> None:
+    """Whoever is told has it boot something: whether it can is not the jobs' to say."""
+    ends = (UNBOOTED, UNBOOTED, OWN_END, UNBOOTED, UNBOOTED, UNBOOTED, UNBOOTED, UNBOOTED)
+    doubts = [standing.note(verdict) for verdict in ends]
+    assert doubts == [False, False, False, False, False, True, False, False]
