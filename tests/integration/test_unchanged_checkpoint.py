@@ -185,6 +185,21 @@ def test_what_the_service_has_lost_is_begun_anew(site: Desk, grid: Grid) -> None
     assert left(site) == ALL
 
 
+def test_row_of_one_that_does_not_go_on(desk: Desk, grid: Grid) -> None:
+    """As `test_unchanged_outcomes.py` has the others: read where it came from."""
+    cluster, those = submitted(desk, __VMJobMaxStarts="1")
+    node = goes_on(grid, those)
+    wait_for(lambda: counted(grid, those) > 3 or None, "it to count", PATIENT)
+    before = queried(grid, SAVED)
+    with closed(grid, NODES[0]), closed(grid, NODES[1]):
+        grid.on("site", "condor_vacate_job", "-constraint", those)
+        wait_for(lambda: queried(grid, SAVED) != before or None, f"{node} to save it", PATIENT)
+        queried(grid, LOST)
+    ad = wait_for(lambda: not_resumed(desk, cluster), "it to be held at its origin", PATIENT)
+    assert ad["HoldReasonSubCode"] == NOT_RESUMED, ad["HoldReason"]
+    assert ad["HoldReason"].startswith("NOT_RESUMED: the machine that was saved does not go on: ")
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from grid_kit import NODES, ROOT, Grid, odd_images, publish, wait_for
 from steps_kit import PACKAGES
 from test_unchanged import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
 
+from condor import outcomes
 from condor.outcomes import AGAIN, OUTCOMES
 from images.manifest import ImageManifest
 from vmjobs.model import BootMethod
@@ -213,6 +215,21 @@ def test_what_did_not_fail_by_itself_goes_on_elsewhere(grid: Grid) -> None:
         assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 2), ad.get("HoldReason")
         assert ad["ChirpVMNode"].split(".")[0] != first
         assert desk.read("out") == "begun\nended\n"
+    finally:
+        remove(desk)
+
+
+def test_what_is_tried_again_waits_for_longer_each_time_and_not_for_ever(images: Grid) -> None:
+    """By the log that HTCondor writes for whoever submitted it."""
+    desk = Desk(images, "site")
+    cluster = desk.submit("true", image="test-powers-off", __VMJobMaxStarts="3")
+    try:
+        ad = held(desk, cluster)
+        assert (ad["HoldReasonSubCode"], ad["NumJobStarts"]) == (122, 3), ad["HoldReason"]
+        begun = re.findall(r"(?m)^001 \([0-9.]+\) (\S+ \S+) ", desk.read("log"))
+        first, second, third = map(datetime.fromisoformat, begun)
+        assert (second - first).total_seconds() >= outcomes.pause(1)
+        assert (third - second).total_seconds() >= outcomes.pause(2)
     finally:
         remove(desk)
 
