@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 
 from condor import names, outcomes
 from vmjobs.agent.protocol import HandMessage
-from vmjobs.errors import InvalidRequest, NotFound
+from vmjobs.errors import InvalidRequest, NotFound, VMJobsError
 from vmjobs.model import faults_of
 from vmjobs.paths import below, refusal
 
@@ -157,3 +158,10 @@ _SAID: Final = {
     "boot_seconds": names.WANTED_BOOT_TIMEOUT,
     "checkpoint": names.WANTED_CHECKPOINT,
 }
+
+
+def times_vacated(path: Path) -> int:
+    """How often the job whose ad that is was told to leave before; 0 where nobody can say."""
+    with suppress(VMJobsError):
+        return read(path).number(names.VM_VACATED) or 0
+    return 0

@@ -33,11 +33,13 @@ SAVE_SECONDS: Final = 600
 #: A site keeps a job for this long, in seconds, while the submit side does not answer.
 LEASE_SECONDS: Final = 3600
 
+#: How often a job was begun, but for when it was told to leave.
+_TRIES: Final = f"(NumJobStarts - ifThenElse({names.VM_VACATED} =?= undefined, 0, {names.VM_VACATED}))"
 #: `vmjobs exec` ends by a signal where its node could not run the job to an end: back to the queue, for
 #: a while (WAITS). How often is the repository's to say; this is for what it never hears of.
-KEEP_TRYING: Final = "(ExitBySignal =!= true) || (NumJobStarts >= 10)"
+KEEP_TRYING: Final = f"(ExitBySignal =!= true) || ({_TRIES} >= 10)"
 
-WAITS: Final = outcomes.waits("NumJobStarts")
+WAITS: Final = outcomes.waits(_TRIES)
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _GRID_RESOURCE: Final = re.compile(r"condor [A-Za-z0-9@._-]+ [A-Za-z0-9:._-]+")

@@ -119,7 +119,9 @@ def _keep(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
 
 
 def _requeue(facts: Facts, seen: Observation, now: datetime) -> list[Step]:
-    del facts, seen, now
+    del now
+    if facts.ended and seen.status is not _B.IDLE:
+        return []  # the word is older than the agent's; where it is not, a claim says so
     return [Step(_QUEUED, reason(ReasonCode.SCHEDULED, "waiting for a node again"))]
 
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from vmjobs.agent import protocol
 from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError
-from vmjobs.model import MENDED_ELSEWHERE, JobState, ReasonCode
+from vmjobs.model import GIVEN_BACK, JobState, ReasonCode
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,6 @@ FORWARDED = (
 )
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
-#: Why a job is given back that this node is not to be asked for again.
-_FAILED = MENDED_ELSEWHERE | {ReasonCode.NOT_RESUMED}
 
 
 class NotNow(Exception):
@@ -64,9 +62,11 @@ def run_job(
     token: str,
     on_progress: Callable[[protocol.ProgressMessage | protocol.EndMessage], None],
     patience: float = 120.0,
+    on_leave: Callable[[], object] = lambda: None,
 ) -> int:
     """Have the agent at ``path`` run ``job``; returns the exit status to exit with.
 
+    on_leave: called before, if a signal said to stop.
     patience: seconds to wait for an agent that is not there (any more), or will not run the job now.
 
     Raises:
@@ -81,6 +81,8 @@ def run_job(
             signals,
             patience,
         )
+        if signals.stopping:
+            on_leave()
         return 128 + signals.stopping if ended is None else ended
 
 
@@ -147,14 +149,14 @@ def _converse(
                 elif isinstance(message, protocol.EndMessage):
                     on_progress(message)
                     given_back = message.report.state is JobState.PREEMPTED and not signals.stopping
-                    if given_back and message.report.reason.code in _FAILED:
+                    if given_back and message.report.reason.code in GIVEN_BACK:
                         raise Failed(message.report.reason.message)
                     return None if given_back else message.exit_code
                 elif isinstance(message, protocol.ErrorMessage):
                     if message.retry:
                         log.warning("%s", message.message)
                         return None
-                    raise (Failed if message.code in _FAILED else Refused)(message.message)
+                    raise (Failed if message.code in GIVEN_BACK else Refused)(message.message)
         except (ConnectionError, InvalidRequest) as error:
             log.warning("%s", error)
     return None

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -214,7 +215,9 @@ MENDED_ELSEWHERE: Final = frozenset(
         ReasonCode.INTERNAL,
     }
 )
-#: How often a job is run in all, as long as it is failed by one of these.
+#: Why a node gives a job back that is not to be run there again.
+GIVEN_BACK: Final = MENDED_ELSEWHERE | {ReasonCode.NOT_RESUMED}
+#: How often a job is run in all, as long as it is failed by one of the former.
 MAX_TRIES: Final = 5
 
 
@@ -385,6 +388,10 @@ class JobSpec(Frozen):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ValueError(f"inputs: the same name twice: {', '.join(twice)}")
+        folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+        both = sorted(name for name in names if str(PurePosixPath(name)) in folders)
+        if both:
+            raise ValueError(f"inputs: a file, and the folder of another: {', '.join(both)}")
         return self
 
     @field_validator("script")
@@ -571,7 +578,15 @@ class Checkpoint(Frozen):
     making: Making | None = None
 
 
-class JobTicket(Frozen):
+class Told(Frozen):
+    """A value object that another part of vmjobs sends, which may be of a later release: what it has
+    besides is left out.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class JobTicket(Told):
     """What an agent gets for its claim: the spec as it is to run, and where to go on, if not at the
     beginning.
 
@@ -654,7 +669,7 @@ class HypervisorInfo(Frozen):
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
 
 
-class Node(Frozen):
+class Node(Told):
     """An execute node as it announces itself: what it has, caches and runs.
 
     image_names: what jobs called images that it caches. fault: why it takes no jobs for a while; "": it

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import platform
 import shlex
 from collections.abc import Callable
 from importlib import resources
@@ -176,6 +177,7 @@ def _build(
     root = _store_root(tree, recipe, store, place)
     image, ramdisk = boot_files or (None, None)
     manifest = ImageManifest(
+        architecture=platform.machine(),
         root=root,
         kernel=store.put_content(io.BytesIO(image)) if image else None,
         initrd=store.put_content(io.BytesIO(ramdisk)) if ramdisk else None,

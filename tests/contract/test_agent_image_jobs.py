@@ -6,6 +6,7 @@ as User Mode Linux; what needs a disk that boots by itself runs under QEMU.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
+from typing import BinaryIO
 
 import pytest
 from agent_kit import Images, Lease
@@ -28,7 +30,7 @@ from vmjobs.agent.inbox import Inbox, SignalSent
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import Parts, Run, RunSettings
 from vmjobs.agent.verdict import Verdict
-from vmjobs.errors import NoHypervisor
+from vmjobs.errors import NoHypervisor, Unauthenticated
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import BootImage, Hypervisor
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
@@ -36,12 +38,15 @@ from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import (
     MIB,
+    AttemptClaim,
     ExitChannel,
     ExitStatus,
     HypervisorKind,
     JobSpec,
     JobState,
+    JobTicket,
     NetworkMode,
+    Output,
     ReasonCode,
     Report,
     StreamName,
@@ -83,13 +88,30 @@ class Outcome:
         return [report.state for report in self.reports]
 
 
+class Job(LocalJob):
+    """A job that may be run again."""
+
+    tries_left = 0
+    refuses: Exception | None = None
+
+    def claim(self, claim: AttemptClaim) -> JobTicket:
+        return super().claim(claim).model_copy(update={"tries_left": self.tries_left})
+
+    def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
+        if self.refuses is not None:
+            raise self.refuses
+        return super().put_output(path, source, size)
+
+
 @dataclass
 class Node:
-    """Runs jobs, one at a time."""
+    """Runs jobs, one at a time. tries_left: of each. refuses: what becomes of their outputs."""
 
     folder: Path
     image: BootImage
     drivers: dict[HypervisorKind, Hypervisor]
+    tries_left: int = 0
+    refuses: Exception | None = None
     settings: RunSettings = field(
         default_factory=lambda: RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
     )
@@ -102,7 +124,7 @@ class Node:
                 return driver
         raise NoHypervisor(f"nothing here boots {able}")
 
-    def start(self, do: str = "", **fields: object) -> tuple[Run, LocalJob, Lease]:
+    def start(self, do: str = "", **fields: object) -> tuple[Run, Job, Lease]:
         place = self.folder / uuid.uuid4().hex[:6]
         (place / "inputs").mkdir(parents=True)
         told = place / "inputs" / "do"
@@ -111,7 +133,7 @@ class Node:
         spec = JobSpec.model_validate(
             {"image": "own", "inputs": describe_inputs({"do": told}), "boot_seconds": 60, **values}
         )
-        job = LocalJob(
+        job = Job(
             job_id="job-1",
             spec=spec,
             image_digest="sha256:" + "0" * 64,
@@ -120,6 +142,7 @@ class Node:
             on_report=lambda _report: None,
             sinks={name: Sink() for name in StreamName},
         )
+        job.tries_left, job.refuses = self.tries_left, self.refuses
         parts = Parts(
             Images(self.image), self.choose, Journal(self.folder / "runs"), self.settings, NoCloud()
         )
@@ -355,8 +378,34 @@ def test_a_disk_that_boots_goes_to_a_hypervisor_that_can(node: Node) -> None:
     refused = node.run(exit="poweroff")
     assert refused.verdict.reason.code is C.NO_HYPERVISOR
     assert [report.hypervisor for report in refused.reports] == [None, None]
+    node.tries_left = 2
+    back = node.run(exit="poweroff")
+    assert (back.verdict.state, back.verdict.reason.code) == (S.PREEMPTED, C.NO_HYPERVISOR)
+    assert back.states == [S.STAGING, S.PREEMPTED]
+    node.tries_left = 0
     node.drivers[HypervisorKind.QEMU] = Libvirt(HypervisorKind.QEMU, node_connection())
     ended = node.run(exit="poweroff")
     assert ended.verdict.state is S.COMPLETED, ended.verdict.reason.message
     assert ended.reports[-1].hypervisor is HypervisorKind.QEMU
     assert b"the disk speaks" in ended.console
+
+
+def test_an_image_for_other_processors_is_for_other_nodes(node: Node) -> None:
+    node.image = replace(node.image, architecture="riscv64")
+    refused = node.run()
+    assert refused.verdict.reason.code is C.NO_HYPERVISOR
+    assert refused.verdict.reason.message.startswith("the image is for riscv64, and this node's ")
+
+
+def test_a_job_whose_outputs_its_node_loses_is_run_again_and_no_other(node: Node) -> None:
+    """What it did is not done again where somebody else does not take them."""
+    node.tries_left = 3
+    for refusal, state, code, unfit in (
+        (OSError(errno.EIO, "Input/output error"), S.PREEMPTED, C.NODE_FAILED, True),
+        (OSError(errno.EISDIR, "Is a directory"), S.PREEMPTED, C.NODE_FAILED, False),
+        (Unauthenticated("the token is over"), S.FAILED, C.INTERNAL, False),
+    ):
+        node.refuses = refusal
+        verdict = node.run(LEAVES, outputs=("answer",), exit="poweroff").verdict
+        assert (verdict.state, verdict.reason.code, verdict.unfit) == (state, code, unfit)
+        assert verdict.exit is not None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from grid_kit import Grid, healthy, run
+from grid_kit import Grid, healthy, run, wait_for
+from test_unchanged import PATIENT, Desk
 
 from vmjobs.model import Job, JobState, ReasonCode
 
 pytestmark = pytest.mark.disruptive
 
+#: What is done to a schedd under its jobs.
+RESTART = ("condor_restart", "-schedd")
+KILL = ("pkill", "-KILL", "-f", "^condor_shadow|^condor_schedd")
 #: Says where it is, and runs long enough to be hit.
 SLOW = "#!/bin/sh\necho begun\nsleep 8\necho done > out.txt\n"
 
@@ -48,3 +52,24 @@ def test_the_node_is_lost(grid: Grid) -> None:
     assert ended.attempts == 2
     assert ended.node != hit.node
     grid.assert_clean(job)
+
+
+def test_a_schedd_finds_its_jobs_again(grid: Grid) -> None:
+    """One that is restarted, and one that dies together with its shadows, as with its host."""
+    desk = Desk(grid, "site")
+    cluster = desk.submit("n=0; while [ $n -lt 60 ]; do n=$((n + 1)); echo $n; sleep 0.5; done")
+    try:
+        desk.running(cluster)
+        for found, deed in enumerate((RESTART, KILL), 1):
+            grid.on("site", *deed)
+            wait_for(
+                lambda number=found: desk.read("log").count("\n023 (") == number or None,
+                f"the job to be found again after {deed}",
+                PATIENT,
+            )
+        ad = desk.ended(cluster)
+        assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), ad.get("HoldReason")
+        assert desk.read("log").count("\n001 (") == 1, "it was begun once"
+        assert desk.read("out").split() == [str(n) for n in range(1, 61)]
+    finally:
+        desk("condor_rm", cluster, check=False)

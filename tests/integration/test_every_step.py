@@ -186,7 +186,6 @@ def test_the_disk_is_full(grid: Grid, node: None) -> None:
         wait_for(lambda: grid.on(NODE, "sh", "-c", full) != before, "a job to find the disk full", 60)
         grid.on(NODE, "rm", filler)
         volley.assert_ended_well()
-        assert max(job.attempts for job in volley.ended()) > 1
         _assert_clean(volley)
 
 

@@ -301,6 +301,17 @@ def with_a_strange_starter(grid: Grid, node: str) -> Iterator[None]:
         grid.on(node, "sh", "-c", f"rm -f {file} {starter}; condor_reconfig")
 
 
+@contextmanager
+def without_its_program(grid: Grid, node: str) -> Iterator[None]:
+    """Have nothing on a node that could run such a job; its agent is there."""
+    program = "/usr/bin/vmjobs"
+    grid.on(node, "mv", program, f"{program}.away")
+    try:
+        yield
+    finally:
+        grid.on(node, "mv", f"{program}.away", program)
+
+
 #: What has one program alone run other lines than its own.
 PLANTED = """import sys
 if sys.argv[1:2] == ["agent"] and sys.argv[0].endswith("/vmjobs"):
@@ -340,6 +351,7 @@ class Fault:
 FAULTS: list[tuple[str, Fault]] = [
     ("IMAGE_REJECTED", Fault(trusting_others, Way("only images signed by .*has no signature"))),
     ("FORBIDDEN", Fault(with_a_strange_starter, Way("only a job of HTCondor's"))),
+    ("EXEC_LOST", Fault(without_its_program, Way("did not begin on its node"))),
     ("UNAUTHENTICATED", Fault(with_a_dead_token, Way("does not know the node; .*token"))),
     (
         "IMAGE_UNAVAILABLE",

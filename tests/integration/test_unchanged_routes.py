@@ -56,6 +56,8 @@ KINDS = {
         },
     ),
     "signal": Kind("kill -ABRT $$"),
+    "killed": Kind("kill -KILL $$", only="two-hops"),
+    "255": Kind("exit 255", only="router"),
     "no image": Kind("echo ran", "no-such-image"),
     "lost": Kind("sleep 1000", lines={"__VMJobMaxStarts": "1"}),
     "removed": Kind("sleep 1000"),
@@ -162,6 +164,16 @@ def test_a_job_that_ends_by_a_signal(jobs: Jobs, way: str) -> None:
     desk, cluster = jobs[way, "signal"]
     ad = desk.ended(cluster)
     assert (ad["JobStatus"], ad["ExitBySignal"], ad["ExitSignal"]) == (4, True, 6), ad
+
+
+def test_what_else_a_job_may_end_with(jobs: Jobs) -> None:
+    """What its machine's end, and ours, might be taken for."""
+    desk, cluster = jobs["two-hops", "killed"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitBySignal"], ad["ExitSignal"]) == (4, True, 9), ad
+    desk, cluster = jobs["router", "255"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitBySignal"], ad["ExitCode"]) == (4, False, 255), ad
 
 
 @both

@@ -11,19 +11,22 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vmjobs.agent import protocol, server
 from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
+from vmjobs.agent.journal import Leftover, RunRecord
 from vmjobs.agent.server import Agent, listening
 from vmjobs.agent.verdict import Verdict, stopped
-from vmjobs.errors import ConfigError, Forbidden, JobFinal, Unavailable
+from vmjobs.errors import ConfigError, Conflict, Forbidden, JobFinal, Unavailable
 from vmjobs.execute import Failed, Refused, run_job
 from vmjobs.model import (
     ExitChannel,
     ExitStatus,
+    HypervisorKind,
     JobState,
     Node,
     ReasonCode,
@@ -41,6 +44,9 @@ class Script:
 
     end: JobState = JobState.COMPLETED
     code: ReasonCode = ReasonCode.SCRIPT_FAILED
+    unfit: bool = False
+    unbooted: bool = False
+    rechecked: list[HypervisorKind] = field(default_factory=list)
     hold: bool = False
     savable: bool = False
     fault: Exception | None = None
@@ -78,16 +84,23 @@ def agent(
             status = ExitStatus(code=7, channel=ExitChannel.ENDPOINT)
             why = reason(script.code, "exit 7")
             self.lease.progress(Report(state=script.end, reason=why, time=now(), exit=status))
-            return Verdict(script.end, why, status)
+            return Verdict(
+                script.end, why, None if script.unfit or script.unbooted else status, script.unfit
+            )
+
+        driver = SimpleNamespace(kind=HypervisorKind.UML)
 
     monkeypatch.setattr(server, "Run", Run)
-    parts: Any = type("P", (), {"settings": type("S", (), {"node": "n1"})})
+    parts: Any = SimpleNamespace(settings=SimpleNamespace(node="n1"), recheck=script.rechecked.append)
 
     def describe(running: tuple[str, ...]) -> Node:
         return Node(name="n1", cpus=1, memory=1, disk=1, running=running, updated=now())
 
     class Source:
         """A job that another attempt of has ended, if anybody asks."""
+
+        def resume(self, attempt: str) -> None:
+            raise Conflict("a newer attempt has claimed the job")
 
         def end(self) -> Report:
             status = ExitStatus(code=3, channel=ExitChannel.ENDPOINT)
@@ -193,6 +206,57 @@ def test_a_fault_of_the_jobs_is_told_and_would_be_the_same_elsewhere(
     script.fault = Forbidden("that token is another job's")
     with pytest.raises(Refused, match="another job's"):
         run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+
+
+def test_a_node_that_fails_its_jobs_says_so(agent: tuple[Agent, Path], script: Script) -> None:
+    script.end, script.code, script.unfit = JobState.PREEMPTED, ReasonCode.NODE_FAILED, True
+    faults = []
+    for _ in range(3):
+        faults.append(agent[0].node().fault)
+        with pytest.raises(Failed):
+            run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+    assert faults == ["", "", ""]
+    assert "3 jobs in a row failed" in agent[0].node().fault
+
+
+def test_a_node_that_cannot_even_begin_says_so(agent: tuple[Agent, Path], script: Script) -> None:
+    for error, rests in ((FileExistsError(), False), (OSError(errno.ENOSPC, "full"), True)):
+        script.fault = error
+        for _ in range(3):
+            with pytest.raises(Failed):
+                run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+        assert bool(agent[0].node().fault) is rests
+
+
+def test_a_hypervisor_by_which_nothing_boots_is_looked_at(
+    agent: tuple[Agent, Path], script: Script
+) -> None:
+    script.end, script.code, script.unbooted = JobState.FAILED, ReasonCode.BOOT_FAILED, True
+    for _ in range(3):
+        assert not script.rechecked
+        run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+    deadline = time.monotonic() + 10
+    while not script.rechecked and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert script.rechecked == [HypervisorKind.UML]
+    assert agent[0].node().fault == ""
+
+
+def test_what_an_earlier_agent_gave_back_is_not_run_here(
+    agent: tuple[Agent, Path], script: Script
+) -> None:
+    """It could not tell the repository, or whoever asked. A job that was stopped is."""
+    record = RunRecord("ab" * 16, "job1", "vmjobs-x", HypervisorKind.UML)
+    for code, runs in ((ReasonCode.NODE_FAILED, 0), (ReasonCode.EVICTED, 1)):
+        why = reason(code, "before")
+        left = Report(state=JobState.PREEMPTED, reason=why, time=now())
+        agent[0].remember([Leftover(record, left.model_dump_json())])
+        if runs:
+            assert run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5) == 0
+        else:
+            with pytest.raises(Failed, match="before"):
+                run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+        assert script.runs == runs
 
 
 def test_a_job_that_its_node_gives_back_is_not_asked_for_again_there(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from vmjobs.agent.standing import FIRST_REST, LIMIT, LONGEST_REST, Standing
+from vmjobs.agent.standing import DOUBT_SECONDS, FIRST_REST, LIMIT, LONGEST_REST, Standing
 from vmjobs.agent.verdict import Verdict, failed, stopped
 from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode, reason
 
-NODE = failed(ReasonCode.NODE_FAILED, "no space left").verdict
-GIVEN_BACK = Verdict(JobState.PREEMPTED, NODE.reason)
+NODE = failed(ReasonCode.NODE_FAILED, "no space left", unfit=True).verdict
+GIVEN_BACK = replace(NODE, state=JobState.PREEMPTED)
 OWN_END = Verdict(
     JobState.FAILED,
     reason(ReasonCode.SCRIPT_FAILED, "exit 3"),
@@ -96,6 +98,7 @@ def test_jobs_that_ran_already_change_nothing_unless_they_go_well(
         failed(ReasonCode.IMAGE_UNAVAILABLE, "the repository is down").verdict,
         failed(ReasonCode.KERNEL_PANIC, "init died").verdict,
         failed(ReasonCode.GUEST_LOST, "silent").verdict,
+        failed(ReasonCode.NODE_FAILED, "the image is larger than this node's cache").verdict,
         UNBOOTED,
     ],
 )
@@ -109,9 +112,12 @@ def test_what_is_not_the_nodes_fault_counts_for_nothing(standing: Standing, verd
 
 
 def test_a_hypervisor_is_in_doubt_once_three_machines_in_a_row_did_not_boot(
-    standing: Standing,
+    standing: Standing, time: Time
 ) -> None:
     """Whoever is told has it boot something: whether it can is not the jobs' to say."""
     ends = (UNBOOTED, UNBOOTED, OWN_END, UNBOOTED, UNBOOTED, UNBOOTED, UNBOOTED, UNBOOTED)
     doubts = [standing.note(verdict) for verdict in ends]
     assert doubts == [False, False, False, False, False, True, False, False]
+    assert not any(standing.note(UNBOOTED) for _ in range(9)), "it has been looked at just now"
+    time.now += DOUBT_SECONDS
+    assert standing.note(UNBOOTED)

@@ -14,6 +14,7 @@ from vmjobs.agent.verdict import (
     NO_STATUS,
     by_rule,
     failed,
+    is_of_the_node,
     judge,
     judge_early_end,
     mended_elsewhere,
@@ -21,7 +22,7 @@ from vmjobs.agent.verdict import (
     stopped,
     with_a_full_disk,
 )
-from vmjobs.errors import HypervisorError
+from vmjobs.errors import HypervisorError, StorageFull
 from vmjobs.hypervisor.base import Ending
 from vmjobs.model import MENDED_ELSEWHERE, ExitChannel, ExitStatus, JobState, ReasonCode
 
@@ -238,6 +239,21 @@ def test_a_job_that_its_node_failed_goes_back_as_often_as_it_may(code: ReasonCod
     assert (again.state, again.reason.code) == (JobState.PREEMPTED, code)
     assert again.reason.message == "the disk is gone; it is run again, up to 2 times"
     assert mended_elsewhere(verdict, 0) == verdict
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EIO])
+def test_what_is_wrong_with_the_node(number: int) -> None:
+    try:
+        raise HypervisorError("no machine") from OSError(number, "no")
+    except HypervisorError as error:
+        assert is_of_the_node(error)
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError(), ConnectionResetError(), FileExistsError(), StorageFull("too large")]
+)
+def test_what_whoever_asks_can_bring_about(error: Exception) -> None:
+    assert not is_of_the_node(error)
 
 
 @pytest.mark.parametrize("code", sorted(set(ReasonCode) - MENDED_ELSEWHERE))

@@ -143,3 +143,11 @@ def test_hold_tells_the_schedulers_reason() -> None:
 def test_a_job_that_nodes_failed_and_its_scheduler_gave_up_says_what_they_failed_for() -> None:
     known = facts(S.PREEMPTED, code=C.NODE_FAILED, claimed=True, ended=True)
     assert path(known, seen(B.COMPLETED), NOW + LONG) == [("FAILED", "NODE_FAILED")]
+
+
+def test_a_word_older_than_the_agents_does_not_queue_what_it_gave_back() -> None:
+    """A schedd that forwards jobs says for a minute yet that it runs: why it does not would be lost."""
+    known = facts(S.PREEMPTED, code=C.NODE_FAILED, claimed=True, ended=True)
+    for late in (B.RUNNING, B.SUSPENDED):
+        assert path(known, seen(late), NOW) == []
+    assert path(known, seen(B.IDLE), NOW) == AGAIN

@@ -39,6 +39,7 @@ from vmjobs.agent.verdict import (
     Ended,
     Verdict,
     failed,
+    is_of_the_node,
     mended_elsewhere,
     stopped,
     with_a_full_disk,
@@ -342,7 +343,8 @@ class Run:
             return _verdict_of(error)
         except OSError as error:
             log.exception("job %s failed on this node", self.job_id)
-            return failed(ReasonCode.NODE_FAILED, f"the node failed: {error}").verdict
+            message, unfit = f"the node failed: {error}", is_of_the_node(error)
+            return failed(ReasonCode.NODE_FAILED, message, unfit=unfit).verdict
         except Exception as error:
             log.exception("job %s", self.job_id)
             return failed(ReasonCode.INTERNAL, f"the agent failed: {type(error).__name__}").verdict
@@ -427,8 +429,10 @@ class Run:
                 return verdict
             except (VMJobsError, OSError) as error:
                 message = f"output {kept.path} could not be delivered: {error}"
-                code = ReasonCode.NODE_FAILED if isinstance(error, OSError) else ReasonCode.INTERNAL
-                return failed(code, message, verdict.exit).verdict
+                here = isinstance(error, OSError)
+                code = ReasonCode.NODE_FAILED if here else ReasonCode.INTERNAL
+                unfit = here and is_of_the_node(error)
+                return failed(code, message, verdict.exit, unfit=unfit).verdict
         return verdict
 
     def _deliver_output(self, kept: Kept, deadline: float) -> None:
@@ -470,8 +474,9 @@ def _verdict_of(error: VMJobsError) -> Verdict:
     if isinstance(error, NoHypervisor):
         return failed(ReasonCode.NO_HYPERVISOR, error.message).verdict
     if isinstance(error, HypervisorError):
-        code = ReasonCode.NODE_FAILED if _for_want_of_room(error) else ReasonCode.BOOT_FAILED
-        return failed(code, error.message).verdict
+        full = _for_want_of_room(error)
+        code = ReasonCode.NODE_FAILED if full else ReasonCode.BOOT_FAILED
+        return failed(code, error.message, unfit=full).verdict
     if isinstance(error, NotFound | Unavailable | DigestMismatch):
         return failed(ReasonCode.INPUT_UNAVAILABLE, error.message).verdict
     return failed(ReasonCode.INTERNAL, error.message).verdict

@@ -28,7 +28,7 @@ from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, Untold
 from vmjobs.agent.standing import LIMIT, Standing
 from vmjobs.agent.starter import Starter, birth_of
-from vmjobs.agent.verdict import Verdict
+from vmjobs.agent.verdict import Verdict, is_of_the_node
 from vmjobs.errors import (
     ConfigError,
     Conflict,
@@ -38,7 +38,7 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.model import MIB, JobState, Node, ReasonCode, Report
+from vmjobs.model import GIVEN_BACK, MIB, JobState, Node, ReasonCode, Report
 from vmjobs.ports import JobSource
 
 log = logging.getLogger(__name__)
@@ -383,7 +383,8 @@ class Agent:
             _refuse(lease, error, retry=isinstance(error, Unavailable))
         except OSError as error:
             log.exception("job %s failed on this node", job)
-            self.standing.failed()
+            if is_of_the_node(error):
+                self.standing.failed()
             lease.send(_node_failed(error))
         except Exception as error:
             log.exception("job %s", job)
@@ -396,14 +397,16 @@ class Agent:
         if left is None:
             return None
         report = Report.model_validate_json(left.verdict)
-        if report.state is not JobState.PREEMPTED:
+        # What was stopped goes on here; what this node failed, elsewhere.
+        anew = report.state is JobState.PREEMPTED and report.reason.code not in GIVEN_BACK
+        if not anew:
             try:
                 source.resume(left.record.attempt)
                 source.report(report)
             except Conflict:
                 log.info("job %s: its end was known already", job)
         self.verdicts.pop(job, None)
-        if report.state is JobState.PREEMPTED:
+        if anew:
             return None
         lease.progress(report)
         return Verdict(report.state, report.reason, report.exit)

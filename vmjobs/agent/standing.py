@@ -14,6 +14,7 @@ image could keep others from the node.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +29,8 @@ LIMIT: Final = 3
 #: Seconds of the first rest in a row, and of any at most.
 FIRST_REST: Final = 30.0
 LONGEST_REST: Final = 3600.0
-_NOT_BOOTED: Final = frozenset({ReasonCode.BOOT_FAILED, ReasonCode.BOOT_TIMED_OUT})
+#: Seconds from one doubt to the next: users make images that do not boot, and each has a probe boot.
+DOUBT_SECONDS: Final = 300.0
 
 
 class Standing:
@@ -42,23 +44,23 @@ class Standing:
         self._clock = clock
         self._lock = threading.Lock()
         self._failed = self._rests = self._unbooted = 0
-        self._until = 0.0
+        self._until = self._sure_until = -math.inf
         self._fault = ""
 
     def note(self, verdict: Verdict) -> bool:
         """A run has ended. Whether its hypervisor is in doubt: machines in a row did not boot."""
-        if verdict.reason.code is ReasonCode.NODE_FAILED:
+        if verdict.unfit:
             self.failed()
         elif verdict.exit is not None:
             with self._lock:
                 self._failed = self._rests = self._unbooted = 0
-                self._until = 0.0
+                self._until = -math.inf
         with self._lock:
-            self._unbooted += verdict.reason.code in _NOT_BOOTED
-            doubtful = self._unbooted >= LIMIT
-            if doubtful:
-                self._unbooted = 0
-        return doubtful
+            self._unbooted += verdict.reason.code is ReasonCode.BOOT_FAILED
+            if self._unbooted < LIMIT or self._clock() < self._sure_until:
+                return False
+            self._unbooted, self._sure_until = 0, self._clock() + DOUBT_SECONDS
+            return True
 
     def failed(self) -> None:
         """The node has failed a job."""
@@ -68,7 +70,7 @@ class Standing:
             self._failed += 1
             if self._failed < LIMIT:
                 return
-            seconds = min(FIRST_REST * 2**self._rests, LONGEST_REST)
+            seconds = min(FIRST_REST * 2 ** min(self._rests, 16), LONGEST_REST)
             self._rests += 1
             self._until = self._clock() + seconds
             until = (now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vmjobs.agent.inbox import LeaseLost, Observation, Superseded
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, Unavailable, VMJobsError
@@ -36,11 +37,15 @@ NO_TIMER = "IO-APIC + timer doesn't work"
 
 @dataclass(frozen=True)
 class Verdict:
-    """A run's end: the job's next state, why, and the script's exit status where there is one."""
+    """A run's end: the job's next state, why, and the script's exit status where there is one.
+
+    unfit: it was for what is wrong with this node, whatever job comes next.
+    """
 
     state: JobState
     reason: Reason
     exit: ExitStatus | None = None
+    unfit: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -59,9 +64,34 @@ class Ended(Exception):
         self.verdict = verdict
 
 
-def failed(code: ReasonCode, message: str, exit: ExitStatus | None = None) -> Ended:
+def failed(
+    code: ReasonCode, message: str, exit: ExitStatus | None = None, *, unfit: bool = False
+) -> Ended:
     """The end of a run that failed."""
-    return Ended(Verdict(JobState.FAILED, reason(code, message), exit))
+    return Ended(Verdict(JobState.FAILED, reason(code, message), exit, unfit))
+
+
+#: What a system says that no job brings about: no room, no memory, no files, no rights, a bad disk.
+_OF_THE_NODE = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.EROFS,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.EACCES,
+    }
+)
+
+
+def is_of_the_node(error: BaseException | None) -> bool:
+    """Whether an error, or what it comes of, is for what is wrong with the node."""
+    if error is None:
+        return False
+    told = isinstance(error, OSError) and error.errno in _OF_THE_NODE
+    return told or is_of_the_node(error.__cause__)
 
 
 def without_image(error: Exception) -> Ended:
@@ -71,7 +101,9 @@ def without_image(error: Exception) -> Ended:
         return failed(ReasonCode.IMAGE_REJECTED, message)
     if isinstance(error, NotFound | Unavailable):
         return failed(ReasonCode.IMAGE_UNAVAILABLE, message)
-    return failed(ReasonCode.NODE_FAILED, message)
+    return failed(
+        ReasonCode.NODE_FAILED, message, unfit=isinstance(error, OSError) and is_of_the_node(error)
+    )
 
 
 def stopped(message: str, exit: ExitStatus | None = None) -> Ended:
@@ -216,16 +248,20 @@ def with_a_full_disk(verdict: Verdict) -> Verdict:
     if verdict.reason.code not in _OF_A_FULL_DISK:
         return verdict
     message = f"the node's disk was full while the machine ran: {verdict.reason.message}"
-    return Verdict(verdict.state, reason(ReasonCode.NODE_FAILED, message), verdict.exit)
+    return failed(ReasonCode.NODE_FAILED, message, verdict.exit, unfit=True).verdict
 
 
 def mended_elsewhere(verdict: Verdict, tries_left: int) -> Verdict:
-    """The verdict on a job that its node failed: it goes back to its scheduler, as often as it may."""
+    """The verdict on a job that its node failed: it goes back to its scheduler, as often as it may. Not
+    one that has run, where the service does not take what it left.
+    """
     code = verdict.reason.code
     if verdict.state is not JobState.FAILED or code not in MENDED_ELSEWHERE or not tries_left:
         return verdict
+    if verdict.exit is not None and code is not ReasonCode.NODE_FAILED:
+        return verdict
     again = f"{verdict.reason.message}; it is run again, up to {tries_left} times"
-    return Verdict(JobState.PREEMPTED, reason(code, again), verdict.exit)
+    return replace(verdict, state=JobState.PREEMPTED, reason=reason(code, again))
 
 
 def overdue(rule: str, seconds: int, *, script: bool) -> str:

@@ -34,7 +34,7 @@ def exec_job(job: str, token_file: Path) -> None:
 
     Inside of an HTCondor job, progress goes into the job ad as ChirpVM* attributes.
     """
-    from condor import outcomes  # noqa: PLC0415
+    from condor import names, outcomes, scratch  # noqa: PLC0415
     from condor.chirp import ChirpReporter  # noqa: PLC0415
     from condor.progress import tell  # noqa: PLC0415
 
@@ -50,8 +50,13 @@ def exec_job(job: str, token_file: Path) -> None:
         said = words
         tell(reporter, message)
 
+    def on_leave() -> None:
+        # Of its starts this one is no try.
+        reporter.publish(outcomes.vacated(scratch.times_vacated(Path(names.JOB_AD))))
+
+    token = read_token(token_file)
     try:
-        sys.exit(run_job(settings.socket, job, read_token(token_file), on_progress))
+        sys.exit(run_job(settings.socket, job, token, on_progress, on_leave=on_leave))
     except (Unavailable, Failed) as error:
         # Every exit status may be a script's. Only an end by a signal tells HTCondor that the job
         # is to go back to the queue (on_exit_remove in condor/submit.py).

@@ -81,7 +81,7 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         reporter.publish(outcomes.attributes("NODE_FAILED", f"the node failed: {error!r}", time.time()))
         _give_up(own)
     if end.stopped:
-        reporter.publish(outcomes.vacated(_vacated(own)))
+        reporter.publish(outcomes.vacated(scratch.times_vacated(own / names.JOB_AD)))
     if end.exit is not None:
         # One that was told to leave is not at its end for HTCondor, however it left.
         if not end.stopped:
@@ -91,15 +91,6 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         _die(end.stopped)
     reporter.publish(outcomes.attributes(end.code, end.why, time.time()))
     _give_up(own)
-
-
-def _vacated(own: Path) -> int:
-    """How often the job was told to leave before."""
-    from condor import names, scratch  # noqa: PLC0415
-
-    with suppress(VMJobsError):
-        return scratch.read(own / names.JOB_AD).number(names.VM_VACATED) or 0
-    return 0
 
 
 def _insist(tell: Callable[[], bool]) -> None:

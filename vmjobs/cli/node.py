@@ -152,11 +152,18 @@ def ad(*, follow: bool) -> None:
 
     path, known_absent = config().socket, False
     while True:
-        for described in _said_by_agent(path):
-            click.echo(machine_ad.lines(described), nl=False)
-            known_absent = False
-            if not follow:
-                return
+        try:
+            for described in _said_by_agent(path):
+                click.echo(machine_ad.lines(described), nl=False)
+                known_absent = False
+                if not follow:
+                    return
+        except InvalidRequest as error:
+            # An agent of another release, which whoever starts this anew may have, too.
+            click.echo(machine_ad.absent(), nl=False)
+            raise click.ClickException(
+                f"the agent's word is not understood: {error.message}"
+            ) from error
         if not known_absent:
             click.echo(machine_ad.absent(), nl=False)
         if not follow:
@@ -166,7 +173,11 @@ def ad(*, follow: bool) -> None:
 
 
 def _said_by_agent(path: Path) -> Iterator[Node]:
-    """What the agent says of its node, every few seconds, until there is no agent."""
+    """What the agent says of its node, every few seconds, until there is no agent.
+
+    Raises:
+        InvalidRequest: something came that is no message.
+    """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_SECONDS)
@@ -181,7 +192,7 @@ def _said_by_agent(path: Path) -> Iterator[Node]:
                     return
                 yield answer.node
                 _wait(ASK_SECONDS, connection)
-    except (OSError, InvalidRequest):
+    except OSError:
         return
 
 
