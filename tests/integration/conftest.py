@@ -18,9 +18,9 @@ from images.store import ImageStore
 from vmjobs.client import Client
 
 #: Tests that break something, and have a line in the report.
-FAULTS = re.compile("test_cluster_faults|test_every_step")
-#: The report, besides on the terminal.
-REPORT = ROOT / "build" / "faults.txt"
+FAULTS = re.compile("test_cluster_faults|test_every_step|test_crash|test_leaving|test_node_standing")
+#: The report, besides on the terminal: of what a soak does, and of the rest.
+REPORTS = {True: ROOT / "build" / "soak.txt", False: ROOT / "build" / "faults.txt"}
 
 
 @pytest.fixture(scope="session")
@@ -63,5 +63,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("faults")
     for line in lines:
         terminalreporter.line(line)
-    REPORT.parent.mkdir(exist_ok=True)
-    REPORT.write_text("\n".join(lines) + "\n", "utf-8")
+    report_file = REPORTS[terminalreporter.config.option.markexpr == "soak"]
+    report_file.parent.mkdir(exist_ok=True)
+    report_file.write_text("\n".join(lines) + "\n", "utf-8")

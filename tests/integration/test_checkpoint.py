@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from grid_kit import NODES, Grid, wait_for
+from grid_kit import NODES, Grid, healthy, run, wait_for
 from steps_kit import closed
 
 from vmjobs.model import Job, JobEvent, JobState, ReasonCode
@@ -126,6 +126,45 @@ def test_an_agent_that_is_killed_while_it_saves_costs_what_was_done_and_no_more(
     assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
     assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
     assert saved(grid, job) == []
+    grid.assert_clean(job)
+
+
+#: What dies while a machine is saved, and whether that is saved all the same. The service can be away
+#: for as long as HTCondor lets the job leave.
+LOSSES = {
+    "the API": (("api", "vmjobs serve"), True),
+    "the database": (("postgres", ""), True),
+    "what waits for it": (("node", "vmjobs exec"), False),
+    "the starter": (("node", "^condor_starter"), False),
+    "its machine": (("node", "guest=vmjobs-"), False),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", LOSSES)
+def test_what_dies_while_a_machine_is_saved_costs_what_was_done_and_no_more(
+    grid: Grid, what: str
+) -> None:
+    (service, pattern), is_saved = LOSSES[what]
+    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
+    grid.until(job, JobState.RUNNING, timeout=180)
+    wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
+    node = grid.api.job(job.id).node.split(".")[0]
+    with closed(grid, node):
+        grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
+        wait_for(lambda: saving(grid, node) or None, "its machine to be saved", 60)
+        if pattern:
+            grid.on(service.replace("node", node), "pkill", "-KILL", "-f", pattern)
+        else:
+            container = grid.container(service)
+            run("docker", "kill", "-s", "KILL", container)
+            run("docker", "start", container)
+            healthy(container)
+        wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 240)
+    (ended,) = grid.wait(job, timeout=300)
+    assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
+    assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
+    assert not is_saved or len(saved(grid, job)) == 1
     grid.assert_clean(job)
 
 

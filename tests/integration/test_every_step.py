@@ -257,19 +257,32 @@ def _assert_clean(volley: Volley) -> None:
     volley.assert_never_twice()
 
 
-def _at_origin(volley: Volley, tool: str) -> None:
+def _at_origin(volley: Volley, tool: str, *, check: bool = True) -> None:
     for job in volley.rest:
-        volley.grid.on("submit", tool, "-constraint", f'VMJobsId == "{job.id}"')
+        volley.grid.on("submit", tool, "-constraint", f'VMJobsId == "{job.id}"', check=check)
 
 
 # --------------------------------------------------------------------------- at any moment
 
 
 @contextmanager
-def vacated(volley: Volley) -> Iterator[None]:
+def vacated(volley: Volley, *how: str) -> Iterator[None]:
     """All jobs of the site have to leave their nodes."""
-    volley.grid.on("site", "condor_vacate_job", "-all", check=False)
+    volley.grid.on("site", "condor_vacate_job", *how, "-all", check=False)
     yield
+
+
+@contextmanager
+def held(volley: Volley) -> Iterator[None]:
+    """All jobs are held where they came from, for a while."""
+    volley.desk("condor_hold", volley.cluster, check=False)
+    _at_origin(volley, "condor_hold", check=False)
+    try:
+        yield
+        time.sleep(5)
+    finally:
+        volley.desk("condor_release", volley.cluster, check=False)
+        _at_origin(volley, "condor_release", check=False)
 
 
 @contextmanager
@@ -284,18 +297,31 @@ def suspended(volley: Volley) -> Iterator[None]:
 
 
 #: What happens at any moment: what dies, and what users and sites do.
-EVENTS = {**FAULTS, "all are vacated": vacated, "all are suspended": suspended}
+EVENTS: dict[str, Fault] = {
+    **FAULTS,
+    "all are vacated": vacated,
+    "all are vacated at once": lambda volley: vacated(volley, "-fast"),
+    "all are suspended": suspended,
+    "all are held": held,
+}
+SEED = os.environ.get("VMJOBS_SOAK_SEED", "1")
+TURNS = int(os.environ.get("VMJOBS_SOAK_TURNS", str(len(EVENTS))))
+
+
+def event_of(turn: int) -> str:
+    """Each of them before any comes again, in an order that the seed decides."""
+    round_, place = divmod(turn, len(EVENTS))
+    return random.Random(f"{SEED} round {round_}").sample(sorted(EVENTS), len(EVENTS))[place]
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("turn", range(int(os.environ.get("VMJOBS_SOAK_TURNS", "12"))))
+@pytest.mark.parametrize("turn", range(TURNS))
 def test_at_any_moment(grid: Grid, node: None, turn: int, record_property: Tell) -> None:
     """Jobs that stop nowhere, and something that happens whenever it does."""
-    seed = os.environ.get("VMJOBS_SOAK_SEED", "1")
-    chance = random.Random(f"{seed} {turn}")
-    what, moment = chance.choice(sorted(EVENTS)), chance.uniform(0, 30)
+    chance = random.Random(f"{SEED} {turn}")
+    what, moment = event_of(turn), chance.uniform(0, 30)
     hypervisor = HYPERVISOR.get(what) or chance.choice(("uml", "uml", "qemu"))
-    note = f"{what}, {moment:.1f} s after the submission, {hypervisor}; VMJOBS_SOAK_SEED={seed}"
+    note = f"{what}, {moment:.1f} s after the submission, {hypervisor}; VMJOBS_SOAK_SEED={SEED}"
     record_property("note", note)
     with fired(grid, hypervisor) as volley:
         volley.open()

@@ -56,6 +56,23 @@ def test_a_node_that_fails_its_jobs_rests_and_they_go_elsewhere(grid: Grid) -> N
     assert ad_of(grid, BROKEN)["VMJobsFault"] == ""
 
 
+def test_a_job_that_comes_back_is_not_driven_out_by_the_next_one(grid: Grid) -> None:
+    """Though it would rather run elsewhere: that is its own rank, not the node's."""
+    desk = Desk(grid, "site")
+    with closed(grid, SOUND):
+        cluster = desk.submit("sleep 8", on_exit_remove="NumJobStarts >= 2", request_memory="128")
+
+        def came_back() -> str | None:
+            ad = desk.ad(cluster)
+            if ad.get("NumShadowStarts", 0) < 2 or "RemoteHost" not in ad:
+                return None
+            asked = ("condor_status", "-direct", f"{BROKEN}.grid", str(ad["RemoteHost"]))
+            return grid.on(BROKEN, *asked, "-af", "CurrentRank").strip() or None
+
+        assert wait_for(came_back, "it to run there again", PATIENT) == "0.0"
+        desk.ended(cluster)
+
+
 def test_a_job_goes_where_its_image_is_by_the_name_that_it_uses(grid: Grid) -> None:
     """One that jobs of other tests do not use."""
     desk, image = Desk(grid, "site"), "library/generic:latest"

@@ -25,7 +25,7 @@ from test_unchanged import BY_CONDOR_C, Desk
 
 from vmjobs.client import Client
 from vmjobs.errors import VMJobsError
-from vmjobs.model import Job, JobSpec, JobState, StreamName
+from vmjobs.model import HypervisorKind, Job, JobSpec, JobState, StreamName
 
 JOBS = "rest-environment rest-script rest-input rest-out rest-err rest-bad unchanged-input "
 JOBS += "unchanged-stdin unchanged-out unchanged-environment unchanged-argument refused wrong-token"
@@ -108,10 +108,11 @@ def _go(tour: Tour, owner: Client, desks: list[Desk], folder: Path) -> None:
     grid, secrets = tour.grid, tour.findings.secrets
     (folder / "input").write_text(secrets["rest-input"])
     sent = owner.upload_input(folder / "input")
-    for status in (0, 3):
+    for status, hypervisor in ((0, HypervisorKind.UML), (3, HypervisorKind.QEMU)):
         words = {n: secrets[f"rest-{n}"] for n in ("script", "out", "err")}
         spec = JobSpec(
-            image="generic", memory=128, disk=64, run_seconds=120, inputs=(sent,),
+            image="generic", memory=192, disk=64, run_seconds=120, hypervisor=hypervisor,
+            inputs=(sent,),
             environment={"SECRET": secrets["rest-environment"]},
             script=REST.format(status=status, **words),
         )  # fmt: skip
@@ -134,8 +135,13 @@ def _unchanged(desk: Desk, secrets: dict[str, str]) -> Iterator[str]:
     }
     desk("mkdir", "-p", desk.folder)
     desk.write("stdin", secrets["unchanged-stdin"])
-    for status, image in ((0, "generic"), (3, "generic"), (0, "no-such-image")):
+    for status, image, hypervisor in (
+        (0, "generic", "uml"),
+        (3, "generic", "qemu"),
+        (0, "no-such-image", "uml"),
+    ):
         script = UNCHANGED.format(out=secrets["unchanged-out"], status=status)
+        fields["__VMJobHypervisor"] = f'"{hypervisor}"'
         desk.describe(script, image, secrets["unchanged-argument"], **fields)
         desk.write("data", secrets["unchanged-input"])
         yield desk.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
