@@ -132,6 +132,7 @@ def requirements(spec: JobSpec, kinds: Sequence[HypervisorKind] = (), architectu
         "TARGET.Cpus >= RequestCpus",
         "TARGET.Memory >= RequestMemory",
         "TARGET.Disk >= RequestDisk",
+        f"(TARGET.{names.MEMORY} < RequestMemory || TARGET.{names.DISK} * 1024 < RequestDisk) =!= true",
     ]
     if architecture:
         terms.append(f"TARGET.Arch == {classad_string(architecture)}")
@@ -153,15 +154,17 @@ def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKi
 
 
 _LAST = "splitSlotName(LastRemoteHost)[1] =?= splitSlotName(TARGET.Name)[1]"
-_ELSEWHERE = f"ifThenElse({_LAST}, -100.0, 0.0)"
+_LENT = f"(TARGET.{names.MEMORY_FREE} < RequestMemory) =?= true"
+_ELSEWHERE = f"ifThenElse({_LAST}, -100.0, 0.0) + ifThenElse({_LENT}, -10.0, 0.0)"
 
 
 def rank(image: str) -> str:
     """Prefer nodes that have the image already; a tag says nothing about what is cached.
 
-    Above all prefer another node than the one that the job ran on last: the pool still has the ad of
-    one that was cut off, for as long as CLASSAD_LIFETIME, and would match the job to it again.
-    condor/config/negotiator.conf has it count before what the pool itself prefers.
+    Rather not those where other machines have the memory. Above all prefer another node than the one
+    that the job ran on last: the pool still has the ad of one that was cut off, for as long as
+    CLASSAD_LIFETIME, and would match the job to it again. condor/config/negotiator.conf has all that
+    count before what the pool itself prefers.
     """
     if not _DIGEST.fullmatch(image):
         return _ELSEWHERE

@@ -29,6 +29,10 @@ start() {
 
 stop() {
     [ -f "$state/dockerd.pid" ] || return 0
+    if [ -n "$(docker ps -q 2>/dev/null)" ]; then
+        echo "the container engine goes on: there are containers of somebody else"
+        return 0
+    fi
     pid=$(cat "$state/dockerd.pid")
     # A number may have been given to another process since.
     if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = dockerd ]; then

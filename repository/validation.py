@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from repository.blobs import BlobStore
@@ -46,6 +47,7 @@ def check(
     faults += _beyond_limits(spec, config)
     faults += _beyond_nodes(spec, nodes, chosen.kinds)
     faults += _missing_inputs(spec, blobs)
+    faults += _inputs_in_the_way(spec)
     if faults:
         raise InvalidSpec("the job cannot run here", faults=faults)
     return chosen
@@ -131,6 +133,15 @@ def _fits(spec: JobSpec, node: Node, able: tuple[HypervisorKind, ...]) -> bool:
     kinds = {info.kind for info in node.hypervisors if info.works}.intersection(narrowed(spec, able))
     enough = spec.cpus <= node.cpus and spec.memory <= node.memory and spec.disk <= node.disk
     return enough and bool(kinds)
+
+
+def _inputs_in_the_way(spec: JobSpec) -> Iterator[Fault]:
+    """A file where another one needs a folder: no node could lay them out."""
+    folders = {parent for file in spec.inputs for parent in PurePosixPath(file.name).parents}
+    for number, file in enumerate(spec.inputs):
+        if PurePosixPath(file.name) in folders:
+            text = f"{file.name} is a file, and the folder of another input"
+            yield Fault(f"inputs.{number}", "in_the_way", text)
 
 
 def _missing_inputs(spec: JobSpec, blobs: BlobStore) -> Iterator[Fault]:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -388,10 +387,6 @@ class JobSpec(Frozen):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ValueError(f"inputs: the same name twice: {', '.join(twice)}")
-        folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
-        both = sorted(name for name in names if str(PurePosixPath(name)) in folders)
-        if both:
-            raise ValueError(f"inputs: a file, and the folder of another: {', '.join(both)}")
         return self
 
     @field_validator("script")

@@ -58,7 +58,9 @@ def density(grid: Grid) -> Iterator[Finding]:
     if left or most < JOBS:
         raise RuntimeError(f"this was no measurement: {details}")
     what = f"{JOBS} unchanged jobs in machines at once on one node"
-    yield Finding(12, what, [seconds], [], "jobs lost", lost, None, 0, details=details)
+    yield Finding(
+        12, what, [seconds], [], "jobs lost", lost, None, 0, details=details, shown=list(details)
+    )
 
 
 def _submit(grid: Grid) -> str:

@@ -43,7 +43,7 @@ class Finding:
     ours, theirs: in ``unit``, pair by pair; ``theirs`` is empty where there is nothing to compare with.
     measure: what ``value`` is.
     at_most: whether the target is an upper limit.
-    details: whatever else was seen, for the JSON file.
+    details: whatever else was seen, for the JSON file. shown: those of them that people see, too.
     """
 
     number: int
@@ -57,6 +57,7 @@ class Finding:
     at_most: bool = True
     details: dict[str, Any] = field(default_factory=dict)
     unit: str = "s"
+    shown: Sequence[str] = ()
 
     @property
     def met(self) -> bool:
@@ -113,7 +114,12 @@ def table(findings: Sequence[Finding]) -> str:
     rows = [list(COLUMNS), *(finding.row() for finding in findings)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    notes = [
+        f"{finding.number}: {name}: {finding.details[name]}"
+        for finding in findings
+        for name in finding.shown
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *notes])
 
 
 def save(path: Path, findings: Sequence[Finding], about: dict[str, Any]) -> None:

@@ -409,3 +409,16 @@ def test_a_job_whose_outputs_its_node_loses_is_run_again_and_no_other(node: Node
         verdict = node.run(LEAVES, outputs=("answer",), exit="poweroff").verdict
         assert (verdict.state, verdict.reason.code, verdict.unfit) == (state, code, unfit)
         assert verdict.exit is not None
+
+
+def test_a_node_that_cannot_begin_a_job_gives_it_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_run: Run) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Run, "_open", full)
+    for node.tries_left, state in ((1, S.PREEMPTED), (0, S.FAILED)):
+        ended = node.run()
+        assert (ended.verdict.reason.code, ended.verdict.unfit) == (C.NODE_FAILED, True)
+        assert ended.states == [S.STAGING, state]

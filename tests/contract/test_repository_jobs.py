@@ -137,6 +137,11 @@ def test_inputs_are_checked_and_read_back(repository: Repository) -> None:
     with pytest.raises(InvalidSpec) as caught:
         one(repository, inputs=[{"name": "a", "digest": digest, "size": 5}])
     assert caught.value.faults[0].code == "wrong_size"
+    for names in (("a", "a/b"), ("x/y/z", "ab", "x/y")):
+        with pytest.raises(InvalidSpec) as caught:
+            inputs = [{"name": name, "digest": digest, "size": len(data)} for name in names]
+            one(repository, inputs=inputs, disk=1024)
+        assert [fault.code for fault in caught.value.faults] == ["in_the_way"]
     job = one(repository, inputs=[{"name": "d/a", "digest": digest, "size": len(data)}])
     with repository.open_input(job.id, "d/a") as reader:
         assert reader.read_all() == data

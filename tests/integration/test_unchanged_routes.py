@@ -1,17 +1,17 @@
-"""Unchanged jobs that reach their node by the job router, and by two hops of Condor-C: each end of
-theirs is read where they were submitted. All are submitted together; each test looks at one of them.
+"""Unchanged jobs that reach their node by the job router, and by one and two hops of Condor-C: each end
+of theirs is read where they were submitted. All are submitted together; each test looks at one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from grid_kit import Grid, wait_for
-from test_unchanged import PATIENT, Desk, kill_machine, where
+from test_unchanged import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
 from test_why import why
 
 #: A job of the submit side's own schedd, which the job router finds: nothing says so.
@@ -26,7 +26,7 @@ remote_grid_resource = condor site.grid site.grid
 +remote_remote_ShouldTransferFiles = "YES"
 +remote_remote_WhenToTransferOutput = "ON_EXIT"
 """
-WAYS = {"router": BY_ROUTER, "two-hops": BY_TWO_HOPS}
+WAYS = {"router": BY_ROUTER, "two-hops": BY_TWO_HOPS, "condor-c": BY_CONDOR_C}
 
 JOB_POLICY = 3
 FULL = """
@@ -37,15 +37,17 @@ FULL = """
 
 @dataclass(frozen=True)
 class Kind:
-    """A job. only: the one way by which it is sent."""
+    """A job. ways: those by which it is sent."""
 
     script: str
     image: str = "generic"
     arguments: str = ""
-    only: str = ""
+    ways: Sequence[str] = ("router", "two-hops")
     lines: dict[str, str] = field(default_factory=dict)
 
 
+SUCCESS = {"success_exit_code": "4", "max_retries": "3"}
+STREAMS = {"stream_output": "true", "stream_error": "true"}
 KINDS = {
     "full": Kind(
         FULL,
@@ -56,30 +58,32 @@ KINDS = {
         },
     ),
     "signal": Kind("kill -ABRT $$"),
-    "killed": Kind("kill -KILL $$", only="two-hops"),
-    "255": Kind("exit 255", only="router"),
+    "killed": Kind("kill -KILL $$", ways=("two-hops",)),
+    "255": Kind("exit 255", ways=("router",)),
     "no image": Kind("echo ran", "no-such-image"),
     "lost": Kind("sleep 1000", lines={"__VMJobMaxStarts": "1"}),
     "removed": Kind("sleep 1000"),
     "large": Kind("true", lines={"request_memory": "999999"}),
     "on_exit_hold": Kind(
         "exit 4",
-        only="router",
+        ways=("router", "condor-c"),
         lines={"on_exit_hold": "ExitCode == 4", "on_exit_hold_subcode": "77"},
     ),
-    "max_retries": Kind("exit 4", only="router", lines={"max_retries": "1"}),
+    "max_retries": Kind("exit 4", ways=("router", "condor-c"), lines={"max_retries": "1"}),
+    "success_exit_code": Kind("exit 4", ways=("condor-c",), lines=SUCCESS),
+    "streams": Kind("echo first; sleep 25; echo last", ways=("condor-c",), lines=STREAMS),
     "periodic_hold": Kind(
         "sleep 1000",
-        only="router",
+        ways=("router", "condor-c"),
         lines={
             "periodic_hold": 'ChirpVMState =?= "RUNNING"',
             "periodic_hold_subcode": "88",
         },
     ),
 }
-JOBS = [(way, kind) for kind, job in KINDS.items() for way in WAYS if job.only in ("", way)]
+JOBS = [(way, kind) for kind, job in KINDS.items() for way in job.ways]
 Jobs = Mapping[tuple[str, str], tuple[Desk, str]]
-both = pytest.mark.parametrize("way", WAYS)
+both = pytest.mark.parametrize("way", ("router", "two-hops"))
 
 
 @pytest.fixture(scope="module")
@@ -208,12 +212,25 @@ def test_why_a_job_waits_at_its_site(jobs: Jobs, way: str) -> None:
     assert [place.split()[-1] for place in found["way"]] == ["submit.grid", "submit.grid", "site.grid"]
 
 
-def test_the_policy_of_a_routed_job_is_its_own(jobs: Jobs) -> None:
-    assert held(*jobs["router", "on_exit_hold"])["HoldReasonSubCode"] == 77
-    assert held(*jobs["router", "periodic_hold"])["HoldReasonSubCode"] == 88
-    desk, cluster = jobs["router", "max_retries"]
+@pytest.mark.parametrize("way", ["router", "condor-c"])
+def test_the_policy_of_a_job_that_leaves_is_its_own(jobs: Jobs, way: str) -> None:
+    assert held(*jobs[way, "on_exit_hold"])["HoldReasonSubCode"] == 77
+    assert held(*jobs[way, "periodic_hold"])["HoldReasonSubCode"] == 88
+    desk, cluster = jobs[way, "max_retries"]
     ad = desk.ended(cluster)
     assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 2), ad
+
+
+def test_a_job_that_succeeds_with_another_status(jobs: Jobs) -> None:
+    desk, cluster = jobs["condor-c", "success_exit_code"]
+    ad = desk.ended(cluster)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 1), ad
+
+
+def test_what_a_job_prints_comes_back_once(jobs: Jobs) -> None:
+    desk, cluster = jobs["condor-c", "streams"]
+    assert desk.ended(cluster)["ExitCode"] == 0
+    assert desk.read("out") == "first\nlast\n"
 
 
 def test_a_job_that_does_not_want_to_be_routed_stays(grid: Grid) -> None:

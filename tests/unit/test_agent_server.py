@@ -19,9 +19,17 @@ import pytest
 from vmjobs.agent import protocol, server
 from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
 from vmjobs.agent.journal import Leftover, RunRecord
-from vmjobs.agent.server import Agent, listening
+from vmjobs.agent.server import LEAST_ROOM, Agent, Hands, listening
 from vmjobs.agent.verdict import Verdict, stopped
-from vmjobs.errors import ConfigError, Conflict, Forbidden, JobFinal, Unavailable
+from vmjobs.errors import (
+    AttemptSuperseded,
+    ConfigError,
+    Conflict,
+    Forbidden,
+    JobFinal,
+    StorageFull,
+    Unavailable,
+)
 from vmjobs.execute import Failed, Refused, run_job
 from vmjobs.model import (
     ExitChannel,
@@ -47,6 +55,7 @@ class Script:
     unfit: bool = False
     unbooted: bool = False
     rechecked: list[HypervisorKind] = field(default_factory=list)
+    resumed: Exception = field(default_factory=lambda: Conflict("it is known"))
     hold: bool = False
     savable: bool = False
     fault: Exception | None = None
@@ -100,7 +109,7 @@ def agent(
         """A job that another attempt of has ended, if anybody asks."""
 
         def resume(self, attempt: str) -> None:
-            raise Conflict("a newer attempt has claimed the job")
+            raise script.resumed
 
         def end(self) -> Report:
             status = ExitStatus(code=3, channel=ExitChannel.ENDPOINT)
@@ -219,13 +228,23 @@ def test_a_node_that_fails_its_jobs_says_so(agent: tuple[Agent, Path], script: S
     assert "3 jobs in a row failed" in agent[0].node().fault
 
 
-def test_a_node_that_cannot_even_begin_says_so(agent: tuple[Agent, Path], script: Script) -> None:
-    for error, rests in ((FileExistsError(), False), (OSError(errno.ENOSPC, "full"), True)):
+@pytest.mark.parametrize(("free", "rests"), [(LEAST_ROOM - 1, True), (LEAST_ROOM, False)])
+def test_a_node_without_any_room_says_so(
+    agent: tuple[Agent, Path],
+    script: Script,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    *,
+    rests: bool,
+) -> None:
+    """However much it was that a job has asked for."""
+    monkeypatch.setattr(server, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    agent[0].hands = Hands(agent[1], 100, str, int)
+    for error in (StorageFull("no room"), OSError(errno.ENOSPC, "full"), OSError(errno.ENOSPC, "full")):
         script.fault = error
-        for _ in range(3):
-            with pytest.raises(Failed):
-                run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
-        assert bool(agent[0].node().fault) is rests
+        with pytest.raises((Failed, Refused)):
+            run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+    assert bool(agent[0].node().fault) is rests
 
 
 def test_a_hypervisor_by_which_nothing_boots_is_looked_at(
@@ -257,6 +276,27 @@ def test_what_an_earlier_agent_gave_back_is_not_run_here(
             with pytest.raises(Failed, match="before"):
                 run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
         assert script.runs == runs
+
+
+@pytest.mark.parametrize(
+    ("resumed", "exits"),
+    [
+        (Conflict("that is known"), 4),
+        (AttemptSuperseded("it was begun elsewhere"), 7),
+        (JobFinal("it has another end"), 3),
+    ],
+)
+def test_an_end_that_an_earlier_agent_could_not_tell(
+    agent: tuple[Agent, Path], script: Script, resumed: Exception, exits: int
+) -> None:
+    """It counts unless the repository knows better: 7 is the end of another run, here."""
+    script.end, script.resumed = JobState.FAILED, resumed
+    record = RunRecord("ab" * 16, "job1", "vmjobs-x", HypervisorKind.UML)
+    told = reason(ReasonCode.SCRIPT_FAILED, "exit 4")
+    exit = ExitStatus(code=4, channel=ExitChannel.ENDPOINT)
+    left = Report(state=JobState.FAILED, reason=told, time=now(), exit=exit)
+    agent[0].remember([Leftover(record, left.model_dump_json())])
+    assert run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5) == exits
 
 
 def test_a_job_that_its_node_gives_back_is_not_asked_for_again_there(

@@ -120,4 +120,5 @@ def test_a_hypervisor_is_in_doubt_once_three_machines_in_a_row_did_not_boot(
     assert doubts == [False, False, False, False, False, True, False, False]
     assert not any(standing.note(UNBOOTED) for _ in range(9)), "it has been looked at just now"
     time.now += DOUBT_SECONDS
+    assert not standing.note(stopped("vacated").verdict), "that says nothing of any hypervisor"
     assert standing.note(UNBOOTED)

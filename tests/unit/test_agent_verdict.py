@@ -241,7 +241,7 @@ def test_a_job_that_its_node_failed_goes_back_as_often_as_it_may(code: ReasonCod
     assert mended_elsewhere(verdict, 0) == verdict
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.ENOMEM, errno.EIO])
 def test_what_is_wrong_with_the_node(number: int) -> None:
     try:
         raise HypervisorError("no machine") from OSError(number, "no")

@@ -71,6 +71,8 @@ NODE = {
     "STARTD_CRON_VMJOBS_EXECUTABLE": "{folder}/job-wrapper",
     "START": f"(true) && (TARGET.VMJobImage =?= undefined || TARGET.VMJobPolicy =?= {POLICY_NOW})",
     "USER_JOB_WRAPPER": "{folder}/job-wrapper",
+    "RANK": "0.0",
+    "MEMORY_USAGE_METRIC": "ifThenElse(ChirpVMMemoryBytes =!= undefined, 1, 2)",
 }
 SCHEDD = {
     "DAEMON_LIST": "MASTER SCHEDD",
@@ -116,6 +118,8 @@ ROUTER = {
             {**NODE, "STARTD_CRON_VMJOBS_EXECUTABLE": "/none/vmjobs"},
             ["STARTD_CRON_VMJOBS_EXECUTABLE: /none/vmjobs cannot be executed"],
         ),
+        ({**NODE, "RANK": ""}, ["RANK is not set: jobs that come back"]),
+        ({**NODE, "MEMORY_USAGE_METRIC": "1"}, ["MEMORY_USAGE_METRIC has no ChirpVMMemoryBytes"]),
         ({**NODE, "START": "true"}, ["START has no VMJobPolicy =?= "]),
         ({**ROUTER, "JOB_TRANSFORM_NAMES": "VMJobsRoute VMJobs"}, ["JOB_TRANSFORM_VMJobs is of"]),
         ({**NODE, "USER_JOB_WRAPPER": ""}, ["USER_JOB_WRAPPER is not set"]),

@@ -37,15 +37,16 @@ def test_other_jobs_notice_nothing(job: dict[str, object]) -> None:
 
 
 def test_a_job_goes_where_its_image_is_and_last_to_where_it_was() -> None:
-    has, lacks, was = ({"VMJobRank": rank} for rank in (1.0, 0.0, -100.0))
-    assert preferred({}, **has) > preferred(FULLER, **lacks) > preferred(FULLER, **was)
+    has, lacks, lent, was = ({"VMJobRank": rank} for rank in (1.0, 0.0, -10.0, -110.0))
+    order = preferred({}, **has), preferred(FULLER, **lacks), preferred({}, **lent)
+    assert order[0] > order[1] > order[2] > preferred(FULLER, **was)
 
 
 def test_nobody_has_to_leave_for_it() -> None:
-    assert preferred(TAKEN, VMJobRank=1.0) < preferred({}, VMJobRank=-100.0)
+    assert preferred(TAKEN, VMJobRank=1.0) < preferred({}, VMJobRank=-110.0)
 
 
 def test_machines_that_are_off_come_last() -> None:
     """condor/config/site-clusters.conf takes 1.0e12 from those."""
-    for rank in (1.0, -100.0):
+    for rank in (1.0, -110.0):
         assert abs(preferred(TAKEN, VMJobRank=rank)) < 0.5e12

@@ -23,7 +23,14 @@ def policy(name: str) -> classad2.ExprTree:
 def matches(offered: str, **job: object) -> bool:
     """Whether a job demands no more than a node has, whose working hypervisors are those."""
     ad = classad2.ClassAd({"VMJobOwnRequirements": True, **job})
-    node = classad2.ClassAd({"HasVMJobs": True, "VMJobsHypervisors": offered})
+    node = classad2.ClassAd(
+        {
+            "HasVMJobs": True,
+            "VMJobsHypervisors": offered,
+            "VMJobsMemory": 4096,
+            "VMJobsDisk": 10 * 1024,
+        }
+    )
     return policy("Requirements").eval(ad, node) is True
 
 
@@ -41,6 +48,9 @@ def matches(offered: str, **job: object) -> bool:
         ("qemu", {"VMJobHypervisor": "UML"}, False),
         ("uml", {"VMJobWaits": True}, False),
         ("uml", {"VMJobOwnRequirements": False}, False),
+        ("uml", {"RequestMemory": 4096, "RequestDisk": 10 * 1024 * 1024}, True),
+        ("uml", {"RequestMemory": 4097}, False),
+        ("uml", {"RequestDisk": 10 * 1024 * 1024 + 1}, False),
     ],
 )
 def test_which_nodes_a_job_goes_to(offered: str, job: dict[str, object], *, expected: bool) -> None:
@@ -56,11 +66,14 @@ def test_which_nodes_a_job_goes_to(offered: str, job: dict[str, object], *, expe
         ("sha256:ab", {"VMJobsImageDigests": "sha256:ab", "VMJobsImageNames": ""}, "", 1.0),
         ("hep:1", {"VMJobsImageNames": "hep:1"}, "slot1_1@n1.grid", -99.0),
         ("hep:1", {"VMJobsImageNames": "hep:1"}, "slot1_1@n2.grid", 1.0),
+        ("hep:1", {"VMJobsMemoryFree": 511}, "", -10.0),
+        ("hep:1", {"VMJobsMemoryFree": 512, "VMJobsImageNames": "hep:1"}, "", 1.0),
     ],
 )
 def test_which_nodes_a_job_prefers(
     image: str, node: dict[str, object], last: str, expected: float
 ) -> None:
-    job = classad2.ClassAd({"VMJobImage": image, **({"LastRemoteHost": last} if last else {})})
+    asked = {"VMJobImage": image, "RequestMemory": 512}
+    job = classad2.ClassAd({**asked, **({"LastRemoteHost": last} if last else {})})
     slot = classad2.ClassAd({"Name": "slot1@n1.grid", **node})
     assert policy("VMJobRank").eval(job, slot) == expected

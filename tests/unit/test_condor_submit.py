@@ -229,6 +229,10 @@ def test_requirements_and_rank_against_machine_ads() -> None:
     assert matches(requirements(uml), slot()) is True
     assert matches(requirements(kvm), slot()) is False
     assert matches(requirements(kvm), slot(VMJobsHypervisors="")) is False
+    assert matches(requirements(spec), slot(VMJobsMemory=511)) is False
+    assert matches(requirements(spec), slot(VMJobsDisk=1, VMJobsMemory=512)) is True
+    assert matches(requirements(spec), slot(VMJobsDisk=0)) is False
+    assert matches(rank(DIGEST), slot(VMJobsMemoryFree=511)) == -10
     assert matches(rank(DIGEST), slot(VMJobsImageDigests=f"x,{DIGEST}")) == 1
     assert matches(rank(DIGEST), slot()) == 0
     assert matches(rank("generic:1"), slot()) == 0

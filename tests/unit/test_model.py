@@ -113,16 +113,6 @@ def test_input_names_must_differ() -> None:
         parse_spec(spec(inputs=[file, file]))
 
 
-def test_an_input_is_no_folder_of_another() -> None:
-    """Either order, and however deep: no node could lay them out."""
-    file = {"digest": "sha256:" + "0" * 64, "size": 1}
-    for names in (("a", "a/b"), ("a/b/c", "a"), ("x/y/z", "x/y")):
-        with pytest.raises(InvalidSpec) as caught:
-            parse_spec(spec(inputs=[{"name": name, **file} for name in names]))
-        assert "a file, and the folder of another" in caught.value.faults[0].message
-    parse_spec(spec(inputs=[{"name": name, **file} for name in ("a/b", "a/c", "ab", "b")]))
-
-
 def test_what_a_later_release_tells_besides_is_left_out() -> None:
     node = Node(name="n1", cpus=1, memory=1, disk=1, updated=now())
     assert Node.model_validate({**node.model_dump(mode="json"), "colour": "red"}) == node

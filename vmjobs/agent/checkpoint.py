@@ -27,6 +27,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -112,7 +113,8 @@ def not_resumed(verdict: Verdict) -> Verdict:
     if verdict.state is not JobState.FAILED or verdict.reason.code not in _NO_END:
         return verdict
     text = f"the machine that was saved does not go on: {verdict.reason.message}"
-    return Verdict(JobState.PREEMPTED, reason(ReasonCode.NOT_RESUMED, text))
+    why = reason(ReasonCode.NOT_RESUMED, text)
+    return replace(verdict, state=JobState.PREEMPTED, reason=why, exit=None)
 
 
 def save(run: Run, heard: int) -> None:

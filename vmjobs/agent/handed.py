@@ -10,6 +10,7 @@ is removed before the next agent takes jobs (:func:`clear`).
 
 from __future__ import annotations
 
+import errno
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -190,7 +191,12 @@ def handed(
         )
     try:
         job = HandedJob(message, name, peer.uid, peer.gid, directory)
-        job.take(messages)
+        try:
+            job.take(messages)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            raise StorageFull(f"this node has no room for the job's files: {error}") from error
         yield job
     finally:
         shutil.rmtree(directory, ignore_errors=True)

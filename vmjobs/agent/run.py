@@ -230,8 +230,14 @@ class Run:
             return self._refuse(mended_elsewhere(verdict, self.ticket.tries_left))
         self.machine = self.parts.journal.machine_name(self.attempt)
         record = RunRecord(self.attempt, self.job_id, self.machine, self.driver.kind)
-        with self.parts.journal.run(record, self.driver) as self.directory:
-            self._open()
+        with ExitStack() as stack:
+            try:
+                begun = self.parts.journal.run(record, self.driver)
+                self.directory = stack.enter_context(begun)
+                self._open()
+            except OSError as error:
+                log.exception("job %s cannot begin on this node", self.job_id)
+                return self._refuse(mended_elsewhere(_node_failed(error), self.ticket.tries_left))
             try:
                 verdict = self._deliver(self._go_through(STEPS), record)
             finally:
@@ -343,8 +349,7 @@ class Run:
             return _verdict_of(error)
         except OSError as error:
             log.exception("job %s failed on this node", self.job_id)
-            message, unfit = f"the node failed: {error}", is_of_the_node(error)
-            return failed(ReasonCode.NODE_FAILED, message, unfit=unfit).verdict
+            return _node_failed(error)
         except Exception as error:
             log.exception("job %s", self.job_id)
             return failed(ReasonCode.INTERNAL, f"the agent failed: {type(error).__name__}").verdict
@@ -480,6 +485,11 @@ def _verdict_of(error: VMJobsError) -> Verdict:
     if isinstance(error, NotFound | Unavailable | DigestMismatch):
         return failed(ReasonCode.INPUT_UNAVAILABLE, error.message).verdict
     return failed(ReasonCode.INTERNAL, error.message).verdict
+
+
+def _node_failed(error: OSError) -> Verdict:
+    unfit = is_of_the_node(error)
+    return failed(ReasonCode.NODE_FAILED, f"the node failed: {error}", unfit=unfit).verdict
 
 
 def _for_want_of_room(error: BaseException | None) -> bool:

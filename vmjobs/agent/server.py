@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shutil import disk_usage
 
 from vmjobs.agent import consoles, kept, protocol
 from vmjobs.agent.background import begin
@@ -28,13 +29,15 @@ from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, Untold
 from vmjobs.agent.standing import LIMIT, Standing
 from vmjobs.agent.starter import Starter, birth_of
-from vmjobs.agent.verdict import Verdict, is_of_the_node
+from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import (
+    AttemptSuperseded,
     ConfigError,
     Conflict,
     Forbidden,
     InvalidRequest,
     JobFinal,
+    StorageFull,
     Unavailable,
     VMJobsError,
 )
@@ -51,6 +54,8 @@ STILL_SECONDS = 60.0
 _STOPS = "this agent is about to stop"
 #: Seconds for machines that are saved when the agent stops: what HTCondor gives jobs to leave.
 SAVE_SECONDS = 600.0
+#: Bytes that are free on a node's disk where there is room for anything.
+LEAST_ROOM = 64 * MIB
 #: Longest path that fits into ``sun_path`` (unix(7)).
 MAX_SOCKET_PATH = 107
 
@@ -325,10 +330,19 @@ class Agent:
         """What an end says of this node. A hypervisor has to boot its probe once several machines in a
         row did not boot.
         """
+        if verdict.reason.code is ReasonCode.NODE_FAILED and not verdict.unfit:
+            self._note_lack_of_room()
         if self.standing.note(verdict) and self.parts.recheck is not None:
             kind = run.driver.kind
             log.warning("%s machines in a row did not boot: %s is probed", LIMIT, kind)
             begin("recheck", self.parts.recheck, kind)
+
+    def _note_lack_of_room(self) -> None:
+        """The node has failed a job, if there is no room for anybody's: how much one asked for does not
+        count.
+        """
+        if self.hands is not None and disk_usage(self.hands.spool.parent).free < LEAST_ROOM:
+            self.standing.failed()
 
     def _nobody_enters(self, name: str) -> None:
         """The job's machine is gone."""
@@ -380,11 +394,12 @@ class Agent:
             _refuse(lease, untold, retry=True)
         except VMJobsError as error:
             log.warning("job %s: %s", job, error)
+            if isinstance(error, StorageFull):
+                self._note_lack_of_room()
             _refuse(lease, error, retry=isinstance(error, Unavailable))
         except OSError as error:
             log.exception("job %s failed on this node", job)
-            if is_of_the_node(error):
-                self.standing.failed()
+            self._note_lack_of_room()
             lease.send(_node_failed(error))
         except Exception as error:
             log.exception("job %s", job)
@@ -403,6 +418,12 @@ class Agent:
             try:
                 source.resume(left.record.attempt)
                 source.report(report)
+            except JobFinal:
+                self.verdicts.pop(job, None)
+                return self._ended_before(job, source, lease)
+            except AttemptSuperseded:
+                log.info("job %s: it was begun elsewhere since", job)
+                anew = True
             except Conflict:
                 log.info("job %s: its end was known already", job)
         self.verdicts.pop(job, None)

@@ -55,8 +55,10 @@ class Standing:
             with self._lock:
                 self._failed = self._rests = self._unbooted = 0
                 self._until = -math.inf
+        if verdict.reason.code is not ReasonCode.BOOT_FAILED:
+            return False
         with self._lock:
-            self._unbooted += verdict.reason.code is ReasonCode.BOOT_FAILED
+            self._unbooted += 1
             if self._unbooted < LIMIT or self._clock() < self._sure_until:
                 return False
             self._unbooted, self._sure_until = 0, self._clock() + DOUBT_SECONDS

@@ -71,7 +71,8 @@ def failed(
     return Ended(Verdict(JobState.FAILED, reason(code, message), exit, unfit))
 
 
-#: What a system says that no job brings about: no room, no memory, no files, no rights, a bad disk.
+#: What a system says of itself: no room, no memory, no rights, a bad disk. (Whoever may connect to the
+#: agent can have it run out of files.)
 _OF_THE_NODE = frozenset(
     {
         errno.ENOSPC,
@@ -79,8 +80,6 @@ _OF_THE_NODE = frozenset(
         errno.EIO,
         errno.EROFS,
         errno.ENOMEM,
-        errno.EMFILE,
-        errno.ENFILE,
         errno.EACCES,
     }
 )

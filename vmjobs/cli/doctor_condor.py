@@ -27,6 +27,17 @@ _USES = {
 }
 
 
+#: Settings of a node, what they have to have, and what comes of it where they have not.
+_NODE_SETTINGS = (
+    ("RANK", r"\S", "is not set: jobs that come back to this node are driven out by the next one"),
+    (
+        "MEMORY_USAGE_METRIC",
+        names.VM_MEMORY_BYTES,
+        f"has no {names.VM_MEMORY_BYTES}: MemoryUsage is that of a process beside the VM",
+    ),
+)
+
+
 def findings_of_condor() -> Iterator[Finding]:
     """Of each daemon of HTCondor here what its settings lack, or that they lack nothing.
 
@@ -102,6 +113,9 @@ def _faults_of_node(tool: str) -> Iterator[str]:
             f"START has no {names.POLICY} =?= {names.POLICY_NOW}: jobs come here from schedds that do "
             "not know what to do when a VM fails; copy condor/config/node.conf"
         )
+    for name, wanted, why in _NODE_SETTINGS:
+        if not re.search(wanted, _value(tool, name)):
+            yield f"{name} {why}; copy condor/config/node.conf"
     wrapper = _value(tool, "USER_JOB_WRAPPER")
     if Path(wrapper).name != "job-wrapper":
         found = f"is {wrapper}" if wrapper else "is not set"
