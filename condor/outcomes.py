@@ -109,6 +109,11 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
         ),
     }
 )
+#: The reason of a job's own end, where that may be why.
+STARVED: Final = (
+    "OUT_OF_MEMORY: the machine had no memory left, and its kernel killed processes; "
+    "ask for more with request_memory"
+)
 UNKNOWN: Final = Outcome(AGAIN, 199, "something else")
 
 
@@ -138,9 +143,10 @@ def waits(tries: str) -> str:
     )
 
 
-def own() -> dict[str, ClassAdValue]:
-    """What the job's ad has to say of the job's own end."""
-    return {names.VM_OUTCOME: OWN}
+def own(*, starved: bool = False) -> dict[str, ClassAdValue]:
+    """What the job's ad has to say of the job's own end. starved: its machine had no memory left."""
+    told: dict[str, ClassAdValue] = {names.VM_REASON: STARVED} if starved else {}
+    return {**told, names.VM_OUTCOME: OWN}
 
 
 def attributes(code: str, why: str, now: float) -> dict[str, ClassAdValue]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from condor import hold_advice, names
+from condor import hold_advice, names, outcomes
 
 #: ``JobStatus`` in words.
 STATUS: Final[Mapping[int, str]] = {
@@ -124,7 +124,11 @@ def of_status(job: JobFacts) -> list[Finding]:
     code, message = words.get(job.status, ("GONE", "it has left the queue"))
     if code == "REMOVING":
         message += "; it leaves the queue once it is known to have stopped"
-    return [Finding(code, message)]
+    findings = [Finding(code, message)]
+    if code == "COMPLETED" and job.text(names.VM_REASON) == outcomes.STARVED:
+        said, _, remedy = outcomes.STARVED.partition(": ")[2].partition("; ")
+        findings.append(Finding("OUT_OF_MEMORY", said, remedy))
+    return findings
 
 
 def _ended(job: JobFacts) -> str:

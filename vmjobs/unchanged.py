@@ -57,13 +57,15 @@ STDIN, OUT, ERR = 0, 1, 2
 class End:
     """How it ended: by the job's own status, or with ``code`` and ``why`` of who could not run it.
 
-    stopped: the signal to stop that came before its end, 0 if none.
+    stopped: the signal to stop that came before its end, 0 if none. starved: its machine's kernel has
+    killed processes before, for want of memory.
     """
 
     exit: ExitStatus | None = None
     code: str = ""
     why: str = ""
     stopped: int = 0
+    starved: bool = False
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,7 @@ class _Conversation:
             self._put_back(sent, left, changed)
         except OSError as error:
             raise Unavailable("node", f"what the job left cannot be put back: {error}") from error
-        return End(exit=exit, stopped=self.signals.stopping)
+        return End(exit=exit, stopped=self.signals.stopping, starved=rest == "starved")
 
     def _put_back(self, sent: frozenset[str], left: bytearray, changed: IO[bytes]) -> None:
         changed.seek(0)

@@ -16,6 +16,7 @@ from chirp_service import ChirpService, chirp_service
 from hypervisor_host import wait_until
 from unchanged_kit import BOOT, GID, UID, Site, serving_site
 
+from condor import outcomes
 from vmjobs.hypervisor.base import MachineState
 from vmjobs.model import MIB
 
@@ -306,6 +307,14 @@ def test_a_node_whose_disk_is_full_says_so(site: Site, chirp: ChirpService) -> N
     said = chirp.attributes["ChirpVMReason"]
     assert said.startswith('"NODE_FAILED: the node failed: ')
     assert "No space left" in said
+
+
+def test_a_job_for_which_its_machine_has_not_the_memory(site: Site, chirp: ChirpService) -> None:
+    """It ends as it does anywhere, and its ad says why that may be."""
+    job = site.run("/bin/sh", "-c", "exec tail /dev/zero", files={".chirp.config": chirp.config})
+    assert job.status == -signal.SIGKILL
+    assert chirp.attributes["ChirpVMOutcome"] == '"own"'
+    assert chirp.attributes["ChirpVMReason"] == f'"{outcomes.STARVED}"'
 
 
 def test_no_room_for_what_the_job_left(site: Site, chirp: ChirpService) -> None:

@@ -68,6 +68,9 @@ def test_nobody_takes_our_script_for_the_job(code: str) -> None:
 
 def test_the_jobs_own_end_is_left_alone() -> None:
     assert outcomes.own() == {names.VM_OUTCOME: outcomes.OWN}
+    starved = outcomes.own(starved=True)
+    assert starved[names.VM_OUTCOME] == outcomes.OWN
+    assert "request_memory" in str(starved[names.VM_REASON])
 
 
 def test_what_nobody_thought_of_is_tried_again() -> None:

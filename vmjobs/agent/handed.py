@@ -133,7 +133,9 @@ class HandedJob:
         )
 
     def ended(self) -> str:
-        """What the script said of the job's end: ``code=N``, ``signal=N`` or ``refused SENTENCE``."""
+        """What the script said of the job's end: ``code=N`` or ``signal=N``, with ``starved`` behind it
+        if there was no memory left; or ``refused SENTENCE``.
+        """
         try:
             with (self.directory / "outputs" / _ENDED).open("rb") as file:
                 return file.read(512).decode("utf-8", "replace").strip()

@@ -52,7 +52,7 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
 
     def settle(end: End) -> bool:
         if end.exit is not None:
-            _insist(lambda: reporter.publish(outcomes.own()))
+            _insist(lambda: reporter.publish(outcomes.own(starved=end.starved)))
         return end.exit is not None or outcomes.is_held(end.code)
 
     def run() -> End:

@@ -83,6 +83,12 @@ defaults=
 input=/dev/null
 [ ! -e "$here/input" ] || input=$here/input
 
+# starved: how often the kernel has killed something, as there was no memory left (proc_vmstat(5)).
+starved() {
+    grep -s '^oom_kill ' /proc/vmstat
+}
+before=$(starved)
+
 # The guest program's own way to tell `exit 137` from SIGKILL.
 ended='' running=' ' status=255
 # Signals reach the whole session: they are the job's. One that comes before the job is there is told again.
@@ -113,6 +119,7 @@ done
 trap - CHLD
 trap '' HUP INT QUIT TERM USR1 USR2 # the job has ended: what is left to do is not to be ended by its signals
 outcome
+[ "$(starved)" = "$before" ] || result="$result starved"
 
 : >"$here/over" # nobody enters any more
 # What is killed while it forks takes the kernel of User Mode Linux along (6.12 was seen to fault where the new
