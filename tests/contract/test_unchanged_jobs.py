@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from hypervisor_host import wait_until
 from unchanged_kit import BOOT, GID, UID, Site, serving_site
 
 from condor import outcomes
+from vmjobs.agent.standing import Standing
+from vmjobs.errors import Unauthenticated
 from vmjobs.hypervisor.base import MachineState
 from vmjobs.model import MIB
 
@@ -329,3 +332,21 @@ def test_no_room_for_what_the_job_left(site: Site, chirp: ChirpService) -> None:
     said = chirp.attributes["ChirpVMReason"]
     assert said.startswith('"NODE_FAILED: output ')
     assert "No space left" in said
+
+
+def test_a_node_that_the_repository_does_not_know_rests(site: Site) -> None:
+    """It would fail each job at once, and get the next one for that."""
+
+    def nobody(_name: str) -> str:
+        raise Unauthenticated("the token is not valid")
+
+    assert site.agent.hands is not None
+    hands, standing = site.agent.hands, site.agent.standing
+    site.agent.hands, site.agent.standing = replace(hands, resolve=nobody), Standing()
+    try:
+        for _ in range(3):
+            assert not site.agent.node().fault
+            assert site.run("/bin/true").status == -signal.SIGKILL
+        assert "3 jobs in a row failed" in site.agent.node().fault
+    finally:
+        site.agent.hands, site.agent.standing = hands, standing

@@ -182,8 +182,8 @@ class EndMessage(Frozen):
     """The job is over, its machine gone; exit with this status.
 
     ended: of a job that was handed over: ``code=N`` or ``signal=N``, with ``starved`` behind it where
-        the machine had no memory left; or ``refused SENTENCE`` where its image cannot run it; empty where
-        it did not come to an end of its own.
+        the machine had no memory left; or ``refused SENTENCE`` where its image cannot run it; empty
+        where it did not come to an end of its own.
     """
 
     type: Literal["end"] = "end"

@@ -38,6 +38,7 @@ from vmjobs.errors import (
     InvalidRequest,
     JobFinal,
     StorageFull,
+    Unauthenticated,
     Unavailable,
     VMJobsError,
 )
@@ -276,7 +277,11 @@ class Agent:
             ):
                 lease.connection.settimeout(None)  # until now it had to go on, and not hold a place
                 attempt = uuid.uuid4().hex
-                beginning = hands.begin(message, attempt, slot)
+                try:
+                    beginning = hands.begin(message, attempt, slot)
+                except Unauthenticated:  # the node's own token is meant, whoever comes next
+                    self.standing.failed()
+                    raise
                 stack.callback(beginning.close)
                 entrance = Entrance(message, lease.send, beginning.door)
                 with self._registered(name, peer.uid, lease, entrance) as inbox:
