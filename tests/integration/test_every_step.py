@@ -101,6 +101,8 @@ FAULTS: dict[str, Fault] = {
     "the database": lambda volley: lost(volley, "postgres"),
     "the broker": lambda volley: lost(volley, "rabbitmq"),
     "the node's network": lambda volley: cut_off(volley, NODE),
+    "the site's network": lambda volley: cut_off(volley, "site"),
+    "the origin's network": lambda volley: cut_off(volley, "submit"),
     LIBVIRTD: killing((NODE, "bin/libvirtd")),
 }
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from grid_kit import NODES, Grid, wait_for
+from steps_kit import configured
 from test_unchanged import BY_CONDOR_C, Desk
 
 SECONDS = 120.0
@@ -16,7 +19,11 @@ SECONDS = 120.0
 @pytest.fixture(params=["site", "submit"])
 def desk(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
     """At the site itself, and a hop of Condor-C away."""
-    made = Desk(grid, request.param, BY_CONDOR_C if request.param == "submit" else "")
+    yield from _desk(Desk(grid, request.param, BY_CONDOR_C if request.param == "submit" else ""))
+
+
+def _desk(made: Desk) -> Iterator[Desk]:
+    """A desk whose jobs are removed in the end."""
     yield made
     for cluster in made.clusters:
         made("condor_rm", "-forcex", cluster, check=False)
@@ -72,6 +79,37 @@ def test_a_job_that_has_ended(desk: Desk) -> None:
     desk.ended(cluster)
     (finding,) = why(desk, cluster)["findings"]
     assert (finding["code"], finding["message"]) == ("COMPLETED", "it has ended, with status 3")
+
+
+def test_a_job_whose_image_is_not_there(desk: Desk) -> None:
+    """Before a node finds out: this one waits for something else, too."""
+    cluster = desk.submit("true", image="no-such-image", request_memory="999999")
+    until(desk, cluster, "TOO_LARGE")
+    token = Path(os.environ["VMJOBS_TOKEN_FILE"]).read_text("ascii").strip()
+    desk.write("token", token)
+    desk("chmod", "600", f"{desk.folder}/token")
+    ask = ("env", f"VMJOBS_TOKEN_FILE={desk.folder}/token", "VMJOBS_API_URL=http://api.grid:8080")
+    findings = json.loads(desk(*ask, "vmjobs", "job", "why", cluster, "--json"))["findings"]
+    (found,) = [finding for finding in findings if finding["code"] == "IMAGE_MISSING"]
+    assert "no-such-image" in found["message"]
+
+
+def test_a_job_whose_site_is_not_there(grid: Grid) -> None:
+    nowhere = BY_CONDOR_C.replace("site.grid site.grid", "nowhere.grid nowhere.grid")
+    for desk in _desk(Desk(grid, "submit", nowhere)):
+        found = until(desk, desk.submit("true"), "SITE_DOWN")
+        assert "cannot reach the schedd nowhere.grid" in found["findings"][0]["message"]
+
+
+@pytest.mark.disruptive
+def test_a_job_whose_group_has_what_it_may_have(grid: Grid) -> None:
+    quota = "GROUP_NAMES = group_small\nGROUP_QUOTA_group_small = 1\nGROUP_ACCEPT_SURPLUS = false"
+    group = {"accounting_group": "group_small", "request_memory": "128"}
+    with configured(grid, "site", "quota", quota):
+        for desk in _desk(Desk(grid, "site")):
+            desk.running(desk.submit("sleep 1000", **group))
+            found = until(desk, desk.submit("true", **group), "QUOTA")
+            assert "group_small may use 1, and uses 1" in found["findings"][0]["message"]
 
 
 def test_what_people_see(desk: Desk) -> None:

@@ -47,7 +47,7 @@ def view_of_service_job(job_id: str, schedd: str, pool: str) -> View:
     facts = [*_facts(job), *map(_fact, events)]
     message = job.reason.message.partition("\n")[0] or "nobody says why"
     said = Finding(job.reason.code, message, _remedy(job))
-    if job.state not in {JobState.QUEUED, JobState.HELD}:
+    if job.state not in {JobState.QUEUED, JobState.HELD, JobState.PREEMPTED}:
         return View(job.id, job.state.value, [said], facts)
     explanation, findings = _asked(job, schedd, pool)
     unread = job.condor is not None and explanation is None
