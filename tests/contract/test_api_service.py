@@ -69,7 +69,6 @@ def test_a_node_speaks_for_itself_only(site: Site) -> None:
         ({"hypervisors": [{"kind": "bhyve", "works": True}]}, "hypervisors.0.kind"),
         ({"images": ["latest"]}, "images.0"),
         ({"name": "a/b"}, "name"),
-        ({"gpu": 1}, "gpu"),
     ],
 )
 def test_bad_nodes(site: Site, change: dict[str, Any], field: str) -> None:
