@@ -260,6 +260,7 @@ def slow(grid: Grid, service: str, rate: str) -> None:
 
 
 @pytest.mark.disruptive
+@pytest.mark.soak  # tests/contract/test_node_cache.py has what the node does
 def test_a_fetch_that_was_cut_off_goes_on(grid: Grid, tmp_path: Path) -> None:
     """The repository dies while a node fetches an image from it."""
     push(tiny(tmp_path, 256), "foreign-cut", *TINY)

@@ -169,6 +169,7 @@ def test_one_that_is_held_goes_on_when_it_is_released(site: Desk, grid: Grid) ->
     assert left(site) == ALL
 
 
+@pytest.mark.soak  # the row is below; test_agent_checkpoint.py has what the agent does
 def test_what_the_service_has_lost_is_begun_anew(site: Desk, grid: Grid) -> None:
     """It is tried twice, on whatever node, and then runs from its beginning."""
     cluster, those = submitted(site, __VMJobMaxStarts="1")
