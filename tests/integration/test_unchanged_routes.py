@@ -66,15 +66,15 @@ KINDS = {
     "large": Kind("true", lines={"request_memory": "999999"}),
     "on_exit_hold": Kind(
         "exit 4",
-        ways=("router", "condor-c"),
+        ways=tuple(WAYS),
         lines={"on_exit_hold": "ExitCode == 4", "on_exit_hold_subcode": "77"},
     ),
-    "max_retries": Kind("exit 4", ways=("router", "condor-c"), lines={"max_retries": "1"}),
+    "max_retries": Kind("exit 4", ways=tuple(WAYS), lines={"max_retries": "1"}),
     "success_exit_code": Kind("exit 4", ways=("condor-c",), lines=SUCCESS),
-    "streams": Kind("echo first; sleep 25; echo last", ways=("condor-c",), lines=STREAMS),
+    "streams": Kind("echo first; sleep 5; echo last", ways=tuple(WAYS), lines=STREAMS),
     "periodic_hold": Kind(
         "sleep 1000",
-        ways=("router", "condor-c"),
+        ways=tuple(WAYS),
         lines={
             "periodic_hold": 'ChirpVMState =?= "RUNNING"',
             "periodic_hold_subcode": "88",
@@ -212,7 +212,7 @@ def test_why_a_job_waits_at_its_site(jobs: Jobs, way: str) -> None:
     assert [place.split()[-1] for place in found["way"]] == ["submit.grid", "submit.grid", "site.grid"]
 
 
-@pytest.mark.parametrize("way", ["router", "condor-c"])
+@pytest.mark.parametrize("way", WAYS)
 def test_the_policy_of_a_job_that_leaves_is_its_own(jobs: Jobs, way: str) -> None:
     assert held(*jobs[way, "on_exit_hold"])["HoldReasonSubCode"] == 77
     assert held(*jobs[way, "periodic_hold"])["HoldReasonSubCode"] == 88
@@ -227,8 +227,9 @@ def test_a_job_that_succeeds_with_another_status(jobs: Jobs) -> None:
     assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 1), ad
 
 
-def test_what_a_job_prints_comes_back_once(jobs: Jobs) -> None:
-    desk, cluster = jobs["condor-c", "streams"]
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_job_would_stream_comes_back(jobs: Jobs, way: str) -> None:
+    desk, cluster = jobs[way, "streams"]
     assert desk.ended(cluster)["ExitCode"] == 0
     assert desk.read("out") == "first\nlast\n"
 
