@@ -356,6 +356,7 @@ def test_a_build_whose_time_is_over(service: Service, folder: Path) -> None:
         assert list(images.list()) == []
 
 
+@pytest.mark.soak  # one that is killed itself is above
 def test_a_builder_whose_child_is_killed_each_time(service: Service, folder: Path) -> None:
     mine, _ = recipe(folder)
     build = service.build(mine)

@@ -328,6 +328,7 @@ def test_a_schedd_that_hangs_does_not_hang_us(grid: Grid) -> None:
     assert rows == [[str(refs[f"{array}-0"]["cluster"])]]
 
 
+@pytest.mark.soak  # make bench has the figures
 def test_latency_of_a_short_job(grid: Grid) -> None:
     """Prints how long each leg takes; the first job may have to start gridmanager and gahp."""
     for label in ("first", "second", "third"):
