@@ -155,3 +155,8 @@ def test_the_page_has_the_table() -> None:
         assert f"| `{code}` | {outcome.subcode} | {outcome.deed} | {outcome.why} |" in page
     rest = outcomes.UNKNOWN
     assert f"| any other | {rest.subcode} | {rest.deed} | {rest.why} |" in page
+
+
+def test_jobs_of_the_service_wait_as_those_of_the_schedds_policy_do() -> None:
+    policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
+    assert f"   SET {names.WAITS} {outcomes.waits('VMJobTries')}\n" in policy

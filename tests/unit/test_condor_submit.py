@@ -200,23 +200,26 @@ def test_an_image_goes_where_its_machine_code_runs() -> None:
         assert found is runs, (architecture, there)
 
 
-def test_a_job_that_a_node_failed_waits_for_longer_each_time() -> None:
-    for route in ("local", "site"):
-        submit = parsed(batch(route=route))
-        prefix = "MY." if route == "local" else "MY.remote_"
-        wanted = submit["requirements" if route == "local" else "MY.remote_Requirements"]
+@pytest.mark.parametrize(
+    ("route", "prefix", "wanted"),
+    [("local", "MY.", "requirements"), ("site", "MY.remote_", "MY.remote_Requirements")],
+)
+def test_a_job_that_a_node_failed_waits_for_longer_each_time(
+    route: str, prefix: str, wanted: str
+) -> None:
+    submit = parsed(batch(route=route))
 
-        def matched(starts: int, **told: object) -> object:
-            asked = {"RequestCpus": 1, "RequestMemory": 64, "RequestDisk": 1024}
-            job = classad2.ClassAd({**asked, "NumJobStarts": starts, **told})
-            job[names.WAITS] = classad2.ExprTree(submit[prefix + names.WAITS])  # noqa: B023
-            return classad2.ExprTree(wanted).eval(job, slot())  # noqa: B023
+    def matched(starts: int, **told: object) -> object:
+        asked = {"RequestCpus": 1, "RequestMemory": 64, "RequestDisk": 1024}
+        job = classad2.ClassAd({**asked, "NumJobStarts": starts, **told})
+        job[names.WAITS] = classad2.ExprTree(submit[prefix + names.WAITS])
+        return classad2.ExprTree(submit[wanted]).eval(job, slot())
 
-        assert matched(0) is True
-        assert matched(3) is True, "it was vacated"
-        for starts, ago, runs in ((1, 2, False), (1, 7, True), (3, 15, False), (3, 22, True)):
-            told = outcomes.elsewhere(time.time() - ago)
-            assert matched(starts, **told) is runs, (route, starts, ago)
+    assert matched(0) is True
+    assert matched(3) is True, "it was vacated"
+    for starts, ago, runs in ((1, 2, False), (1, 7, True), (3, 15, False), (3, 22, True)):
+        told = outcomes.elsewhere(time.time() - ago)
+        assert matched(starts, **told) is runs, (starts, ago)
 
 
 def test_requirements_and_rank_against_machine_ads() -> None:

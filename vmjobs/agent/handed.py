@@ -10,7 +10,6 @@ is removed before the next agent takes jobs (:func:`clear`).
 
 from __future__ import annotations
 
-import errno
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from vmjobs.agent import protocol
 from vmjobs.agent.entrance import Entrance
 from vmjobs.agent.kept import Beginning, KeptJob
 from vmjobs.agent.protocol import Channel, DataMessage, HandMessage, Peer
+from vmjobs.agent.verdict import NO_ROOM
 from vmjobs.errors import InvalidRequest, PayloadTooLarge, StorageFull
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import MIB, JobSpec, Report, Strategy, StreamName
@@ -196,7 +196,7 @@ def handed(
         try:
             job.take(messages)
         except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            if error.errno not in NO_ROOM:
                 raise
             raise StorageFull(f"this node has no room for the job's files: {error}") from error
         yield job

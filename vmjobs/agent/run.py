@@ -6,7 +6,6 @@ First the machine is verified gone, then everything is delivered, then the direc
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import secrets
@@ -35,9 +34,11 @@ from vmjobs.agent.journal import Journal, Leftover, RunRecord
 from vmjobs.agent.outputs import DiskContents, Kept, OutputTray
 from vmjobs.agent.steps import STEPS, Step
 from vmjobs.agent.verdict import (
+    NO_ROOM,
     STOPPING,
     Ended,
     Verdict,
+    comes_of,
     failed,
     is_of_the_node,
     mended_elsewhere,
@@ -479,7 +480,7 @@ def _verdict_of(error: VMJobsError) -> Verdict:
     if isinstance(error, NoHypervisor):
         return failed(ReasonCode.NO_HYPERVISOR, error.message).verdict
     if isinstance(error, HypervisorError):
-        full = _for_want_of_room(error)
+        full = comes_of(error, NO_ROOM)
         code = ReasonCode.NODE_FAILED if full else ReasonCode.BOOT_FAILED
         return failed(code, error.message, unfit=full).verdict
     if isinstance(error, NotFound | Unavailable | DigestMismatch):
@@ -490,9 +491,3 @@ def _verdict_of(error: VMJobsError) -> Verdict:
 def _node_failed(error: OSError) -> Verdict:
     unfit = is_of_the_node(error)
     return failed(ReasonCode.NODE_FAILED, f"the node failed: {error}", unfit=unfit).verdict
-
-
-def _for_want_of_room(error: BaseException | None) -> bool:
-    """Whether an error comes of a disk that is full."""
-    full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
-    return full or (error is not None and _for_want_of_room(error.__cause__))

@@ -71,26 +71,24 @@ def failed(
     return Ended(Verdict(JobState.FAILED, reason(code, message), exit, unfit))
 
 
+#: What a system says where a disk is full.
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: What a system says of itself: no room, no memory, no rights, a bad disk. (Whoever may connect to the
 #: agent can have it run out of files.)
-_OF_THE_NODE = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EIO,
-        errno.EROFS,
-        errno.ENOMEM,
-        errno.EACCES,
-    }
-)
+_OF_THE_NODE = NO_ROOM | {errno.EIO, errno.EROFS, errno.ENOMEM, errno.EACCES}
 
 
 def is_of_the_node(error: BaseException | None) -> bool:
     """Whether an error, or what it comes of, is for what is wrong with the node."""
+    return comes_of(error, _OF_THE_NODE)
+
+
+def comes_of(error: BaseException | None, numbers: frozenset[int]) -> bool:
+    """Whether an error, or what it was raised from, is the system's with one of these numbers."""
     if error is None:
         return False
-    told = isinstance(error, OSError) and error.errno in _OF_THE_NODE
-    return told or is_of_the_node(error.__cause__)
+    told = isinstance(error, OSError) and error.errno in numbers
+    return told or comes_of(error.__cause__, numbers)
 
 
 def without_image(error: Exception) -> Ended:
