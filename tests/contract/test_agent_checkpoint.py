@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import subprocess
 import tempfile
 import threading
 import time
@@ -355,6 +356,37 @@ def test_whoever_is_gone_while_its_machine_is_saved_has_none_left(place: Place) 
     node.run.inbox.put(LeaseLost())
     left = node.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
+
+
+class Dying(Libvirt):
+    """Its machines are killed as they are to be saved, and that is seen."""
+
+    def __init__(self) -> None:
+        super().__init__(HypervisorKind.QEMU, node_connection())
+        self.gone = threading.Event()
+
+    def wait(self, name: str, timeout: float) -> MachineState:
+        state = super().wait(name, timeout)
+        if state is MachineState.GONE:
+            self.gone.set()
+        return state
+
+    def save(self, name: str, path: Path) -> None:
+        subprocess.run(["pkill", "-KILL", "-f", f"guest={name}"], check=True)
+        assert self.gone.wait(20)
+        super().save(name, path)
+
+
+def test_a_machine_that_dies_while_it_is_saved_ends_no_job(place: Place) -> None:
+    """It was told to leave: it is tried again, from its beginning."""
+    place.submit(COUNTS)
+    node = place.node(Dying())
+    place.counts()
+    node.signal(15)
+    left = node.ended()
+    assert (left.state, left.reason.code, left.exit) == (S.PREEMPTED, C.EVICTED, None)
+    assert place.node().ended().state is S.COMPLETED
+    assert place.out() == list(range(1, LAST + 1))
 
 
 class Refusing(Libvirt):

@@ -7,7 +7,8 @@ leaves:
 ======================  ==================================================================
 killed                  what becomes of the job
 ======================  ==================================================================
-while it is saved       it goes on from the checkpoint before, or begins anew
+while it is saved       it goes on from the checkpoint before, or begins anew; that is so, too, if it
+                        is its machine that is killed
 while files are sent    the same; the repository collects what came of them
 once they are kept      it goes on from there
 while they are fetched  the same: a checkpoint stays until there is another, or an end

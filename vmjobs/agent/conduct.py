@@ -300,9 +300,19 @@ def _save(run: Run) -> None:
             if not _over(run) and not run.stopped_by:
                 checkpoint.save(run, told)
                 _take_in(run)
+                _leave_if_lost(run)
     run.link.speak()
     run.link.heard = time.monotonic()
     watch.listening = listening
+
+
+def _leave_if_lost(run: Run) -> None:
+    """A machine that is lost while it is saved is no end of its job, which was told to leave."""
+    if run.ending is None:
+        return
+    verdict = _judge(run, ready=True)
+    if verdict.exit is None and verdict.reason.code is ReasonCode.GUEST_LOST:
+        raise stopped(f"its machine was lost while it was saved: {verdict.reason.message}")
 
 
 def _take_in(run: Run) -> None:
