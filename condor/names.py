@@ -44,6 +44,10 @@ VM_SUBCODE: Final = "ChirpVMSubCode"
 VM_TRIED: Final = "ChirpVMTried"
 #: How often it was told to leave, and did: so many of its starts count for nothing.
 VM_VACATED: Final = "ChirpVMVacated"
+#: What its image demands of nodes, once one has found out; and what the image was called then.
+VM_IMAGE_KINDS: Final = "ChirpVMImageKinds"
+VM_IMAGE_ARCH: Final = "ChirpVMImageArch"
+VM_IMAGE_NAMED: Final = "ChirpVMImageNamed"
 
 #: What users write into the submit files of unchanged jobs.
 WANTED_IMAGE: Final = "VMJobImage"

@@ -39,7 +39,19 @@ def tell(reporter: ChirpReporter, message: ProgressMessage | EndMessage) -> None
     used = usage(message.report)
     reporter.publish_later(used)
     if isinstance(message, EndMessage):
-        reporter.publish(used)
+        reporter.publish(used | needs(message))
+
+
+def needs(message: EndMessage) -> dict[str, ClassAdValue]:
+    """The attributes of what the job's image demands of nodes, where this one did not have it."""
+    if message.needs is None:
+        return {}
+    found: dict[str, ClassAdValue] = {
+        names.VM_IMAGE_NAMED: message.needs.named,
+        names.VM_IMAGE_KINDS: ",".join(message.needs.kinds),
+        names.VM_IMAGE_ARCH: message.needs.architecture,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def usage(report: Report) -> dict[str, ClassAdValue]:

@@ -205,6 +205,9 @@ def _refusals(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
             f"it wants the hypervisor {wanted}, and works nowhere: nodes have {there}",
             f"condor_qedit {job.id} {names.WANTED_HYPERVISOR} undefined",
         )
+    elif unbootable := _unbootable(job, pool):
+        mentioned.add(names.VM_IMAGE_KINDS.lower())
+        yield unbootable
     for asked, has, option, unit, words in _ASKED:
         wish, most = job.number(asked), pool.largest.get(has)
         if wish is None or most is None or wish <= most[0]:
@@ -237,7 +240,36 @@ def _missing_hypervisor(job: JobFacts, pool: PoolFacts) -> str:
     return "" if wanted in pool.hypervisors else wanted
 
 
+def _unbootable(job: JobFacts, pool: PoolFacts) -> Finding | None:
+    """What boots the image that the job names, as a node has found out, if no node has it."""
+    kinds = job.text(names.VM_IMAGE_KINDS)
+    if not kinds or not _is_of_its_image(job) or set(kinds.split(",")) & set(pool.hypervisors):
+        return None
+    there = ", ".join(pool.hypervisors) or "none"
+    boots = " or ".join(kinds.split(","))
+    return Finding(
+        "NO_HYPERVISOR",
+        f"its image boots by {boots}, which works nowhere: nodes have {there}",
+        _other_image(job),
+    )
+
+
+def _is_of_its_image(job: JobFacts) -> bool:
+    """It may have been given another image since a node has looked at one."""
+    return job.text(names.VM_IMAGE_NAMED).lower() == job.text(names.WANTED_IMAGE).lower()
+
+
+def _other_image(job: JobFacts) -> str:
+    return f"take an image that boots there: condor_qedit {job.id} {names.WANTED_IMAGE} '\"NAME\"'"
+
+
 def _demanded(job: JobFacts, clause: Mapping[str, Any], values: str) -> Finding:
+    if names.VM_IMAGE_ARCH.lower() in {name.lower() for name in clause["job"]}:
+        return Finding(
+            "NO_HYPERVISOR",
+            f"its image is for processors of another kind than any node's{values}",
+            _other_image(job),
+        )
     own = names.OWN_REQUIREMENTS if names.POLICY in job.told else "Requirements"
     return Finding(
         "REQUIREMENTS",

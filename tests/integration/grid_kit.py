@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from images.build import build
+from images.manifest import ImageManifest
 from images.store import ImageStore
 from vmjobs.client import Client
-from vmjobs.model import Job, JobSpec, JobState, StreamName
+from vmjobs.model import BootMethod, Job, JobSpec, JobState, StreamName
 
 T = TypeVar("T")
 
@@ -110,6 +111,16 @@ text = """#!/bin/sh
         file.write_text(text, "utf-8")
         build(str(file), grid.images, ROOT / "build" / "work")
     publish(grid)
+
+
+def blank_disk(grid: Grid) -> str:
+    """Have an image in the local store that is for a firmware, and has nothing to boot; its name."""
+    path = ROOT / "build" / "work" / "test-bios"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"no boot sector at all".ljust(1024 * 1024, b"."))
+    disk = ImageManifest(boot=BootMethod.BIOS, root=grid.images.add_file(path))
+    grid.images.tag(path.name, "latest", grid.images.put_manifest(disk))
+    return path.name
 
 
 def publish(grid: Grid) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from grid_kit import Grid, wait_for
+from grid_kit import Grid, blank_disk, publish, wait_for
 from steps_kit import closed
 from test_unchanged import PATIENT, Desk
 
@@ -51,7 +53,38 @@ def test_jobs_go_where_it_works(grid: Grid) -> None:
         assert ad["LastRemoteHost"].endswith(f"@{SOUND}.grid")
 
 
-def idle(desk: Desk, cluster: str) -> dict[str, object] | None:
+def test_an_image_goes_where_something_boots_it(grid: Grid) -> None:
+    """What boots it is known once a node has looked."""
+    image = blank_disk(grid)
+    publish(grid)
+    desk = Desk(grid, "site")
+    with broken(grid):
+        with closed(grid, SOUND):
+            cluster = desk.submit("true", image=image, __VMJobBootTimeout="4", request_memory="192")
+            ad = wait_for(lambda: idle(desk, cluster), "the job to be idle again", PATIENT)
+            assert ad["ChirpVMReason"].startswith("NO_HYPERVISOR: ")
+            assert (ad["ChirpVMImageNamed"], ad["ChirpVMImageKinds"]) == (image, "kvm,qemu")
+            wait_for(lambda: "qemu" not in offered(grid) or None, "it to be offered no more", PATIENT)
+            wait_for(lambda: lacking(desk, cluster) or None, "it to be known to lack that", PATIENT)
+        ad = wait_for(lambda: held(desk, cluster), "the job to be held", PATIENT)
+        assert ad["HoldReason"].startswith("BOOT_TIMED_OUT: ")
+        assert (ad["NumJobStarts"], ad["ChirpVMNode"]) == (2, f"{SOUND}.grid")
+    desk("condor_rm", cluster)
+
+
+def lacking(desk: Desk, cluster: str) -> bool:
+    """Whether the broken node does not have what boots the job's image, as far as the pool knows."""
+    said = json.loads(desk("vmjobs", "job", "why", cluster, "--json"))
+    of_image = [c for c in said.get("clauses", []) if "ChirpVMImageKinds" in c["text"]]
+    return any(f"{BROKEN}.grid" in c["nodes"]["names"] for c in of_image)
+
+
+def held(desk: Desk, cluster: str) -> dict[str, Any] | None:
+    ad = desk.ad(cluster)
+    return ad if ad.get("JobStatus") == 5 else None
+
+
+def idle(desk: Desk, cluster: str) -> dict[str, Any] | None:
     """The job's ad if it waits, having been begun."""
     ad = desk.ad(cluster)
     return ad if ad.get("JobStatus") == 1 and ad.get("NumJobStarts") else None

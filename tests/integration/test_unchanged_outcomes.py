@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from faults_kit import AGENT, fill, small_disk, without_objects
-from grid_kit import NODES, ROOT, Grid, odd_images, publish, wait_for
+from grid_kit import NODES, ROOT, Grid, blank_disk, odd_images, publish, wait_for
 from steps_kit import PACKAGES
 from test_unchanged import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
 
@@ -175,11 +175,7 @@ def assert_row(code: str, said: str, ad: Mapping[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def images(grid: Grid) -> Grid:
     """The grid, with images that misbehave; one of them is for other hypervisors than there may be."""
-    firmware = ROOT / "build" / "work" / "test-bios"
-    firmware.parent.mkdir(parents=True, exist_ok=True)
-    firmware.write_bytes(b"no boot sector at all".ljust(1024 * 1024, b"."))
-    disk = ImageManifest(boot=BootMethod.BIOS, root=grid.images.add_file(firmware))
-    grid.images.tag("test-bios", "latest", grid.images.put_manifest(disk))
+    blank_disk(grid)
     odd_images(grid, INITS)
     return grid
 

@@ -14,7 +14,7 @@ import pytest
 
 from condor import chirp, jobad, machine_ad, names, progress
 from condor.chirp import ChirpReporter
-from vmjobs.agent.protocol import EndMessage, ProgressMessage
+from vmjobs.agent.protocol import EndMessage, ImageNeeds, ProgressMessage
 from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.model import (
     AMOUNTS,
@@ -233,6 +233,18 @@ def test_what_was_used_is_told_along_with_htcondors_numbers_and_at_the_end_at_on
     progress.tell(reporter, EndMessage(node="n1", report=report, exit_code=0))
     assert set(used) < set(reporter.at_once)
     assert len(reporter.later) == 2 * len(used), "what waits would be told last, and be of earlier"
+
+
+def test_what_an_image_demands_of_nodes_is_told_where_this_one_does_not_have_it() -> None:
+    report = Report(state=JobState.FAILED, reason=reason(ReasonCode.NO_HYPERVISOR), time=now())
+    needs = ImageNeeds(named="disk:1", kinds=(HypervisorKind.KVM, HypervisorKind.QEMU))
+    end = EndMessage(node="n1", report=report, exit_code=71)
+    assert progress.needs(end) == {}
+    told = progress.needs(end.model_copy(update={"needs": needs}))
+    assert told == {"ChirpVMImageNamed": "disk:1", "ChirpVMImageKinds": "kvm,qemu"}
+    elsewhere = needs.model_copy(update={"architecture": "aarch64"})
+    told = progress.needs(end.model_copy(update={"needs": elsewhere}))
+    assert told["ChirpVMImageArch"] == "aarch64"
 
 
 def test_every_amount_has_an_attribute() -> None:

@@ -12,6 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+#: What a node has found out of an image that it does not boot.
+FOUND = {"ChirpVMImageNamed": "disk:1", "ChirpVMImageKinds": "kvm,qemu"}
+
+
 def policy(name: str) -> classad2.ExprTree:
     """What the schedd adds to a job by that name."""
     assert htcondor2.version()
@@ -25,6 +29,7 @@ def matches(offered: str, **job: object) -> bool:
     ad = classad2.ClassAd({"VMJobOwnRequirements": True, **job})
     node = classad2.ClassAd(
         {
+            "Arch": "X86_64",
             "HasVMJobs": True,
             "VMJobsHypervisors": offered,
             "VMJobsMemory": 4096,
@@ -51,6 +56,12 @@ def matches(offered: str, **job: object) -> bool:
         ("uml", {"RequestMemory": 4096, "RequestDisk": 10 * 1024 * 1024}, True),
         ("uml", {"RequestMemory": 4097}, False),
         ("uml", {"RequestDisk": 10 * 1024 * 1024 + 1}, False),
+        ("uml", {**FOUND, "VMJobImage": "disk:1"}, False),
+        ("uml,qemu", {**FOUND, "VMJobImage": "disk:1"}, True),
+        ("uml", {**FOUND, "VMJobImage": "hep:1"}, True),
+        ("uml", {"VMJobImage": "hep:1"}, True),
+        ("qemu", {**FOUND, "ChirpVMImageArch": "x86_64", "VMJobImage": "disk:1"}, True),
+        ("qemu", {**FOUND, "ChirpVMImageArch": "aarch64", "VMJobImage": "disk:1"}, False),
     ],
 )
 def test_which_nodes_a_job_goes_to(offered: str, job: dict[str, object], *, expected: bool) -> None:

@@ -339,6 +339,31 @@ def test_a_hypervisor_that_works_nowhere() -> None:
     assert codes(explain(daemons(queued(VMJobHypervisor='"QEMU"'), nodes=[node()]))) == ["WAITING"]
 
 
+@pytest.mark.parametrize(
+    ("image", "demand", "message"),
+    [
+        (
+            {"ChirpVMImageKinds": '"kvm,xen"'},
+            "stringListsIntersect(ChirpVMImageKinds, TARGET.VMJobsHypervisors) =!= false",
+            "its image boots by kvm or xen, which works nowhere: nodes have qemu, uml",
+        ),
+        (
+            {"ChirpVMImageKinds": '"qemu"', "ChirpVMImageArch": '"aarch64"'},
+            "(ChirpVMImageArch == TARGET.Arch) =!= false",
+            "its image is for processors of another kind than any node's "
+            "(the job's ChirpVMImageArch is aarch64; the nodes' Arch is X86_64)",
+        ),
+    ],
+)
+def test_an_image_that_nothing_boots(image: dict[str, str], demand: str, message: str) -> None:
+    asked = {"VMJobImage": '"disk:1"', "ChirpVMImageNamed": '"disk:1"', **image}
+    nodes = [node(Arch='"X86_64"')]
+    found = explain(daemons(queued(**asked, Requirements=f"({demand})"), nodes=nodes))
+    assert codes(found) == ["NO_HYPERVISOR"]
+    assert found.findings[0].message == message
+    assert "condor_qedit 3.0 VMJobImage" in found.findings[0].remedy
+
+
 def test_what_is_no_node_is_not_counted() -> None:
     revoked = ad({"MyType": '"StartD"', "Name": '"revoked.offline.vc"', "VMJobsRevoked": '"5:x"'})
     divided = node("n2", DynamicSlot="true", Name='"slot1_1@n2"')

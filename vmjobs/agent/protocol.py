@@ -178,12 +178,24 @@ class ProgressMessage(Frozen):
     report: Report
 
 
+class ImageNeeds(Frozen):
+    """What boots an image, best first, and on what processors, as ``uname -m`` calls them; empty: any.
+
+    named: the image, as the job names it.
+    """
+
+    named: ImageRef
+    kinds: tuple[HypervisorKind, ...]
+    architecture: str = Field(default="", pattern=r"^[A-Za-z0-9_]{0,32}$")
+
+
 class EndMessage(Frozen):
     """The job is over, its machine gone; exit with this status.
 
     ended: of a job that was handed over: ``code=N`` or ``signal=N``, with ``starved`` behind it where
         the machine had no memory left; or ``refused SENTENCE`` where its image cannot run it; empty
         where it did not come to an end of its own.
+    needs: where no hypervisor of this node's boots its image.
     """
 
     type: Literal["end"] = "end"
@@ -191,6 +203,7 @@ class EndMessage(Frozen):
     exit_code: int
     report: Report
     ended: str = ""
+    needs: ImageNeeds | None = None
 
 
 class ErrorMessage(Frozen):
@@ -219,9 +232,11 @@ _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discrimina
 
 
 def send(connection: socket.socket, message: Message) -> None:
-    """Send one message, whole."""
+    """Send one message, whole. What says nothing is left out: the other end may be of an earlier
+    release, and know nothing of it.
+    """
     data = message.data if isinstance(message, DataMessage) else b""
-    connection.sendall(message.model_dump_json().encode() + b"\n" + data)
+    connection.sendall(message.model_dump_json(exclude_none=True).encode() + b"\n" + data)
 
 
 def parts(channel: Channel, data: bytes) -> Iterator[DataMessage]:

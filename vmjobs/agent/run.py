@@ -181,6 +181,8 @@ class Run:
     resources: ExitStack = field(default_factory=ExitStack)
     #: The driver can boot the image: it is not just the node's first choice.
     settled: bool = False
+    #: The image, where nothing on this node boots it.
+    unbootable: BootImage | None = None
     watch: Watch | None = None
     script_ended: ScriptEnded | None = None
     #: What was seen: the status reported, the console line that ends the job, the machine's end.
@@ -363,6 +365,7 @@ class Run:
         found = self.parts.recheck(self.driver.kind)
         if found.works:
             return _verdict_of(error)
+        self.unbootable = self.image
         message = (
             f"{self.driver.kind} does not work on this node any more ({found.detail}): {error.message}"
         )

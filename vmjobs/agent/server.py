@@ -75,12 +75,15 @@ class SocketLease:
         self.last = report.model_copy(update={"rejected": ()})
         self.send(protocol.ProgressMessage(node=self.node, report=self.last))
 
-    def end(self, verdict: Verdict, ended: str = "") -> None:
-        """Tell that the job is over. ended: what it said of that itself."""
+    def end(self, verdict: Verdict, ended: str = "", needs: protocol.ImageNeeds | None = None) -> None:
+        """Tell that the job is over. ended, needs: as ``EndMessage`` has them."""
         if self.last is not None:
-            code = verdict.exit_code
-            report = self.last
-            self.send(protocol.EndMessage(node=self.node, exit_code=code, report=report, ended=ended))
+            report, code = self.last, verdict.exit_code
+            self.send(
+                protocol.EndMessage(
+                    node=self.node, exit_code=code, report=report, ended=ended, needs=needs
+                )
+            )
 
     def send(self, message: protocol.Message) -> None:
         """Send, unless nobody listens."""
@@ -302,7 +305,7 @@ class Agent:
                     self._judge_node(run, verdict)
                     # An agent that stops waits for this, too.
                     job.send_back(lease.send)
-                    lease.end(verdict, job.ended())
+                    lease.end(verdict, job.ended(), _needs(run, message.image))
                     if message.checkpoint and other_end.has_taken():
                         beginning.forget()
 
@@ -476,6 +479,14 @@ def _name_of(slot: Starter) -> str:
 
 def _refuse(lease: SocketLease, error: VMJobsError, *, retry: bool) -> None:
     lease.send(protocol.ErrorMessage(code=error.code, message=error.message, retry=retry))
+
+
+def _needs(run: Run, named: str) -> protocol.ImageNeeds | None:
+    """What the image of an ended run demands, where nothing here boots it. named: by its job."""
+    image = run.unbootable
+    if image is None:
+        return None
+    return protocol.ImageNeeds(named=named, kinds=image.kinds, architecture=image.architecture)
 
 
 def _node_failed(error: OSError) -> protocol.ErrorMessage:

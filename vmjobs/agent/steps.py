@@ -103,6 +103,7 @@ def _live(run: Run, source: LiveSource) -> LiveImage:
 
 def choose_hypervisor(run: Run) -> None:
     """Take another hypervisor where the first choice cannot boot the image. It is journaled."""
+    run.unbootable = run.image
     here, wanted = platform.machine(), run.image.architecture
     if wanted not in {"", here}:
         raise NoHypervisor(f"the image is for {wanted}, and this node's processors are {here}")
@@ -110,7 +111,7 @@ def choose_hypervisor(run: Run) -> None:
     if run.driver.kind not in able:
         run.driver = run.parts.choose(run.ticket.spec.hypervisor, able)
         run.parts.journal.reassign(run.attempt, run.machine, run.driver)
-    run.settled = True
+    run.settled, run.unbootable = True, None
     if run.driver.kind is HypervisorKind.UML and run.image.live is not None:
         run.live.ready()
         _lease(run, partial(_whole, run))
