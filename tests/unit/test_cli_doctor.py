@@ -108,6 +108,7 @@ ROUTER = {
             ["NEGOTIATOR_PRE_JOB_RANK has no VMJobRank"],
         ),
         ({"DAEMON_LIST": "MASTER, SCHEDD"}, ["JOB_TRANSFORM_NAMES has no VMJobs"]),
+        ({"DAEMON_LIST": "MASTER, SCHEDD", "JOB_TRANSFORM_NAMES": "VMJobsLeaves"}, []),
         (ROUTER, []),
         ({**ROUTER, "DAEMON_LIST": "MASTER, SCHEDD"}, ["DAEMON_LIST has no JOB_ROUTER"]),
         ({**ROUTER, "JOB_ROUTER_ROUTE_NAMES": ""}, ["JOB_ROUTER_ROUTE_NAMES has no VMJobs"]),

@@ -64,10 +64,11 @@ def _faults_of_schedd(tool: str, daemons: set[str]) -> Iterator[str]:
         yield from _faults_of_router(tool, daemons)
     if "VMJOBS" in transforms:
         yield from _faults_of_policy(_value(tool, "JOB_TRANSFORM_VMJobs"))
-    elif "VMJOBSROUTE" not in transforms:
+    elif not transforms & {"VMJOBSROUTE", "VMJOBSLEAVES"}:
         yield (
-            "JOB_TRANSFORM_NAMES has no VMJobs: jobs with +VMJobImage match no node unless they leave "
-            "by Condor-C; copy condor/config/schedd.conf into config.d"
+            "JOB_TRANSFORM_NAMES has no VMJobs: jobs with +VMJobImage match no node; copy "
+            "condor/config/schedd.conf into config.d, or condor/config/submit.conf where all of them "
+            "leave by Condor-C"
         )
 
 
