@@ -110,10 +110,9 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
     }
 )
 #: The reason of a job's own end, where that may be why.
-STARVED: Final = (
-    "OUT_OF_MEMORY: the machine had no memory left, and its kernel killed processes; "
-    "ask for more with request_memory"
-)
+STARVED_WHY: Final = "the machine had no memory left, and its kernel killed processes"
+STARVED_REMEDY: Final = "ask for more with request_memory"
+STARVED: Final = f"OUT_OF_MEMORY: {STARVED_WHY}; {STARVED_REMEDY}"
 UNKNOWN: Final = Outcome(AGAIN, 199, "something else")
 
 

@@ -126,8 +126,7 @@ def of_status(job: JobFacts) -> list[Finding]:
         message += "; it leaves the queue once it is known to have stopped"
     findings = [Finding(code, message)]
     if code == "COMPLETED" and job.text(names.VM_REASON) == outcomes.STARVED:
-        said, _, remedy = outcomes.STARVED.partition(": ")[2].partition("; ")
-        findings.append(Finding("OUT_OF_MEMORY", said, remedy))
+        findings.append(Finding("OUT_OF_MEMORY", outcomes.STARVED_WHY, outcomes.STARVED_REMEDY))
     return findings
 
 
