@@ -48,6 +48,8 @@ VM_VACATED: Final = "ChirpVMVacated"
 VM_IMAGE_KINDS: Final = "ChirpVMImageKinds"
 VM_IMAGE_ARCH: Final = "ChirpVMImageArch"
 VM_IMAGE_NAMED: Final = "ChirpVMImageNamed"
+#: Whether that holds yet.
+IMAGE_KNOWN: Final = "VMJobImageKnown"
 
 #: What users write into the submit files of unchanged jobs.
 WANTED_IMAGE: Final = "VMJobImage"

@@ -46,12 +46,11 @@ def needs(message: EndMessage) -> dict[str, ClassAdValue]:
     """The attributes of what the job's image demands of nodes, where this one did not have it."""
     if message.needs is None:
         return {}
-    found: dict[str, ClassAdValue] = {
-        names.VM_IMAGE_NAMED: message.needs.named,
+    return {
         names.VM_IMAGE_KINDS: ",".join(message.needs.kinds),
         names.VM_IMAGE_ARCH: message.needs.architecture,
+        names.VM_IMAGE_NAMED: message.needs.named,  # last: what it makes count is there by then
     }
-    return {name: value for name, value in found.items() if value}
 
 
 def usage(report: Report) -> dict[str, ClassAdValue]:

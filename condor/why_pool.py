@@ -22,6 +22,11 @@ _ASKED: Final = (
 _LIMIT: Final = re.compile(r"limit|quota|ceiling|share", re.IGNORECASE)
 _PRIORITY: Final = re.compile(r"priority|preempt|preferred", re.IGNORECASE)
 _LOOK: Final = "`vmjobs doctor` on the node says what is wrong; `vmjobs node list` what probes found"
+#: Demands of a job's image, by what a node has found out of that.
+_OF_ITS_IMAGE: Final = (
+    (names.VM_IMAGE_ARCH, "its image is for processors of another kind than any node's"),
+    (names.VM_IMAGE_KINDS, "what boots its image works on no node"),
+)
 
 
 @dataclass(frozen=True)
@@ -195,19 +200,16 @@ def _limits(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
 def _refusals(job: JobFacts, pool: PoolFacts) -> Iterator[Finding]:
     mentioned = {names.POLICY.lower()} if _lacks_policy(job) else set()
     if job.wants_vm and not pool.agents.get("works", {}).get("count"):
-        mentioned.add(names.HAS_VMJOBS.lower())
+        mentioned |= {names.HAS_VMJOBS.lower(), names.VM_IMAGE_KINDS.lower()}
         yield _no_agent(pool)
     elif wanted := _missing_hypervisor(job, pool):
-        mentioned.add(names.WANTED_HYPERVISOR.lower())
+        mentioned |= {names.WANTED_HYPERVISOR.lower(), names.VM_IMAGE_KINDS.lower()}
         there = ", ".join(pool.hypervisors) or "none"
         yield Finding(
             "NO_HYPERVISOR",
             f"it wants the hypervisor {wanted}, and works nowhere: nodes have {there}",
             f"condor_qedit {job.id} {names.WANTED_HYPERVISOR} undefined",
         )
-    elif unbootable := _unbootable(job, pool):
-        mentioned.add(names.VM_IMAGE_KINDS.lower())
-        yield unbootable
     for asked, has, option, unit, words in _ASKED:
         wish, most = job.number(asked), pool.largest.get(has)
         if wish is None or most is None or wish <= most[0]:
@@ -240,36 +242,24 @@ def _missing_hypervisor(job: JobFacts, pool: PoolFacts) -> str:
     return "" if wanted in pool.hypervisors else wanted
 
 
-def _unbootable(job: JobFacts, pool: PoolFacts) -> Finding | None:
-    """What boots the image that the job names, as a node has found out, if no node has it."""
-    kinds = job.text(names.VM_IMAGE_KINDS)
-    if not kinds or not _is_of_its_image(job) or set(kinds.split(",")) & set(pool.hypervisors):
+def _of_its_image(job: JobFacts, clause: Mapping[str, Any], values: str) -> Finding | None:
+    """What is demanded for the image that the job names, as a node has found out."""
+    demanded = {name.lower() for name in clause["job"]}
+    message = next((said for name, said in _OF_ITS_IMAGE if name.lower() in demanded), None)
+    if message is None:
         return None
-    there = ", ".join(pool.hypervisors) or "none"
-    boots = " or ".join(kinds.split(","))
+    another = f"condor_qedit {job.id} {names.WANTED_IMAGE} '\"NAME\"'"
+    again = f"condor_qedit {job.id} {names.VM_IMAGE_NAMED} undefined"
     return Finding(
         "NO_HYPERVISOR",
-        f"its image boots by {boots}, which works nowhere: nodes have {there}",
-        _other_image(job),
+        message + values,
+        f"take an image that boots there: {another}; if it is another by now: {again}",
     )
 
 
-def _is_of_its_image(job: JobFacts) -> bool:
-    """It may have been given another image since a node has looked at one."""
-    return job.text(names.VM_IMAGE_NAMED).lower() == job.text(names.WANTED_IMAGE).lower()
-
-
-def _other_image(job: JobFacts) -> str:
-    return f"take an image that boots there: condor_qedit {job.id} {names.WANTED_IMAGE} '\"NAME\"'"
-
-
 def _demanded(job: JobFacts, clause: Mapping[str, Any], values: str) -> Finding:
-    if names.VM_IMAGE_ARCH.lower() in {name.lower() for name in clause["job"]}:
-        return Finding(
-            "NO_HYPERVISOR",
-            f"its image is for processors of another kind than any node's{values}",
-            _other_image(job),
-        )
+    if (found := _of_its_image(job, clause, values)) is not None:
+        return found
     own = names.OWN_REQUIREMENTS if names.POLICY in job.told else "Requirements"
     return Finding(
         "REQUIREMENTS",

@@ -374,6 +374,9 @@ class Dying(Libvirt):
     def save(self, name: str, path: Path) -> None:
         subprocess.run(["pkill", "-KILL", "-f", f"guest={name}"], check=True)
         assert self.gone.wait(20)
+        for thread in threading.enumerate():
+            if thread.name == "watch":  # tells of it
+                thread.join(20)
         super().save(name, path)
 
 
@@ -385,6 +388,7 @@ def test_a_machine_that_dies_while_it_is_saved_ends_no_job(place: Place) -> None
     node.signal(15)
     left = node.ended()
     assert (left.state, left.reason.code, left.exit) == (S.PREEMPTED, C.EVICTED, None)
+    assert left.reason.message.startswith("its machine was lost while it was saved: ")
     assert place.node().ended().state is S.COMPLETED
     assert place.out() == list(range(1, LAST + 1))
 

@@ -7,10 +7,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from chirp_service import ChirpService, chirp_service
@@ -20,8 +22,10 @@ from unchanged_kit import BOOT, GID, UID, Site, serving_site
 from condor import outcomes
 from vmjobs.agent.standing import Standing
 from vmjobs.errors import Unauthenticated
-from vmjobs.hypervisor.base import MachineState
-from vmjobs.model import MIB
+from vmjobs.hypervisor.base import BootImage, Hypervisor, MachineState, ProbeResult
+from vmjobs.hypervisor.select import choose
+from vmjobs.model import MIB, SAVING, HypervisorKind
+from vmjobs.ports import ImageSource
 
 
 @pytest.fixture(scope="module")
@@ -350,3 +354,62 @@ def test_a_node_that_the_repository_does_not_know_rests(site: Site) -> None:
         assert "3 jobs in a row failed" in site.agent.node().fault
     finally:
         site.agent.hands, site.agent.standing = hands, standing
+
+
+class Changed:
+    """The node's images, with something about them changed. fields: of ``BootImage``."""
+
+    def __init__(self, images: ImageSource, **fields: Any) -> None:
+        self._images, self._fields = images, fields
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._images, name)
+
+    @contextmanager
+    def lease(self, *arguments: Any) -> Iterator[BootImage]:
+        with self._images.lease(*arguments) as image:
+            yield replace(image, **self._fields)
+
+
+def only_uml(
+    driver: Hypervisor, demanded: HypervisorKind | None, able: Sequence[HypervisorKind] = ()
+) -> Hypervisor:
+    """The choice of a node that has just that."""
+    works = ProbeResult(HypervisorKind.UML, works=True, detail="", seconds=0.0)
+    choose((HypervisorKind.UML,), demanded, [works], able)
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("fields", "wish", "told"),
+    [
+        (
+            {"kinds": SAVING, "architecture": ""},
+            "",
+            {"Kinds": "kvm,qemu", "Arch": "", "Named": "generic"},
+        ),
+        (
+            {"architecture": "riscv64"},
+            "",
+            {"Kinds": "kvm,uml,qemu", "Arch": "riscv64", "Named": "generic"},
+        ),
+        # No node has what boots the image and is the one that the job demands.
+        ({"kinds": SAVING}, 'VMJobHypervisor = "uml"', {}),
+    ],
+)
+def test_what_an_image_wants_of_a_node_is_told_where_this_one_has_it_not(
+    site: Site, chirp: ChirpService, fields: dict[str, Any], wish: str, told: dict[str, str]
+) -> None:
+    parts = site.agent.parts
+    changed = cast("ImageSource", Changed(parts.images, **fields))
+    site.agent.parts = replace(parts, images=changed, choose=partial(only_uml, site.driver))
+    try:
+        ad = f'VMJobImage = "generic"\n{wish}'
+        job = site.run("/bin/true", ad=ad, files={".chirp.config": chirp.config})
+    finally:
+        site.agent.parts = parts
+    assert job.status == -signal.SIGKILL
+    assert chirp.attributes["ChirpVMReason"].startswith('"NO_HYPERVISOR: ')
+    found = {n: v for n, v in chirp.attributes.items() if n.startswith("ChirpVMImage")}
+    found.pop("ChirpVMImageBytes", None)
+    assert found == {f"ChirpVMImage{name}": f'"{value}"' for name, value in told.items()}

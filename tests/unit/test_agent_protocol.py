@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import socket
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from vmjobs.agent import protocol
 from vmjobs.agent.protocol import Channel, DataMessage
 from vmjobs.errors import InvalidRequest
+from vmjobs.model import JobState, ReasonCode, Report, now, reason
 
 
 def heard(words: bytes) -> list[protocol.Message]:
@@ -54,3 +56,14 @@ def test_bytes_that_break_off_are_none() -> None:
 def test_what_is_refused(line: bytes) -> None:
     with pytest.raises(InvalidRequest, match="not a message"):
         heard(line + b"\n")
+
+
+def test_what_says_nothing_is_not_sent() -> None:
+    """Another release may be at the other end, and refuses what it does not know."""
+    report = Report(state=JobState.COMPLETED, reason=reason(ReasonCode.SUCCEEDED), time=now())
+    here, there = socket.socketpair()
+    with here, there:
+        protocol.send(here, protocol.EndMessage(node="n1", exit_code=0, report=report))
+        here.shutdown(socket.SHUT_WR)
+        line = there.makefile("rb").read()
+    assert set(json.loads(line)) == {"type", "node", "exit_code", "report", "ended"}

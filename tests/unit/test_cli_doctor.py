@@ -77,7 +77,8 @@ NODE = {
 SCHEDD = {
     "DAEMON_LIST": "MASTER SCHEDD",
     "JOB_TRANSFORM_NAMES": "Other VMJobs",
-    "JOB_TRANSFORM_VMJobs": f"  SET VMJobPolicy {POLICY_NOW}\n  SET VMJobWaits a\n  SET VMJobRank b",
+    "JOB_TRANSFORM_VMJobs": f"  SET VMJobPolicy {POLICY_NOW}\n  SET VMJobWaits a\n  SET VMJobRank b\n"
+    "  SET VMJobImageKnown c",
 }
 NEGOTIATOR = {
     "DAEMON_LIST": "MASTER NEGOTIATOR",

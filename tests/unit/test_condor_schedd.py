@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import classad2
@@ -14,8 +15,13 @@ from condor import submit
 ROOT = Path(__file__).parents[2]
 
 
-#: What a node has found out of an image that it does not boot.
-FOUND = {"ChirpVMImageNamed": "disk:1", "ChirpVMImageKinds": "kvm,qemu"}
+#: What a node has found out just now of an image that it does not boot.
+FOUND = {
+    "ChirpVMImageNamed": "disk:1",
+    "ChirpVMImageKinds": "kvm,qemu",
+    "ChirpVMImageArch": "",
+    "ChirpVMTried": time.time(),
+}
 
 
 def policy(name: str) -> classad2.ExprTree:
@@ -29,6 +35,7 @@ def policy(name: str) -> classad2.ExprTree:
 def matches(offered: str, **job: object) -> bool:
     """Whether a job demands no more than a node has, whose working hypervisors are those."""
     ad = classad2.ClassAd({"VMJobOwnRequirements": True, **job})
+    ad["VMJobImageKnown"] = policy("VMJobImageKnown")
     node = classad2.ClassAd(
         {
             "Arch": "X86_64",
@@ -61,6 +68,7 @@ def matches(offered: str, **job: object) -> bool:
         ("uml", {**FOUND, "VMJobImage": "disk:1"}, False),
         ("uml,qemu", {**FOUND, "VMJobImage": "disk:1"}, True),
         ("uml", {**FOUND, "VMJobImage": "hep:1"}, True),
+        ("uml", {**FOUND, "VMJobImage": "disk:1", "ChirpVMTried": time.time() - 3601}, True),
         ("uml", {"VMJobImage": "hep:1"}, True),
         ("qemu", {**FOUND, "ChirpVMImageArch": "x86_64", "VMJobImage": "disk:1"}, True),
         ("qemu", {**FOUND, "ChirpVMImageArch": "aarch64", "VMJobImage": "disk:1"}, False),

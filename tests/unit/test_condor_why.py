@@ -345,7 +345,8 @@ def test_a_hypervisor_that_works_nowhere() -> None:
         (
             {"ChirpVMImageKinds": '"kvm,xen"'},
             "stringListsIntersect(ChirpVMImageKinds, TARGET.VMJobsHypervisors) =!= false",
-            "its image boots by kvm or xen, which works nowhere: nodes have qemu, uml",
+            "what boots its image works on no node (the job's ChirpVMImageKinds is kvm,xen; "
+            "the nodes' VMJobsHypervisors is uml,qemu)",
         ),
         (
             {"ChirpVMImageKinds": '"qemu"', "ChirpVMImageArch": '"aarch64"'},

@@ -300,7 +300,7 @@ def _save(run: Run) -> None:
             if not _over(run) and not run.stopped_by:
                 checkpoint.save(run, told)
                 _take_in(run)
-                _leave_if_lost(run)
+            _leave_if_lost(run)
     run.link.speak()
     run.link.heard = time.monotonic()
     watch.listening = listening
@@ -311,7 +311,8 @@ def _leave_if_lost(run: Run) -> None:
     if run.ending is None:
         return
     verdict = _judge(run, ready=True)
-    if verdict.exit is None and verdict.reason.code is ReasonCode.GUEST_LOST:
+    lost = verdict.reason.code is ReasonCode.GUEST_LOST or run.ending is Ending.UNKNOWN
+    if verdict.exit is None and lost:
         raise stopped(f"its machine was lost while it was saved: {verdict.reason.message}")
 
 

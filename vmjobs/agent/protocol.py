@@ -179,9 +179,8 @@ class ProgressMessage(Frozen):
 
 
 class ImageNeeds(Frozen):
-    """What boots an image, best first, and on what processors, as ``uname -m`` calls them; empty: any.
-
-    named: the image, as the job names it.
+    """What boots an image for a job, best first, and on what processors, as ``uname -m`` calls them;
+    empty: any. named: the image, as the job names it.
     """
 
     named: ImageRef

@@ -365,7 +365,8 @@ class Run:
         found = self.parts.recheck(self.driver.kind)
         if found.works:
             return _verdict_of(error)
-        self.unbootable = self.image
+        if self.settled:
+            self.unbootable = self.image
         message = (
             f"{self.driver.kind} does not work on this node any more ({found.detail}): {error.message}"
         )

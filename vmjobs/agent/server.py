@@ -482,11 +482,15 @@ def _refuse(lease: SocketLease, error: VMJobsError, *, retry: bool) -> None:
 
 
 def _needs(run: Run, named: str) -> protocol.ImageNeeds | None:
-    """What the image of an ended run demands, where nothing here boots it. named: by its job."""
+    """What an ended run wants of nodes for its image, where nothing here boots that. named: by its job.
+
+    None, too, where no node has what boots the image and is wanted by the job: that is for its user.
+    """
     image = run.unbootable
-    if image is None:
+    able = [kind for kind in image.kinds if kind in run.ticket.spec.kinds] if image else []
+    if image is None or not able:
         return None
-    return protocol.ImageNeeds(named=named, kinds=image.kinds, architecture=image.architecture)
+    return protocol.ImageNeeds(named=named, kinds=tuple(able), architecture=image.architecture)
 
 
 def _node_failed(error: OSError) -> protocol.ErrorMessage:

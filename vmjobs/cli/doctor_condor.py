@@ -73,7 +73,7 @@ def _faults_of_schedd(tool: str, daemons: set[str]) -> Iterator[str]:
 
 
 def _faults_of_policy(transform: str) -> Iterator[str]:
-    adds = (f"{names.POLICY} {names.POLICY_NOW}", names.WAITS, names.JOB_RANK)
+    adds = (f"{names.POLICY} {names.POLICY_NOW}", names.WAITS, names.JOB_RANK, names.IMAGE_KNOWN)
     if missing := [what for what in adds if not re.search(rf"(?m)^ *SET +{what}\b", transform)]:
         yield (
             "JOB_TRANSFORM_VMJobs is of another version of vmjobs (it sets no "
