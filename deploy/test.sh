@@ -21,6 +21,12 @@ tests() {
     .venv/bin/pytest -q -o cache_dir=$cache "$@" -n 0 --last-failed --last-failed-no-failures none
 }
 
+# alone ARGUMENT...: runs them one at a time, with nothing beside them: what fails there has failed.
+alone() {
+    # shellcheck disable=SC2086 # two words
+    .venv/bin/pytest -q -o cache_dir=$cache $slow "$@" -n 0
+}
+
 if [ "${1:-}" != soak ]; then
     echo "== unit"
     tests tests/unit -n 2
@@ -40,11 +46,13 @@ deploy/grid.sh up
 if [ "${1:-}" = soak ]; then
     shift
     echo "== soak"
-    tests tests/integration -m soak -n 0 "$@"
+    alone tests/integration -m soak "$@"
     exit
 fi
 echo "== integration"
 # Jobs wait for the scheduler most of their time: files of tests run side by side.
 tests tests/integration -n 4 --dist loadfile -m 'not disruptive and not soak' "$@"
 echo "== integration, with services that die"
-tests tests/integration -n 0 -m 'disruptive and not soak' "$@"
+harness=tests/integration/test_every_step.py
+alone $harness -m 'not soak' "$@"
+tests tests/integration -n 0 -m 'disruptive and not soak' --ignore $harness "$@"

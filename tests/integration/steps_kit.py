@@ -32,6 +32,9 @@ LEASE = 30
 #: Seconds until all jobs stand where they are to, all have ended, and all of theirs is gone.
 SETTLED, LATE, CLEAN = 180.0, 400.0, 2 * ANNOUNCE_SECONDS
 
+#: ``JobStatus``, as tools print it.
+REMOVED, COMPLETED = "3", "4"
+
 GATES = str(step_gates.GATES)
 PACKAGES = "/usr/lib/python3/dist-packages"
 PLANTED = f"{PACKAGES}/vmjobs_gates.pth"
@@ -171,16 +174,39 @@ class Volley:
 
     def assert_unchanged_ended_well(self) -> None:
         """The same, of the unchanged ones alone."""
-        ads = self._history("ProcId", "JobStatus", "ExitBySignal", "ExitCode").splitlines()
-        assert sorted(ads) == sorted(f"{n} 4 false 0" for n in range(JOBS["unchanged"]))
-        told = self.desk.read("log")
-        for number in range(JOBS["unchanged"]):
-            job = f"{int(self.cluster):03d}.{number:03d}."
-            assert told.count(f"005 ({job}") == 1, told
-            assert self.desk.read(f"out.{number}") == "begun\ndone\n"
-            assert self.desk.read(f"out.txt.{number}") == "result\n"
+        assert self._assert_unchanged_ended_once() == set(range(JOBS["unchanged"]))
         names = self.desk("ls", "-A", self.desk.folder).split()
         assert len(names) == len({"data", "job.sh", "job.sub", "log"}) + 3 * JOBS["unchanged"], names
+
+    def assert_removed(self) -> None:
+        """Whoever was that far has its result; all others have ended without one. Each has one end."""
+        states = {job.state for job in self.ended()}
+        assert states <= {JobState.CANCELED, JobState.COMPLETED}, states
+        completed = self._assert_unchanged_ended_once()
+        there = set(self.desk("ls", "-A", self.desk.folder).split())
+        assert {name for name in there if name.startswith("out.txt.")} == {
+            f"out.txt.{number}" for number in completed
+        }
+        self.assert_agreed()
+
+    def _assert_unchanged_ended_once(self) -> set[int]:
+        """Each of the unchanged ones is in the history once, removed, or with all that it printed and
+        left; which of them are that.
+        """
+        ads = [line.split() for line in self._history("ProcId", "JobStatus", "ExitCode").splitlines()]
+        ends = {int(number): (status, code) for number, status, code in ads}
+        assert (len(ads), set(ends)) == (len(ends), set(range(JOBS["unchanged"]))), ads
+        told, completed = self.desk.read("log"), set()
+        for number, (status, code) in ends.items():
+            job = f"{int(self.cluster):03d}.{number:03d}."
+            assert told.count(f"005 ({job}") + told.count(f"009 ({job}") == 1, told
+            if status == REMOVED:
+                continue
+            assert (status, code) == (COMPLETED, "0"), ads
+            assert self.desk.read(f"out.{number}") == "begun\ndone\n"
+            assert self.desk.read(f"out.txt.{number}") == "result\n"
+            completed.add(number)
+        return completed
 
     def _assert_whole(self, job: Job) -> None:
         """All that it printed and left is there, once."""

@@ -168,6 +168,25 @@ def test_what_dies_while_a_machine_is_saved_costs_what_was_done_and_no_more(
     grid.assert_clean(job)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("what", ["vmjobs agent", "vmjobs exec"])
+def test_what_dies_while_a_saved_machine_is_fetched_costs_nothing(grid: Grid, what: str) -> None:
+    (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
+    grid.until(job, JobState.RUNNING, timeout=180)
+    wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
+    node = grid.api.job(job.id).node.split(".")[0]
+    (other,) = set(NODES) - {node}
+    with closed(grid, node):
+        grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
+        wait_for(lambda: saving(grid, other) or None, "its machine to come to the other node", 240)
+        grid.on(other, "pkill", "-KILL", "-f", what)
+        (ended,) = grid.wait(job, timeout=300)
+    assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
+    assert ended.attempts == 3
+    assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
+    grid.assert_clean(job)
+
+
 @pytest.mark.soak  # tests/contract/test_agent_checkpoint.py has what the agent does
 def test_an_agent_that_is_stopped_saves_its_machines_first(grid: Grid) -> None:
     """As for an upgrade: its successor takes them up, as HTCondor has heard of nothing."""
@@ -189,7 +208,7 @@ def runs(grid: Grid, node: str) -> str:
 
 
 def saving(grid: Grid, node: str) -> bool:
-    """Whether a machine's memory is being written, or sent."""
+    """Whether a machine's memory is being written, sent or fetched."""
     return "machine.memory" in runs(grid, node)
 
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from functools import partial
 
 import pytest
-from faults_kit import Tell, fill, silent, small_disk
+from faults_kit import AGENT, Tell, fill, silent, small_disk
 from grid_kit import Grid, healthy, run, wait_for
 from steps_kit import JOBS, NODE, Volley, fired, stage
 from test_unchanged import LOG
@@ -87,6 +87,9 @@ def killing(*which: tuple[str, str]) -> Fault:
     return lambda volley: killed(volley, *which)
 
 
+#: The first process of each, which takes all others along: killed one by one, some kernel sees its
+#: guest's init die before itself, and panics.
+MACHINES = (NODE, "vmjobs-sandbox.*umid=vmjobs-|guest=vmjobs-")
 LIBVIRTD = "libvirt's daemon"
 FAULTS: dict[str, Fault] = {
     "the agent": killing((NODE, "vmjobs agent")),
@@ -164,17 +167,18 @@ def _assert_survived(volley: Volley, faults: Iterable[str], record_property: Tel
 
 def test_the_machines_die(volley: Volley) -> None:
     """An unchanged job is begun again. One of the service says what happened to it."""
-    # The first process of each, which takes all others along: killed one by one, some kernel sees its
-    # guest's init die before itself, and panics.
-    with killed(volley, (NODE, "vmjobs-sandbox.*umid=vmjobs-")):
+    with killed(volley, MACHINES):
         volley.open()
-    ends = volley.ended()
-    lost = [job for job in ends if job.state is JobState.FAILED]
+    _assert_lost_or_well(volley)
+    assert {job.state for job in volley.ended()} == {JobState.COMPLETED, JobState.FAILED}
+    _assert_clean(volley)
+
+
+def _assert_lost_or_well(volley: Volley) -> None:
+    lost = [job for job in volley.ended() if job.state is not JobState.COMPLETED]
     assert {job.reason.code for job in lost} <= {ReasonCode.GUEST_LOST, ReasonCode.BOOT_FAILED}
-    assert {job.state for job in ends} == {JobState.COMPLETED, JobState.FAILED}
     volley.assert_unchanged_ended_well()
     volley.assert_agreed()
-    _assert_clean(volley)
 
 
 def test_the_disk_is_full(grid: Grid, node: None) -> None:
@@ -213,17 +217,23 @@ def test_they_are_suspended(volley: Volley) -> None:
 
 
 def test_they_are_removed(volley: Volley) -> None:
-    volley.desk("condor_rm", volley.cluster)
+    with removed(volley):
+        volley.open()
+    volley.assert_removed()
+    ends = [job.state for job in volley.ended()]
+    # These have not even a machine.
+    assert ends.count(JobState.CANCELED) >= len([step for step in STEPS if step.phase == "staging"])
+    _assert_clean(volley)
+
+
+@contextmanager
+def removed(volley: Volley) -> Iterator[None]:
+    """Nobody wants the jobs any more."""
+    volley.desk("condor_rm", volley.cluster, check=not volley.opened)
     for job in volley.rest:
         with suppress(Conflict):  # one has told its end
             volley.grid.api.cancel(job.id)
-    volley.open()
-    ends = [job.state for job in volley.ended()]
-    assert set(ends) <= {JobState.CANCELED, JobState.COMPLETED}
-    # Whoever was that far has its result; the others have not even a machine.
-    assert ends.count(JobState.CANCELED) >= len([step for step in STEPS if step.phase == "staging"])
-    volley.assert_agreed()
-    _assert_clean(volley)
+    yield
 
 
 @pytest.mark.soak
@@ -298,15 +308,49 @@ def suspended(volley: Volley) -> Iterator[None]:
         volley.grid.on("site", "condor_continue", "-all", check=False)
 
 
+@contextmanager
+def drained(volley: Volley) -> Iterator[None]:
+    """The node takes no jobs for a while, and has those that it has leave."""
+    volley.grid.on("site", "condor_drain", "-fast", f"{NODE}.grid")
+    try:
+        yield
+        time.sleep(5)
+    finally:
+        volley.grid.on("site", "condor_drain", "-cancel", f"{NODE}.grid")
+
+
+@contextmanager
+def filled(volley: Volley) -> Iterator[None]:
+    """The disk of the agent's runs, a small one, is full for a while."""
+    filler = fill(volley.grid, NODE, RUNS)
+    try:
+        yield
+        time.sleep(5)
+    finally:
+        volley.grid.on(NODE, "rm", filler)
+
+
+RUNS = f"{AGENT}/runs"
+MACHINES_DIE, REMOVED, FULL = "the machines", "all are removed", "the disk is full"
 #: What happens at any moment: what dies, and what users and sites do.
 EVENTS: dict[str, Fault] = {
     **FAULTS,
+    MACHINES_DIE: killing(MACHINES),
+    FULL: filled,
+    REMOVED: removed,
     "all are vacated": vacated,
     "all are vacated at once": lambda volley: vacated(volley, "-fast"),
     "all are suspended": suspended,
     "all are held": held,
+    "the node is drained": drained,
 }
-SEED = os.environ.get("VMJOBS_SOAK_SEED", "1")
+#: What has to be so afterwards, where that is not a good end of all.
+ENDS: dict[str, Callable[[Volley], None]] = {
+    MACHINES_DIE: _assert_lost_or_well,
+    REMOVED: Volley.assert_removed,
+}
+#: Another one each time, which the report has.
+SEED = os.environ.get("VMJOBS_SOAK_SEED") or str(int(time.time()))
 TURNS = int(os.environ.get("VMJOBS_SOAK_TURNS", str(len(EVENTS))))
 
 
@@ -325,11 +369,14 @@ def test_at_any_moment(grid: Grid, node: None, turn: int, record_property: Tell)
     hypervisor = HYPERVISOR.get(what) or chance.choice(("uml", "uml", "qemu"))
     note = f"{what}, {moment:.1f} s after the submission, {hypervisor}; VMJOBS_SOAK_SEED={SEED}"
     record_property("note", note)
-    with fired(grid, hypervisor) as volley:
+    with ExitStack() as stack:
+        if what == FULL:
+            stack.enter_context(small_disk(grid, NODE, "runs", 2 * 1024 * 1024))
+        volley = stack.enter_context(fired(grid, hypervisor))
         volley.open()
         time.sleep(moment)
         with EVENTS[what](volley):
             pass
-        volley.assert_ended_well()
+        ENDS.get(what, Volley.assert_ended_well)(volley)
         _assert_clean(volley)
         record_property("job", (volley.seconds(), volley.starts()))
