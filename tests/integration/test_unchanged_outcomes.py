@@ -98,7 +98,11 @@ WAYS: dict[str, Way] = {
     "INVALID_REQUEST": Way("VMJobHypervisor.*kvm", lines={"__VMJobHypervisor": '"abacus"'}),
     "TOO_LARGE": Way("larger than its disk; .*request_disk", large=1100),
     "OUTPUT_TOO_LARGE": Way("more than its disk; .*request_disk", "fallocate -l 1900M big"),
-    "CONSOLE_FLOODED": Way(r"beyond \d+ bytes", image="test-obeys", root="cat /dev/zero >/dev/console"),
+    "CONSOLE_FLOODED": Way(
+        rf"beyond \d+ bytes{LAST_LINES}(?s:.*)more and more",
+        image="test-obeys",
+        root="busybox yes more and more >/dev/console",
+    ),
     "KERNEL_PANIC": Way(f"Attempted to kill init.*{LAST_LINES}", image="test-panics"),
     "BOOT_TIMED_OUT": Way(
         f"not ready within 4 s.*{LAST_LINES}",
@@ -372,7 +376,7 @@ FAULTS: list[tuple[str, Fault]] = [
             partial(
                 with_another_agent, lines="from vmjobs.agent import handed; handed._RUN_SECONDS = 3"
             ),
-            Way("3 s"),
+            Way(f"3 s{LAST_LINES}"),
         ),
     ),
     (

@@ -137,9 +137,9 @@ def collect(run: Run) -> None:
 
 def _overdue(run: Run) -> Ended:
     spec = run.ticket.spec
-    message = overdue(spec.exit, spec.run_seconds, script=bool(spec.script))
+    text = overdue(spec.exit, spec.run_seconds, script=bool(spec.script))
+    message = with_console(text, _last_lines(run))
     if spec.strategy is not Strategy.SCRIPT:
-        message = with_console(message, _last_lines(run))
         # Whatever it has left by now is worth having: it says how far it came.
         run.end_machine()
         _read_output_disk(run)
@@ -356,7 +356,7 @@ def _give_up_on(run: Run, seen: Observation | None) -> None:
         raise end
     if isinstance(seen, ConsoleFlooded):
         message = f"the console grew beyond {run.parts.settings.max_console} bytes"
-        raise failed(ReasonCode.CONSOLE_FLOODED, message)
+        raise failed(ReasonCode.CONSOLE_FLOODED, with_console(message, _last_lines(run)))
     if isinstance(seen, ImageLost):
         raise without_image(seen.error)
     if isinstance(seen, RuleFailed):
