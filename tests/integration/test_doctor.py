@@ -27,6 +27,15 @@ def test_nothing_is_missing_on_the_hosts_of_the_grid(grid: Grid, host: str, role
     assert examined(grid, host, role) == (True, {})
 
 
+def test_a_node_boots_a_guest_by_each_hypervisor_that_works(grid: Grid) -> None:
+    said = grid.on("node1", "vmjobs", "doctor", "--json", "--for", "node")
+    found = {finding["what"]: finding for finding in json.loads(said)}
+    offered = grid.on("site", "condor_status", "slot1@node1.grid", "-af", "VMJobsHypervisors").strip()
+    works = {kind for kind in ("kvm", "qemu", "uml") if found[f"hypervisor: {kind}"]["ok"]}
+    assert works == set(offered.split(",")), found
+    assert works >= {"qemu", "uml"}
+
+
 @pytest.mark.parametrize(
     ("host", "role", "change", "what", "said"),
     [

@@ -123,8 +123,10 @@ def _go(tour: Tour, owner: Client, desks: list[Desk], folder: Path) -> None:
     _learn_the_jobs_token(tour)
     tour.kernel = wait_for(lambda: _machines(grid, owner, tour.rest[0]), "a job's machine", 240)
     clusters = [(desk, cluster) for desk in desks for cluster in _unchanged(desk, secrets)]
-    for desk, cluster in clusters:
-        desk.ended(cluster)
+    ends = [desk.ended(cluster) for desk, cluster in clusters]
+    assert [ad.get("ExitCode") for ad in ends if ad["JobStatus"] == 4] == [0, 3] * len(desks), ends
+    held = [ad["HoldReason"] for ad in ends if ad["JobStatus"] == 5]
+    assert [reason.partition(":")[0] for reason in held] == ["NOT_FOUND"] * len(desks), held
     tour.rest = grid_wait(owner, tour.rest)
 
 

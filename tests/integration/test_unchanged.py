@@ -165,6 +165,23 @@ def test_a_job_runs_unchanged(desk: Desk) -> None:
     assert desk.read("data") == "from a file\nagain\n"
 
 
+def test_it_finds_what_a_job_without_a_machine_finds(site: Desk) -> None:
+    """Its variables, its files, who it is, and where."""
+    script = """
+        env | cut -d = -f 1 | grep -v -x -e SHLVL -e _ | sort
+        find . -mindepth 1 -printf '%P %y %m %u\\n' | sort
+        id; echo "$_CONDOR_SCRATCH_DIR" | tr -d 0-9; [ "$PWD" = "$_CONDOR_SCRATCH_DIR" ] && echo there
+    """
+    with_one, without = (
+        site.submit(script, image=image, output=f"out.{image}", environment="\"A=1 B='two words'\"")
+        for image in ("generic", "")
+    )
+    for cluster in (with_one, without):
+        ad = site.ended(cluster)
+        assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
+    assert site.read("out.generic") == site.read("out.")
+
+
 def test_what_the_machine_used_is_in_the_jobs_ad(desk: Desk) -> None:
     """At the site, and a hop of Condor-C away."""
     script = """

@@ -102,6 +102,14 @@ def test_a_job_whose_site_is_not_there(grid: Grid) -> None:
 
 
 @pytest.mark.disruptive
+def test_a_job_that_the_router_does_not_take(grid: Grid) -> None:
+    with configured(grid, "submit", "route", "JOB_ROUTER_ROUTE_NAMES ="):
+        for desk in _desk(Desk(grid, "submit")):
+            found = until(desk, desk.submit("true"), "NOT_ROUTED")
+            assert "job router" in found["findings"][0]["message"]
+
+
+@pytest.mark.disruptive
 def test_a_job_whose_group_has_what_it_may_have(grid: Grid) -> None:
     quota = "GROUP_NAMES = group_small\nGROUP_QUOTA_group_small = 1\nGROUP_ACCEPT_SURPLUS = false"
     group = {"accounting_group": "group_small", "request_memory": "128"}
