@@ -199,7 +199,8 @@ def test_the_disk_is_full(grid: Grid, node: None) -> None:
 
 
 def test_they_are_suspended(volley: Volley) -> None:
-    """All jobs of the site, however they came. A machine stands still while its job runs."""
+    """All jobs of the site, however they came. Whatever machine there is stands still in the end."""
+    before = _suspensions(volley)
     volley.grid.on("site", "condor_suspend", "-all")
     asked = ("condor_q", "-allusers", "-constraint", "JobStatus == 7", "-af", "ClusterId")
     everyone = sum(JOBS.values())
@@ -209,11 +210,27 @@ def test_they_are_suspended(volley: Volley) -> None:
             "all to be suspended",
             60,
         )
+        volley.open()
+        wait_for(
+            lambda: 0 < _machines(volley) <= _suspensions(volley) - before or None,
+            "all machines to stand still",
+            60,
+        )
     finally:
         volley.open()
         volley.grid.on("site", "condor_continue", "-all")
     volley.assert_ended_well()
     _assert_clean(volley)
+
+
+def _suspensions(volley: Volley) -> int:
+    """How often a machine has been made to stand still, as its job was suspended."""
+    return int(volley.grid.on(NODE, "grep", "-c", "is suspended$", LOG, check=False))
+
+
+def _machines(volley: Volley) -> int:
+    """How many there are now."""
+    return int(volley.grid.on(NODE, "pgrep", "-fc", MACHINES[1], check=False))
 
 
 def test_they_are_removed(volley: Volley) -> None:
