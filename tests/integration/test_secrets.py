@@ -37,7 +37,7 @@ sleep 8; exit {status}
 """
 UNCHANGED = """
 cat data /dev/stdin >seen; cat seen; echo {out}; echo "in the machine: $SECRET"; cat /proc/cmdline
-sleep 4; exit {status}
+sleep 4; exit $2
 """
 
 
@@ -142,9 +142,10 @@ def _unchanged(desk: Desk, secrets: dict[str, str]) -> Iterator[str]:
         (3, "generic", "qemu"),
         (0, "no-such-image", "uml"),
     ):
-        script = UNCHANGED.format(out=secrets["unchanged-out"], status=status)
+        # Which is the same for all: it is read where the job begins.
+        script = UNCHANGED.format(out=secrets["unchanged-out"])
         fields["__VMJobHypervisor"] = f'"{hypervisor}"'
-        desk.describe(script, image, secrets["unchanged-argument"], **fields)
+        desk.describe(script, image, f"{secrets['unchanged-argument']} {status}", **fields)
         desk.write("data", secrets["unchanged-input"])
         yield desk.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
 

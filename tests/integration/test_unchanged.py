@@ -168,8 +168,8 @@ def test_a_job_runs_unchanged(desk: Desk) -> None:
 def test_it_finds_what_a_job_without_a_machine_finds(site: Desk) -> None:
     """Its variables, its files, who it is, and where."""
     script = """
-        env | cut -d = -f 1 | grep -v -x -e SHLVL -e _ | sort
-        find . -mindepth 1 -printf '%P %y %m %u\\n' | sort
+        env | cut -d = -f 1 | grep -v -x -e SHLVL -e _ | sed 's/_[0-9]*$//' | sort
+        find . -mindepth 1 ! -name '_condor_std*' -printf '%P %y %m %U\\n' | sort
         id; echo "$_CONDOR_SCRATCH_DIR" | tr -d 0-9; [ "$PWD" = "$_CONDOR_SCRATCH_DIR" ] && echo there
     """
     with_one, without = (

@@ -101,7 +101,7 @@ WAYS: dict[str, Way] = {
     "CONSOLE_FLOODED": Way(
         rf"beyond \d+ bytes{LAST_LINES}(?s:.*)more and more",
         image="test-obeys",
-        root="busybox yes more and more >/dev/console",
+        root="busybox yes more and more | tr '\\n' ' ' >/dev/console",
     ),
     "KERNEL_PANIC": Way(f"Attempted to kill init.*{LAST_LINES}", image="test-panics"),
     "BOOT_TIMED_OUT": Way(
