@@ -130,13 +130,12 @@ def test_an_agent_that_is_killed_while_it_saves_costs_what_was_done_and_no_more(
 
 
 #: What dies while a machine is saved, and whether that is saved all the same. The service can be away
-#: for as long as HTCondor lets the job leave.
+#: for as long as HTCondor lets the job leave. (In tests/contract/test_agent_checkpoint.py the machine.)
 LOSSES = {
     "the API": (("api", "vmjobs serve"), True),
     "the database": (("postgres", ""), True),
     "what waits for it": (("node", "vmjobs exec"), False),
     "the starter": (("node", "^condor_starter"), False),
-    "its machine": (("node", "guest=vmjobs-"), False),
 }
 
 
