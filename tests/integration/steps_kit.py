@@ -30,7 +30,9 @@ JOBS = {kind: len(step_gates.points(kind)) for kind in KINDS}
 #: Seconds that a schedd waits for a node that it lost.
 LEASE = 30
 #: Seconds until all jobs stand where they are to, all have ended, and all of theirs is gone.
-SETTLED, LATE, CLEAN = 180.0, 400.0, 2 * ANNOUNCE_SECONDS
+SETTLED, LATE, CLEAN = 180.0, 600.0, 2 * ANNOUNCE_SECONDS
+#: Seconds that a guest may take to boot: all may boot at once, emulated, on two processors.
+BOOT = 400
 
 #: ``JobStatus``, as tools print it.
 REMOVED, COMPLETED = "3", "4"
@@ -121,6 +123,7 @@ class Volley:
             name="every step",
             outputs=["out.txt"],
             memory=memory,
+            boot_seconds=BOOT,
             hypervisor=self.hypervisor,
         )
         self.desk.describe(
@@ -131,6 +134,7 @@ class Volley:
             error="err.$(Process)",
             request_memory=str(memory),
             __VMJobHypervisor=f'"{self.hypervisor}"',
+            __VMJobBootTimeout=str(BOOT),
             __VMJobMaxStarts="20",
         )
         self.cluster = self.desk.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()

@@ -22,7 +22,8 @@ from vmjobs.agent.steps import STEPS
 from vmjobs.errors import Conflict
 from vmjobs.model import JobState, ReasonCode
 
-pytestmark = pytest.mark.disruptive
+#: Twenty-two emulated machines that boot at once take their time.
+pytestmark = [pytest.mark.disruptive, pytest.mark.timeout(1200)]
 
 Fault = Callable[[Volley], AbstractContextManager[None]]
 
