@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import step_gates
@@ -26,7 +27,9 @@ NODE = "node1"
 #: MiB of a machine, by its hypervisor. QEMU's has firmware, and a kernel that is packed.
 MEMORY = {"uml": 96, "qemu": 128}
 KINDS = ("rest", "unchanged")
+#: As many as there are steps; and as many as two processors can emulate at once.
 JOBS = {kind: len(step_gates.points(kind)) for kind in KINDS}
+FEW = dict.fromkeys(KINDS, 4)
 #: Seconds that a schedd waits for a node that it lost.
 LEASE = 30
 #: Seconds until all jobs stand where they are to, all have ended, and all of theirs is gone.
@@ -101,12 +104,13 @@ def left(grid: Grid) -> set[str]:
 
 @dataclass
 class Volley:
-    """Jobs of both kinds, as many as there are steps. Those of the REST service come by Condor-C."""
+    """Jobs of both kinds. Those of the REST service come by Condor-C. jobs: how many of each kind."""
 
     grid: Grid
     desk: Desk
     before: set[str]
     hypervisor: str = "uml"
+    jobs: Mapping[str, int] = field(default_factory=lambda: JOBS)
     rest: list[Job] = field(default_factory=list)
     cluster: str = ""
     opened: float = 0.0
@@ -119,7 +123,7 @@ class Volley:
         memory = MEMORY[self.hypervisor]
         self.rest = grid.submit(
             REST,
-            count=JOBS["rest"],
+            count=self.jobs["rest"],
             name="every step",
             outputs=["out.txt"],
             memory=memory,
@@ -129,7 +133,7 @@ class Volley:
         self.desk.describe(
             UNCHANGED,
             arguments="$(Process)",
-            count=JOBS["unchanged"],
+            count=self.jobs["unchanged"],
             output="out.$(Process)",
             error="err.$(Process)",
             request_memory=str(memory),
@@ -178,9 +182,11 @@ class Volley:
 
     def assert_unchanged_ended_well(self) -> None:
         """The same, of the unchanged ones alone."""
-        assert self._assert_unchanged_ended_once() == set(range(JOBS["unchanged"]))
+        assert self._assert_unchanged_ended_once() == set(range(self.jobs["unchanged"]))
         names = self.desk("ls", "-A", self.desk.folder).split()
-        assert len(names) == len({"data", "job.sh", "job.sub", "log"}) + 3 * JOBS["unchanged"], names
+        assert len(names) == len({"data", "job.sh", "job.sub", "log"}) + 3 * self.jobs["unchanged"], (
+            names
+        )
 
     def assert_removed(self) -> None:
         """Whoever was that far has its result; all others have ended without one. Each has one end."""
@@ -199,7 +205,7 @@ class Volley:
         """
         ads = [line.split() for line in self._history("ProcId", "JobStatus", "ExitCode").splitlines()]
         ends = {int(number): (status, code) for number, status, code in ads}
-        assert (len(ads), set(ends)) == (len(ends), set(range(JOBS["unchanged"]))), ads
+        assert (len(ads), set(ends)) == (len(ends), set(range(self.jobs["unchanged"]))), ads
         told, completed = self.desk.read("log"), set()
         for number, (status, code) in ends.items():
             job = f"{int(self.cluster):03d}.{number:03d}."
@@ -273,8 +279,8 @@ class Volley:
             wait_for(gone, "nothing to be left", CLEAN)
         assert not more
 
-    def assert_never_twice(self) -> None:
-        """No job had two machines at a time, by whatever names."""
+    def assert_never_twice(self, least: int) -> None:
+        """No job had two machines at a time, by whatever names. least: how many there were at once."""
         self.grid.on(NODE, "pkill", "-f", WATCH)
         told = self.grid.on(NODE, "grep", "-oE", r"condor\.[0-9]+ is job [0-9.]+ of", LOG)
         jobs = dict(re.findall(r"(condor\.\d+) is job ([\d.]+)", told))
@@ -286,7 +292,7 @@ class Volley:
             assert len(running) == len(set(running)), (moment, living)
             assert not [name for name in living if name.startswith("of no run")], (moment, living)
             most = max(most, len(running))
-        assert most >= 2, "whatever looked for machines saw too few of them"
+        assert most >= least, "whatever looked for machines saw too few of them"
 
 
 @contextmanager
@@ -303,9 +309,11 @@ def stage(grid: Grid) -> Iterator[None]:
 
 
 @contextmanager
-def fired(grid: Grid, hypervisor: str = "uml") -> Iterator[Volley]:
-    """Jobs on their way to all steps; nothing of them afterwards."""
-    volley = Volley(grid, Desk(grid, "site"), left(grid), hypervisor)
+def fired(
+    grid: Grid, hypervisor: str = "uml", jobs: Mapping[str, int] = MappingProxyType(JOBS)
+) -> Iterator[Volley]:
+    """Jobs on their way to all steps, if there are as many as those; nothing of them afterwards."""
+    volley = Volley(grid, Desk(grid, "site"), left(grid), hypervisor, jobs)
     try:
         volley.fire()
         yield volley

@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 from faults_kit import AGENT, Tell, fill, silent, small_disk
 from grid_kit import Grid, healthy, run, wait_for
-from steps_kit import JOBS, NODE, Volley, fired, stage
+from steps_kit import FEW, JOBS, NODE, Volley, fired, stage
 from test_unchanged import LOG
 
 from vmjobs.agent.steps import STEPS
@@ -282,9 +282,10 @@ def test_they_are_vacated_at_once(volley: Volley) -> None:
     _assert_clean(volley)
 
 
-def _assert_clean(volley: Volley) -> None:
+def _assert_clean(volley: Volley, least: int = 2) -> None:
+    """Nothing is left of them. least: machines that there were at once."""
     volley.assert_nothing_left()
-    volley.assert_never_twice()
+    volley.assert_never_twice(least)
 
 
 def _at_origin(volley: Volley, tool: str, *, check: bool = True) -> None:
@@ -390,11 +391,12 @@ def test_at_any_moment(grid: Grid, node: None, turn: int, record_property: Tell)
     with ExitStack() as stack:
         if what == FULL:
             stack.enter_context(small_disk(grid, NODE, "runs", 2 * 1024 * 1024))
-        volley = stack.enter_context(fired(grid, hypervisor))
+        jobs = FEW if hypervisor == "qemu" else JOBS
+        volley = stack.enter_context(fired(grid, hypervisor, jobs))
         volley.open()
         time.sleep(moment)
         with EVENTS[what](volley):
             pass
         ENDS.get(what, Volley.assert_ended_well)(volley)
-        _assert_clean(volley)
+        _assert_clean(volley, least=0 if what == REMOVED else 2)  # they may be before they have any
         record_property("job", (volley.seconds(), volley.starts()))
