@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from grid_kit import Grid, blank_disk, publish, wait_for
 from steps_kit import closed
 from test_unchanged import PATIENT, Desk
+from test_why import why
 
 pytestmark = pytest.mark.disruptive
 
@@ -66,7 +66,7 @@ def test_an_image_goes_where_something_boots_it(grid: Grid) -> None:
             assert (ad["ChirpVMImageNamed"], ad["ChirpVMImageKinds"]) == (image, "kvm,qemu")
             wait_for(lambda: "qemu" not in offered(grid) or None, "it to be offered no more", PATIENT)
             wait_for(lambda: lacking(desk, cluster) or None, "it to be known to lack that", PATIENT)
-        ad = wait_for(lambda: held(desk, cluster), "the job to be held", PATIENT)
+        ad = desk.ended(cluster)
         assert ad["HoldReason"].startswith("BOOT_TIMED_OUT: ")
         assert (ad["NumJobStarts"], ad["ChirpVMNode"]) == (2, f"{SOUND}.grid")
     desk("condor_rm", cluster)
@@ -74,14 +74,8 @@ def test_an_image_goes_where_something_boots_it(grid: Grid) -> None:
 
 def lacking(desk: Desk, cluster: str) -> bool:
     """Whether the broken node does not have what boots the job's image, as far as the pool knows."""
-    said = json.loads(desk("vmjobs", "job", "why", cluster, "--json"))
-    of_image = [c for c in said.get("clauses", []) if "ChirpVMImageKinds" in c["text"]]
+    of_image = [c for c in why(desk, cluster).get("clauses", []) if "ChirpVMImageKinds" in c["text"]]
     return any(f"{BROKEN}.grid" in c["nodes"]["names"] for c in of_image)
-
-
-def held(desk: Desk, cluster: str) -> dict[str, Any] | None:
-    ad = desk.ad(cluster)
-    return ad if ad.get("JobStatus") == 5 else None
 
 
 def idle(desk: Desk, cluster: str) -> dict[str, Any] | None:

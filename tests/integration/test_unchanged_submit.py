@@ -190,10 +190,10 @@ def test_a_job_for_each_word_of_a_list(site: Desk) -> None:
     site.describe('echo "$1"', arguments="$(word)", output="out.$(word)")
     text = site.read("job.sub")
     text = text.replace("out.$(word)", "out.$(word).$(Step)")
-    site.write("job.sub", text.replace("queue 1", "queue 2 word from (\nalpha\nbeta\n)"))
+    site.write("job.sub", text.replace("queue 1", "queue 2 word from (\nalpha\nbeta\ngamma\n)"))
     cluster = site.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
     wait_for(lambda: site("condor_q", cluster, "-af", "ProcId") == "" or None, "all to end", PATIENT)
-    for word in ("alpha", "beta"):
+    for word in ("alpha", "beta", "gamma"):
         assert [site.read(f"out.{word}.{step}") for step in (0, 1)] == [f"{word}\n"] * 2
 
 

@@ -487,8 +487,10 @@ def _needs(run: Run, named: str) -> protocol.ImageNeeds | None:
     None, too, where no node has what boots the image and is wanted by the job: that is for its user.
     """
     image = run.unbootable
-    able = [kind for kind in image.kinds if kind in run.ticket.spec.kinds] if image else []
-    if image is None or not able:
+    if image is None:
+        return None
+    able = [kind for kind in image.kinds if kind in run.ticket.spec.kinds]
+    if not able:
         return None
     return protocol.ImageNeeds(named=named, kinds=tuple(able), architecture=image.architecture)
 
