@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypervisor_guest import root_disk_guest
@@ -36,7 +37,7 @@ from vmjobs.hypervisor.base import (
     MachineState,
     Network,
 )
-from vmjobs.hypervisor.detached import Launcher
+from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import BootMethod, HypervisorKind, NetworkMode
@@ -559,15 +560,36 @@ def test_its_management_console_cannot_be_anothers(node: Node, victim: Machine) 
     assert "Linux" in mconsole.command(kernel_of(victim.name), victim.name, "version", 5.0)
 
 
-@each
-def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where bubblewrap fails, and where it is not there."""
+@pytest.mark.parametrize("node", [HypervisorKind.UML], indirect=True)
+def test_one_that_has_ended_before_it_is_looked_at(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Launcher.start
+
+    def start_and_see_it_end(*args: Any) -> Detached:
+        process = begin(*args)
+        assert process.status(BOOT) == 1
+        return process
+
+    _break_sandbox(node, monkeypatch)
+    monkeypatch.setattr(Launcher, "start", start_and_see_it_end)
+    with pytest.raises(HypervisorError, match="no machine is isolated here: bwrap: No permissions"):
+        node.driver(isolated=True).start(node.broken({}))
+
+
+def _break_sandbox(node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a bubblewrap that does nothing come first on the path; the directory that it is in."""
     empty = node.directory / "bin"
     empty.mkdir()
     fake = empty / "bwrap"
     fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{empty}:{os.environ['PATH']}")
+    return empty
+
+
+@each
+def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where bubblewrap fails, and where it is not there."""
+    empty = _break_sandbox(node, monkeypatch)
     driver, machine = node.driver(isolated=True), node.broken({})
     with pytest.raises(
         HypervisorError, match="no machine is isolated here: bwrap: No permissions"
@@ -579,7 +601,7 @@ def test_without_a_sandbox_nothing_runs(node: Node, monkeypatch: pytest.MonkeyPa
     if node.kind is HypervisorKind.QEMU:
         return  # it has other programs on the path as well
     monkeypatch.setenv("PATH", str(empty))
-    fake.unlink()
+    (empty / "bwrap").unlink()
     with pytest.raises(HypervisorError, match="bwrap is not installed"):
         node.driver(isolated=True).start(node.broken({}))
     assert mentioning(machine.name) == []
