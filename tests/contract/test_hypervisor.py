@@ -334,8 +334,9 @@ def test_what_a_machine_has_used_is_known_after_its_end(bench: Bench) -> None:
         machine = bench.machine("work", network=network, words=(lines,))
         bench.driver.start(machine)
         if bench.driver.kind is not HypervisorKind.UML:
-            wait_until(lambda: "worked" in said(machine.console), BOOT, "the guest has worked")
-            bench.driver.usage(machine.name)
+            wait_until(lambda: "filled" in said(machine.console), BOOT, "it has filled its memory")
+            seen = bench.driver.usage
+            wait_until(lambda: seen(machine.name).cpu_seconds > WORK, BOOT, "it has worked")
         assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
         used = bench.driver.usage(machine.name)
     assert used.cpu_seconds > WORK
@@ -344,11 +345,12 @@ def test_what_a_machine_has_used_is_known_after_its_end(bench: Bench) -> None:
 
 
 def test_console_is_complete(bench: Bench) -> None:
-    lines = 120_000
+    # What is emulated writes slowly. A log daemon of libvirt's would begin another file after 2 MiB.
+    lines = 60_000 if bench.driver.kind is HypervisorKind.QEMU else 120_000
     text = bench.run("flood", words=(f"lines={lines}",))
     tail = " 0123456789012345678901234567890123456789"
     flood = [line.removesuffix(tail) for line in text.splitlines() if line.endswith(tail)]
-    assert len(text) > 5_000_000
+    assert len(text) > 2 * MIB
     assert flood == [str(number) for number in range(1, lines + 1)]
 
 

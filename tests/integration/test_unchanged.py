@@ -33,6 +33,8 @@ request_memory = 128
 request_disk = 64MB
 {more}
 """
+#: Not in a machine of another test's cluster.
+ON_A_NODE = "isUndefined(TARGET.VMJobsCluster)"
 #: What makes a job leave by Condor-C for the site.
 BY_CONDOR_C = """
 universe = grid
@@ -381,7 +383,7 @@ def test_the_console_of_a_running_job_is_shown(site: Desk) -> None:
 
 
 def test_condor_ssh_to_job_leads_to_other_jobs_as_ever(site: Desk) -> None:
-    cluster = site.submit("echo begun; sleep 1000", image="")
+    cluster = site.submit("echo begun; sleep 1000", image="", requirements=ON_A_NODE)
     wait_for(lambda: site.ad(cluster).get("JobStatus") == 2 or None, "the job to run", PATIENT)
     answer = site("condor_ssh_to_job", "-auto-retry", cluster, "hostname; cat data")
     assert answer.splitlines()[-1] == "from a file", answer
@@ -479,7 +481,11 @@ def test_max_retries_and_on_exit_hold_are_the_jobs_own(site: Desk) -> None:
 
 def test_other_jobs_start_as_ever(site: Desk) -> None:
     ad = site.ended(
-        site.submit("tr '\\0' '\\n' </proc/$$/environ | grep ^ODD; uname -n; exit 2", image="")
+        site.submit(
+            "tr '\\0' '\\n' </proc/$$/environ | grep ^ODD; uname -n; exit 2",
+            image="",
+            requirements=ON_A_NODE,
+        )
     )
     assert ad["ExitCode"] == 2
     out = site.read("out").splitlines()
