@@ -12,7 +12,7 @@ from typing import Any
 
 from flask import Flask
 from flask.testing import FlaskClient
-from repository_kit import push_library
+from repository_kit import migrated_sqlite, push_library
 from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.test import TestResponse
 
@@ -135,6 +135,9 @@ def report_of(state: JobState, **more: Any) -> dict[str, Any]:
 def make_site(directory: Path, *, minter: Minter | None = None, **settings: Any) -> Site:
     """A site whose library has one image, ``tiny:latest``."""
     config = Config(data_dir=directory, **settings)
+    database = directory / "vmjobs.db"
+    if config.database == f"sqlite:///{database}" and not database.exists():
+        migrated_sqlite(database)
     repository = open_repository(config)
     image = push_library(repository.images, "tiny", ROOT_DISK)
     queue = Queue()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from repository_kit import push_library
+from repository_kit import migrated_sqlite, push_library
 
 from repository.migrations import upgrade
 from repository.service import Repository, open_repository
@@ -87,8 +87,7 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
     """Settings with a fresh, migrated database."""
     if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'vmjobs.db'}"
-        upgrade(url)
+        url = migrated_sqlite(tmp_path / "vmjobs.db")
     else:
         name = f"t{uuid.uuid4().hex}"
         url = _create(request.getfixturevalue("postgresql").root, name, template="prepared")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from images.content import SEGMENT, Layout, layout_of_bytes
@@ -11,6 +14,7 @@ from images.manifest import ImageManifest, Part
 from images.segment import pack
 from repository.dispatch import Dispatch
 from repository.images import LIBRARY, Images, Viewer
+from repository.migrations import upgrade
 from repository.service import Repository
 from vmjobs.errors import Unavailable
 from vmjobs.model import (
@@ -34,6 +38,22 @@ WAY = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING
 
 
 ADMIN = Viewer("the operator", admin=True)
+
+
+def migrated_sqlite(path: Path) -> str:
+    """Write an empty database of the newest schema, and the directory for it; its URL."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_migrated())
+    return f"sqlite:///{path}"
+
+
+@cache
+def _migrated() -> bytes:
+    """Of the first one, as to bring a database up to date takes longer than many a test."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "vmjobs.db"
+        upgrade(f"sqlite:///{path}")
+        return path.read_bytes()
 
 
 def send(images: Images, viewer: Viewer, upload: str, data: bytes) -> Layout:
