@@ -65,7 +65,8 @@ test: setup
 	@$(MAKE) --no-print-directory -j 3 lint gateway-images foreign
 	@deploy/test.sh
 
-soak: images
+soak: setup
+	@$(MAKE) --no-print-directory -j 2 gateway-images foreign
 	@deploy/test.sh soak
 
 demo: images grid

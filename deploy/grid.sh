@@ -1,6 +1,6 @@
 #!/bin/sh
-# The grid on this machine: grid.sh up|down|remove|stop|logs. State is in build/grid.
-# remove takes away containers and volumes; down also the images that were made for them.
+# The grid on this machine: grid.sh up|renew|down|remove|stop|logs. State is in build/grid.
+# renew brings up one that is empty. remove takes away containers and volumes; down also the images that were made for them.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -98,6 +98,14 @@ END
     say "the grid is up: http://127.0.0.1:$VMJOBS_API_PORT; eval \"\$(make -s env)\" to use it"
 }
 
+renew() {
+    mkdir -p $state
+    deploy/engine.sh start $state
+    require_ours
+    compose down --volumes --remove-orphans --timeout 5 >$state/down.log 2>&1 || die "$(tail -n 40 $state/down.log)"
+    up
+}
+
 # Every image of the local store that has a plain name becomes the library's. What is there already costs
 # one question; what changed, its changed blocks.
 publish() {
@@ -152,8 +160,8 @@ down() {
 }
 
 case ${1:-} in
-    up | down | remove) "$1" ;;
+    up | renew | down | remove) "$1" ;;
     stop) require_ours && compose stop ;;
     logs) compose logs --follow --tail 50 ;;
-    *) die "usage: deploy/grid.sh up|down|remove|stop|logs" ;;
+    *) die "usage: deploy/grid.sh up|renew|down|remove|stop|logs" ;;
 esac

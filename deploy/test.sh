@@ -27,32 +27,45 @@ alone() {
     .venv/bin/pytest -q -o cache_dir=$cache $slow "$@" -n 0
 }
 
-if [ "${1:-}" != soak ]; then
-    echo "== unit"
-    tests tests/unit -n 2
-    echo "== contract"
-    # They wait for machines to boot a good part of their time.
-    tests tests/contract -n 3 --dist loadfile
-fi
-
-echo "== grid"
-if [ -z "$(docker ps -q --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME" 2>/dev/null)" ]; then
-    trap 'deploy/grid.sh remove' EXIT
-fi
-deploy/grid.sh up
-# shellcheck source=/dev/null
-. build/grid/env
+began=$(date +%s)
+part() { printf '== %s, after %d min\n' "$1" $((($(date +%s) - began) / 60)); }
 
 if [ "${1:-}" = soak ]; then
     shift
-    echo "== soak"
+    soak=yes
+    part "soak: contract"
+    alone tests/contract -m soak "$@" || [ $? -eq 5 ] # none is meant
+else
+    soak=
+    part unit
+    tests tests/unit -n 2
+    part contract
+    # They wait for machines to boot a good part of their time.
+    tests tests/contract -n 3 --dist loadfile -m 'not soak'
+fi
+
+part grid
+ours="label=com.docker.compose.project=$COMPOSE_PROJECT_NAME"
+if [ -f build/grid/env ] && [ "$(docker ps -q --filter "$ours" 2>/dev/null)" ]; then
+    deploy/grid.sh up
+else
+    # Another checkout in this place, whose tests were killed, may have left one that comes back with the engine.
+    trap 'deploy/grid.sh remove' EXIT
+    trap 'exit 130' INT TERM # by which that happens then, too
+    deploy/grid.sh renew
+fi
+# shellcheck source=/dev/null
+. build/grid/env
+
+if [ "$soak" ]; then
+    part "soak: integration"
     alone tests/integration -m soak "$@"
     exit
 fi
-echo "== integration"
+part integration
 # Jobs wait for the scheduler most of their time: files of tests run side by side.
 tests tests/integration -n 4 --dist loadfile -m 'not disruptive and not soak' "$@"
-echo "== integration, with services that die"
+part "integration, with services that die"
 harness=tests/integration/test_every_step.py
 alone $harness -m 'not soak' "$@"
 tests tests/integration -n 0 -m 'disruptive and not soak' --ignore $harness "$@"
