@@ -225,6 +225,7 @@ def test_what_its_guest_knew_is_worth_nothing_afterwards(place: Place) -> None:
     assert old not in json.dumps(told.model_dump(mode="json"))
 
 
+@pytest.mark.soak
 def test_a_node_that_is_another_begins_anew(place: Place) -> None:
     place.submit()
     place.leaves()
@@ -294,6 +295,7 @@ class Carrying(Carrier):
         return super().send(path, receiver, heed)
 
 
+@pytest.mark.soak
 def test_a_repository_that_is_away_for_a_while_gets_it_all_the_same(place: Place) -> None:
     missed: list[int] = []
 
@@ -436,6 +438,7 @@ def test_an_agent_that_stops_tells_no_script_to_end(place: Place) -> None:
     assert place.out() == list(range(1, LAST + 1))
 
 
+@pytest.mark.soak
 def test_a_machine_without_a_network_is_saved_as_often_as_it_takes(place: Place) -> None:
     place.submit(COUNTS.replace("echo $n\n", "echo $n; echo n=$n >/dev/console\n"), network="none")
     for so_far in (5, 10):
@@ -470,6 +473,7 @@ class Broken(Libvirt):
         super().start(machine)
 
 
+@pytest.mark.soak
 def test_a_job_whose_saved_machine_is_of_no_use_begins_anew_in_the_end(place: Place) -> None:
     place.submit()
     place.leaves()

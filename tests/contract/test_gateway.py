@@ -216,6 +216,7 @@ def test_an_upgrade_takes_the_image_as_it_is_now_and_keeps_the_data(site: Site) 
     site.do("delete", "--yes")
 
 
+@pytest.mark.soak
 def test_two_gateways_do_not_meet_and_a_switch_that_dies_comes_back(site: Site) -> None:
     for name in ("one", "two"):
         site.install(name)
@@ -241,6 +242,7 @@ def test_two_gateways_do_not_meet_and_a_switch_that_dies_comes_back(site: Site) 
     assert [m["incarnation"] for m in site.shown("two").values()] == [1, 1]
 
 
+@pytest.mark.soak
 def test_a_backup_while_it_runs_is_restored_under_another_name(site: Site) -> None:
     site.install("one")
     supervisor = site.supervise("one")

@@ -294,6 +294,7 @@ def test_a_builder_that_is_killed_in_the_middle(
         assert [b.id for b in images.builds()] == [build]
 
 
+@pytest.mark.soak
 def test_a_builder_that_is_killed_while_packages_are_installed(service: Service, folder: Path) -> None:
     mine, _ = recipe(folder, 'packages = ["hello"]')
     build = service.build(mine)
@@ -342,6 +343,7 @@ def check_canceling(service: Service, build: str) -> None:
     assert "canceled by ada" in waited.stderr
 
 
+@pytest.mark.soak
 def test_a_build_whose_time_is_over(service: Service, folder: Path) -> None:
     service.kill_builder()
     service.settings["VMJOBS_BUILD_SECONDS"] = "60"

@@ -112,6 +112,7 @@ def test_a_job_that_is_canceled_is_not_saved(grid: Grid) -> None:
     grid.assert_clean(job)
 
 
+@pytest.mark.soak
 def test_an_agent_that_is_killed_while_it_saves_costs_what_was_done_and_no_more(grid: Grid) -> None:
     (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
     grid.until(job, JobState.RUNNING, timeout=180)

@@ -139,6 +139,7 @@ def age(grid: Grid, member: Member) -> int:
     return int(grid.on(on, "ps", "-o", "etimes=", "-p", kernel.strip()))
 
 
+@pytest.mark.soak
 def test_the_service_is_killed(
     grid: Grid, operator: Client, running: Run, name: str, shared: str
 ) -> None:

@@ -54,6 +54,7 @@ def test_the_node_is_lost(grid: Grid) -> None:
     grid.assert_clean(job)
 
 
+@pytest.mark.soak
 def test_a_schedd_finds_its_jobs_again(grid: Grid) -> None:
     """One that is restarted, and one that dies together with its shadows, as with its host."""
     desk = Desk(grid, "site")

@@ -198,6 +198,7 @@ def test_the_disk_is_full(grid: Grid, node: None) -> None:
 # --------------------------------------------------------------------------- what users and sites do
 
 
+@pytest.mark.soak
 def test_they_are_suspended(volley: Volley) -> None:
     """All jobs of the site, however they came. Whatever machine there is stands still in the end."""
     before = _suspensions(volley)

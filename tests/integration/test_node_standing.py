@@ -58,6 +58,7 @@ def test_a_node_that_fails_its_jobs_rests_and_they_go_elsewhere(grid: Grid) -> N
     assert ad_of(grid, BROKEN)["VMJobsFault"] == ""
 
 
+@pytest.mark.soak
 def test_a_job_that_comes_back_is_not_driven_out_by_the_next_one(grid: Grid) -> None:
     """Though it would rather run elsewhere: that is its own rank, not the node's."""
     desk = Desk(grid, "site")

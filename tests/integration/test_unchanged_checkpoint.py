@@ -156,6 +156,7 @@ def test_it_counts_nothing_twice(desk: Desk, grid: Grid) -> None:
     wait_for(lambda: kept(grid) <= before or None, "the service to forget what was saved", 30)
 
 
+@pytest.mark.soak
 def test_one_that_is_held_goes_on_when_it_is_released(site: Desk, grid: Grid) -> None:
     """And can be entered there."""
     cluster, those = submitted(site)
