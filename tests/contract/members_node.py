@@ -241,14 +241,19 @@ def kept(parts: MemberParts) -> AbstractContextManager[Keeper]:
     return keeping(parts)
 
 
+def machine_pids(parts: MemberParts) -> list[int]:
+    """The processes that are the node's machines."""
+    umid = f"umid={parts.journal.prefix}"
+    return [
+        process.pid
+        for process in procs.scan()
+        if process.leads and any(word.startswith(umid) for word in process.argv)
+    ]
+
+
 def machine_pid(parts: MemberParts) -> int | None:
     """The process that is the node's only machine."""
-    for process in procs.scan():
-        if process.leads and any(
-            word.startswith(f"umid={parts.journal.prefix}") for word in process.argv
-        ):
-            return process.pid
-    return None
+    return next(iter(machine_pids(parts)), None)
 
 
 def kernel_pid(parts: MemberParts) -> int:

@@ -22,6 +22,7 @@ from members_node import (
     kept,
     kernel_pid,
     machine_pid,
+    machine_pids,
     member_guest,
     member_parts,
     order,
@@ -354,12 +355,12 @@ def test_a_record_of_another_release_is_left_alone_with_its_machine(
         assert last is not None
         assert (last.phase, last.incarnation) == (Phase.RUNNING, 1)
     assert path.read_text() == other
-    assert machine_pid(parts) == pid
+    assert pid in machine_pids(parts), "besides the other one"
     path.write_text(understood)
     with agent():
         service.wants(3, order(admitted=1))
         wait_out(parts, "admitted")
-        assert machine_pid(parts) == pid
+        assert pid in machine_pids(parts)
         service.wants(4)
         wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
 

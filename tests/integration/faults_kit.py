@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from grid_kit import Grid, healthy, run, wait_for
 from test_cluster_grid import Submitter
@@ -117,27 +118,30 @@ def started_again(grid: Grid, *services: str) -> Iterator[None]:
 
 
 def as_root(grid: Grid, service: str, *command: str) -> str:
-    """Do in a container what nobody in it may: to its network and its mounts."""
-    there = f"container:{grid.container(service)}"
-    run_there = ("docker", "run", "--rm", "--network", there, "--pid", there, "--user", "root")
-    rights = ("--cap-add", "NET_ADMIN", "--cap-add", "SYS_ADMIN", "--cap-add", "SYS_PTRACE")
-    enter = ("--entrypoint", "nsenter", f"{grid.project}/node", "--target", "1", "--mount")
-    return run(*run_there, *rights, "--security-opt", "apparmor=unconfined", *enter, *command)
+    """Do to a container's mounts what nobody in it may."""
+    enter = ("nsenter", "--target", "1", "--mount", *command)
+    return _beside(grid, service, "pid", ("SYS_ADMIN", "SYS_PTRACE"), *enter)
+
+
+def _beside(grid: Grid, service: str, shared: str, rights: Sequence[str], *command: str) -> str:
+    """Run a command of the nodes' image as root, in one of a container's namespaces."""
+    there = (f"--{shared}=container:{grid.container(service)}", "--user=root")
+    allowed = (*(f"--cap-add={right}" for right in rights), "--security-opt=apparmor=unconfined")
+    program, *words = command
+    image = (f"--entrypoint={program}", f"{grid.project}/node")
+    return run("docker", "run", "--rm", *there, *allowed, *image, *words)
 
 
 @contextmanager
 def silent(grid: Grid, service: str) -> Iterator[None]:
     """Have every packet from and to a host vanish; all that runs there runs on."""
-    there = ("--network", f"container:{grid.container(service)}", "--cap-add", "NET_ADMIN")
-    # What cuts it off is in the image of nodes alone.
-    image = ("--user", "root", "--entrypoint", "sh", f"{grid.project}/node")
-    cut = "for way in INPUT:-i OUTPUT:-o; do iptables $1 ${way%:*} ! ${way#*:} lo -j DROP; done"
-    command = ("docker", "run", "--rm", *there, *image, "-c", cut, "-")
-    run(*command, "-I")
+    each = "for way in INPUT:-i OUTPUT:-o; do iptables $1 ${way%:*} ! ${way#*:} lo -j DROP; done"
+    rule = partial(_beside, grid, service, "network", ("NET_ADMIN",), "sh", "-c", each, "-")
+    rule("-I")
     try:
         yield
     finally:
-        run(*command, "-D")
+        rule("-D")
 
 
 #: Where an agent keeps all it has on a node.
