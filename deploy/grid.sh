@@ -1,6 +1,7 @@
 #!/bin/sh
 # The grid on this machine: grid.sh up|renew|down|remove|stop|logs. State is in build/grid.
-# renew brings up one that is empty. remove takes away containers and volumes; down also the images that were made for them.
+# renew brings up one that is empty. remove takes away containers and volumes; down also the images that were made
+# for them.
 set -eu
 cd "$(dirname "$0")/.."
 
