@@ -63,10 +63,18 @@ wait_healthy() {
     done
 }
 
-up() {
+# Have a container engine, and nobody else's grid by this name.
+begin() {
     mkdir -p $state
     deploy/engine.sh start $state
     require_ours
+}
+
+# Containers, volumes and networks are gone then.
+empty() { compose down --volumes --remove-orphans --timeout 5; }
+
+up() {
+    begin
     write_kvm
     say "images that the grid stands on"
     deploy/images.sh $made
@@ -100,10 +108,8 @@ END
 }
 
 renew() {
-    mkdir -p $state
-    deploy/engine.sh start $state
-    require_ours
-    compose down --volumes --remove-orphans --timeout 5 >$state/down.log 2>&1 || die "$(tail -n 40 $state/down.log)"
+    begin
+    empty >$state/down.log 2>&1 || die "$(tail -n 40 $state/down.log)"
     up
 }
 
@@ -140,7 +146,7 @@ require_ours() {
 
 remove() {
     require_ours
-    ! docker info >/dev/null 2>&1 || compose down --volumes --remove-orphans --timeout 5 2>/dev/null || true
+    ! docker info >/dev/null 2>&1 || empty 2>/dev/null || true
     deploy/engine.sh stop $state
     rm -rf $state
 }
@@ -148,7 +154,7 @@ remove() {
 down() {
     require_ours
     if docker info >/dev/null 2>&1; then
-        compose down --volumes --remove-orphans --timeout 5 2>/dev/null || true
+        empty 2>/dev/null || true
         for name in base node builder; do docker rmi "$COMPOSE_PROJECT_NAME/$name"; done >/dev/null 2>&1 || true
         docker image prune --force --filter label=vmjobs.project="$COMPOSE_PROJECT_NAME" >/dev/null 2>&1 || true
         if [ -f $made ]; then

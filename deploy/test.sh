@@ -51,7 +51,9 @@ if [ -f build/grid/env ] && [ "$(docker ps -q --filter "$ours" 2>/dev/null)" ]; 
 else
     # Another checkout in this place, whose tests were killed, may have left one that comes back with the engine.
     trap 'deploy/grid.sh remove' EXIT
-    trap 'exit 130' INT TERM # by which that happens then, too
+    # By which that happens then, too.
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
     deploy/grid.sh renew
 fi
 # shellcheck source=/dev/null

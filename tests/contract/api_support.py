@@ -136,7 +136,7 @@ def make_site(directory: Path, *, minter: Minter | None = None, **settings: Any)
     """A site whose library has one image, ``tiny:latest``."""
     config = Config(data_dir=directory, **settings)
     database = directory / "vmjobs.db"
-    if config.database == f"sqlite:///{database}" and not database.exists():
+    if not (config.database_url or database.exists()):
         migrated_sqlite(database)
     repository = open_repository(config)
     image = push_library(repository.images, "tiny", ROOT_DISK)

@@ -52,11 +52,10 @@ from vmjobs.wire import Publication
 TWO = noise(SEGMENT + 3 * BLOCK + 17)
 
 
-@pytest.fixture
+@pytest.fixture(params=["local", "s3"])
 def images(request: pytest.FixtureRequest, config: Config) -> Iterator[Images]:
-    """An image repository on each database and each storage; neither knows of the other."""
-    local = config.database.startswith("sqlite")
-    url = "" if local else request.getfixturevalue("s3_url")
+    """An image repository on each database and each storage."""
+    url = "" if request.param == "local" else request.getfixturevalue("s3_url")
     chosen = config.model_copy(update={"storage_url": url})
     database = Database(config.database)
     yield Images(database, open_objects(chosen), chosen)

@@ -124,7 +124,7 @@ def as_root(grid: Grid, service: str, *command: str) -> str:
 
 
 def _beside(grid: Grid, service: str, shared: str, rights: Sequence[str], *command: str) -> str:
-    """Run a command of the nodes' image as root, in one of a container's namespaces."""
+    """Run a command of the nodes' image, which has them all, as root in a namespace of a host."""
     there = (f"--{shared}=container:{grid.container(service)}", "--user=root")
     allowed = (*(f"--cap-add={right}" for right in rights), "--security-opt=apparmor=unconfined")
     program, *words = command

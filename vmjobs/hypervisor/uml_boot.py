@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
-from typing import Literal
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import mconsole, procs, sandbox
@@ -272,28 +271,16 @@ def _notify_socket(workdir: Path) -> Iterator[socket.socket]:
 
 
 def _wait_up(pid: int, ready: socket.socket, console: Path, began: int) -> None:
-    happened = _first_of(pid, ready.fileno())
-    if happened == "up":
+    first = procs.read(pid)
+    with procs.held([first] if first else []) as living:
+        happened = procs.readable([ready.fileno(), *living], START_SECONDS if living else 0.0)
+    if ready.fileno() in happened:
         return
-    why = "ended at once" if happened == "ended" else f"is not up after {START_SECONDS:g} s"
+    why = "ended at once" if happened or not living else f"is not up after {START_SECONDS:g} s"
     words = _last_words(console, began)
     if words.startswith("bwrap:"):
         raise sandbox.refused(words)
     raise HypervisorError(f"UML {why}: {words}")
-
-
-def _first_of(pid: int, ready: int) -> Literal["up", "ended", "neither"]:
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:  # what started it knows of its end already
-        return "ended"
-    try:
-        happened = procs.readable([ready, handle], START_SECONDS)
-    finally:
-        os.close(handle)
-    if ready in happened:
-        return "up"
-    return "ended" if happened else "neither"
 
 
 def _last_words(console: Path, began: int) -> str:
