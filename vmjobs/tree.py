@@ -9,8 +9,8 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -57,7 +57,7 @@ def unpack(stream: IO[bytes], directory: Path, without: Collection[str] = ()) ->
         InvalidRequest: the stream breaks off, is none, or has what no job leaves.
     """
     top = os.open(directory, _DIRECTORY)
-    directories: list[tuple[list[str], int]] = []
+    modes: dict[tuple[str, ...], int] = {}
     try:
         guarded = cast("IO[bytes]", Guarded(stream, max_headers=None))
         with tarfile.open(fileobj=guarded, mode="r:", errorlevel=2) as tar:
@@ -66,12 +66,13 @@ def unpack(stream: IO[bytes], directory: Path, without: Collection[str] = ()) ->
                 if parts and parts[0] not in without:
                     _put(top, parts, entry, tar, cast(Any, guarded))
                     if entry.isdir():
-                        directories.append((parts, entry.mode & _PLAIN))
+                        modes[tuple(parts)] = entry.mode & _PLAIN
                 cast(Any, tar).members.clear()
         # Only now: what is in a directory of which nobody may write has to get there first.
-        for parts, mode in reversed(directories):
-            with suppress(FileNotFoundError), _parent(top, parts) as parent:
-                os.chmod(parts[-1], mode, dir_fd=parent)
+        for place in sorted(modes, key=len, reverse=True):
+            # What came later may have taken its place, as may a link.
+            with suppress(FileNotFoundError, NotADirectoryError), _directory(top, place) as found:
+                os.fchmod(found, modes[place])
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"what the job left is not to be read: {error}") from error
     finally:
@@ -96,12 +97,17 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
+def _parent(top: int, parts: Sequence[str]) -> AbstractContextManager[int]:
+    """The directory that an entry is in."""
+    return _directory(top, parts[:-1])
+
+
 @contextmanager
-def _parent(top: int, parts: list[str]) -> Iterator[int]:
-    """The directory that an entry is in; no link is followed on the way."""
+def _directory(top: int, parts: Sequence[str]) -> Iterator[int]:
+    """A directory below another one; no link is followed on the way, nor at its end."""
     at = os.dup(top)
     try:
-        for part in parts[:-1]:
+        for part in parts:
             below = os.open(part, _DIRECTORY, dir_fd=at)
             os.close(at)
             at = below

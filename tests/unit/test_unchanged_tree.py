@@ -110,6 +110,42 @@ def test_directories_of_which_nobody_may_write(place: Path) -> None:
     assert (place / "ro/file").stat().st_mode & 0o777 == 0o444
 
 
+def test_a_link_in_place_of_a_directory_passes_its_mode_on_to_nobody(place: Path) -> None:
+    """What it leads to is not the job's directory's."""
+    theirs = place.parent / "theirs"
+    theirs.mkdir(0o700)
+    (theirs / "within").mkdir(0o700)
+    entries = [
+        (entry("d", tarfile.DIRTYPE, mode=0o777), b""),
+        (entry("d", tarfile.SYMTYPE, str(theirs)), b""),
+        (entry("e", tarfile.DIRTYPE, mode=0o777), b""),
+        (entry("e/within", tarfile.DIRTYPE, mode=0o777), b""),
+        (entry("e", tarfile.SYMTYPE, "../theirs"), b""),
+        (entry("f", tarfile.DIRTYPE, mode=0o777), b""),
+        (entry("f", tarfile.SYMTYPE, "../outside"), b""),
+    ]
+    (place.parent / "outside").chmod(0o600)
+    tree.unpack(stream(*entries), place)
+    assert [(place / name).is_symlink() for name in "def"] == [True] * 3
+    for path, mode in ((theirs, 0o700), (theirs / "within", 0o700), (place.parent / "outside", 0o600)):
+        assert path.stat().st_mode & 0o777 == mode, path
+
+
+def test_modes_of_directories_in_any_order(place: Path) -> None:
+    """The last one of each counts, and one that may not be entered has what is in it all the same."""
+    entries = [
+        (entry("a/", tarfile.DIRTYPE, mode=0o777), b""),
+        (entry("a/b/", tarfile.DIRTYPE, mode=0o755), b""),
+        (entry("a/b/file", mode=0o600), b"x"),
+        (entry("a/", tarfile.DIRTYPE, mode=0o000), b""),
+    ]
+    tree.unpack(stream(*entries), place)
+    assert (place / "a").stat().st_mode & 0o777 == 0
+    (place / "a").chmod(0o700)
+    assert (place / "a/b").stat().st_mode & 0o777 == 0o755
+    assert (place / "a/b/file").read_text() == "x"
+
+
 def test_what_no_job_leaves(place: Path) -> None:
     sparse = entry("huge", tarfile.GNUTYPE_SPARSE)
     with pytest.raises(InvalidRequest):
