@@ -18,6 +18,7 @@ OWN_END = Verdict(
     ExitStatus(code=3, channel=ExitChannel.ENDPOINT),
 )
 UNBOOTED = failed(ReasonCode.BOOT_FAILED, "it powered off").verdict
+HANGS = failed(ReasonCode.BOOT_TIMED_OUT, "not ready within 120 s").verdict
 
 
 class Time:
@@ -100,6 +101,7 @@ def test_jobs_that_ran_already_change_nothing_unless_they_go_well(
         failed(ReasonCode.GUEST_LOST, "silent").verdict,
         failed(ReasonCode.NODE_FAILED, "the image is larger than this node's cache").verdict,
         UNBOOTED,
+        HANGS,
     ],
 )
 def test_what_is_not_the_nodes_fault_counts_for_nothing(standing: Standing, verdict: Verdict) -> None:
@@ -115,7 +117,7 @@ def test_a_hypervisor_is_in_doubt_once_three_machines_in_a_row_did_not_boot(
     standing: Standing, time: Time
 ) -> None:
     """Whoever is told has it boot something: whether it can is not the jobs' to say."""
-    ends = (UNBOOTED, UNBOOTED, OWN_END, UNBOOTED, UNBOOTED, UNBOOTED, UNBOOTED, UNBOOTED)
+    ends = (UNBOOTED, HANGS, OWN_END, HANGS, UNBOOTED, HANGS, UNBOOTED, HANGS)
     doubts = [standing.note(verdict) for verdict in ends]
     assert doubts == [False, False, False, False, False, True, False, False]
     assert not any(standing.note(UNBOOTED) for _ in range(9)), "it has been looked at just now"

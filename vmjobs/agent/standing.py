@@ -31,6 +31,8 @@ FIRST_REST: Final = 30.0
 LONGEST_REST: Final = 3600.0
 #: Seconds from one doubt to the next: users make images that do not boot, and each has a probe boot.
 DOUBT_SECONDS: Final = 300.0
+#: Of machines that a hypervisor has started and that came to nothing, by an image's fault or its own.
+_NOT_BOOTED: Final = frozenset({ReasonCode.BOOT_FAILED, ReasonCode.BOOT_TIMED_OUT})
 
 
 class Standing:
@@ -55,7 +57,7 @@ class Standing:
             with self._lock:
                 self._failed = self._rests = self._unbooted = 0
                 self._until = -math.inf
-        if verdict.reason.code is not ReasonCode.BOOT_FAILED:
+        if verdict.reason.code not in _NOT_BOOTED:
             return False
         with self._lock:
             self._unbooted += 1
