@@ -12,11 +12,13 @@ import os
 import shutil
 import signal
 import struct
+import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Thread
 from typing import BinaryIO
 
 import pytest
@@ -28,11 +30,12 @@ from hypervisor_host import wait_until
 from images.cloudinit import NoCloud
 from vmjobs.agent.inbox import Inbox, SignalSent
 from vmjobs.agent.journal import Journal
+from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, RunSettings
 from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import NoHypervisor, Unauthenticated
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import BootImage, Hypervisor
+from vmjobs.hypervisor.base import BootImage, Hypervisor, MachineState
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.local import LocalJob, describe_inputs
@@ -154,12 +157,11 @@ class Node:
     ) -> Outcome:
         """Run a job to its end. meddle: what happens to it meanwhile."""
         this_run, job, lease = self.start(do, **fields)
-        other = Thread(target=meddle, args=(this_run, lease)) if meddle else None
-        if other:
-            other.start()
-        verdict = this_run.execute()
-        if other:
-            other.join()
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(meddle, this_run, lease) if meddle else None
+            verdict = this_run.execute()
+            if other:
+                other.result()
         for driver in self.drivers.values():
             assert this_run.machine not in driver.list()
         assert list((self.folder / "runs").iterdir()) == []
@@ -271,6 +273,43 @@ def test_how_jobs_end(
     assert (status.code if status else None) == exit_code
     assert ended.verdict.state is (S.COMPLETED if code is C.SUCCEEDED else S.FAILED)
     assert b"Linux version" in ended.console
+
+
+@pytest.mark.parametrize(
+    ("do", "code"),
+    [("for n in 1 2 3 4; do sleep 1; done", C.SUCCEEDED), ("sleep 1000", C.TIMED_OUT)],
+)
+def test_the_time_that_it_is_suspended_is_not_its_own(node: Node, do: str, code: ReasonCode) -> None:
+    seconds = 8
+
+    def suspend(this_run: Run, lease: Lease) -> None:
+        """As HTCondor does: by the process that has asked for the run."""
+        driver = node.drivers[HypervisorKind.UML]
+        with subprocess.Popen(["sleep", "120"]) as asking, pausing(this_run, asking.pid):
+            try:
+                wait_until(lambda: lease.reached(S.RUNNING), 60, "it to run")
+                asking.send_signal(signal.SIGSTOP)
+                since = time.monotonic()
+                wait_until(
+                    lambda: driver.state(this_run.machine) is MachineState.PAUSED, 10, "it to stand"
+                )
+                wait_until(
+                    lambda: time.monotonic() > since + seconds + 1, 2 * seconds, "its time to pass"
+                )
+                assert not lease.reached(S.COLLECTING)
+                assert this_run.ran() < seconds
+                asking.send_signal(signal.SIGCONT)
+                wait_until(
+                    lambda: lease.reached(S.COLLECTING) or lease.reached(S.FAILED),
+                    2 * seconds,
+                    "it to come to its end",
+                )
+                assert (this_run.ran() >= seconds) is (code is C.TIMED_OUT)
+            finally:
+                asking.kill()
+
+    ended = node.run(do, suspend, exit="poweroff", run_seconds=seconds)
+    assert ended.verdict.reason.code is code, ended.verdict.reason.message
 
 
 def test_outputs_after_a_line_of_the_console(node: Node) -> None:

@@ -18,7 +18,7 @@ from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
 from hypervisor_host import endpoint, said, wait_until
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import netproc, procs, sandbox
+from vmjobs.hypervisor import mconsole, netproc, procs, sandbox
 from vmjobs.hypervisor.base import (
     BootImage,
     DataDisk,
@@ -157,6 +157,23 @@ def test_a_limited_machine_is_paused_and_goes_on_limited(uml: Bench) -> None:
         assert uml.driver.state(machine.name) is MachineState.RUNNING
     assert 0.08 < share(machine.name, 2) < 0.45  # it may have had to pay a debt first
     uml.driver.pause(machine.name)  # and is destroyed like that
+
+
+def test_a_machine_that_stood_still_though_nobody_heard_so(uml: Bench) -> None:
+    """On a busy node a kernel may obey once nobody waits for its answer any more."""
+    machine = uml.machine("count", None)
+    uml.driver.start(machine)
+    wait_until(lambda: "count=3" in said(machine.console), BOOT, "the guest counts")
+    (first,) = (process for process in processes(machine.name) if not netproc.machine_of(process))
+    kernel = sandbox.innermost(first)[0]
+    for paused in (False, True):
+        mconsole.command(kernel.pid, machine.name, "stop", 5.0)
+        if paused:
+            uml.driver.pause(machine.name)
+            assert uml.driver.state(machine.name) is MachineState.PAUSED
+        uml.driver.resume(machine.name)
+        before = said(machine.console)
+        wait_until(lambda told=before: said(machine.console) > told, 20, "the guest goes on")  # type: ignore[misc]
 
 
 def test_a_guest_notices_nothing_but_that_it_is_slow(uml: Bench) -> None:

@@ -65,6 +65,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Seconds from one look at a job whose time is all but over to the next: it may be suspended.
+LAST_SECONDS = 0.1
+
 # --------------------------------------------------------------------------- the steps
 
 
@@ -101,16 +104,17 @@ def await_end(run: Run) -> None:
     spec = run.ticket.spec
     run.live.ready()
     run.run_begun = time.monotonic()
-    deadline = run.run_begun + spec.run_seconds - run.ran()
     # Only now is the guest heard of all the time: before and after it has deadlines of its own.
     run.link.heard = time.monotonic()
     if run.watch is not None:
         run.watch.listening = spec.network is not NetworkMode.NONE
-    run.savable = bool(run.platform)
+    run.savable, run.pausable = bool(run.platform), True
     while not _over(run):
-        if _observe(run, deadline) is None:
+        left = spec.run_seconds - run.ran()  # that stands still while the job is suspended
+        seen = _observe(run, time.monotonic() + max(left, LAST_SECONDS))
+        if seen is None and run.ran() >= spec.run_seconds:
             raise _overdue(run)
-    run.savable = False
+    run.savable = run.pausable = False
     if run.watch is not None:
         run.watch.listening = False
 
@@ -293,6 +297,7 @@ def _save(run: Run) -> None:
     if watch is None:
         return
     listening, watch.listening = watch.listening, False  # it is not heard of while it is saved
+    run.pausable = False
     with run.shut():  # first: the hush is long enough for the guest to see it
         if run.link.hush(checkpoint.HUSH_SECONDS):
             told = watch.told  # what it says on its console from here on is read where it goes on
@@ -303,7 +308,7 @@ def _save(run: Run) -> None:
             _leave_if_lost(run)
     run.link.speak()
     run.link.heard = time.monotonic()
-    watch.listening = listening
+    watch.listening, run.pausable = listening, True
 
 
 def _leave_if_lost(run: Run) -> None:

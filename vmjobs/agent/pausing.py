@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from vmjobs.agent.run import Run
@@ -53,25 +55,39 @@ def pausing(run: Run, pid: int) -> Iterator[None]:
 
 
 def _watch(run: Run, pid: int, over: threading.Event) -> None:
-    paused = False
+    suspension = _Suspension(run, pid)
     while not over.wait(TICK):
         try:
-            paused = _step(run, pid, paused=paused)
+            suspension.look()
         except HypervisorError as error:  # it ends right now, for one
             log.warning("job %s: %s", run.job_id, error)
 
 
-def _step(run: Run, pid: int, *, paused: bool) -> bool:
-    """Look once; whether the machine is paused then."""
-    stopped = is_stopped(pid)
-    if paused:
-        run.link.heard = time.monotonic()  # a guest that stands still cannot be heard of
-    if stopped and not paused and run.watch is not None and run.watch.listening:
-        run.driver.pause(run.machine)
-        log.info("job %s is suspended", run.job_id)
-        return True
-    if paused and not stopped:
-        run.driver.resume(run.machine)
-        log.info("job %s goes on", run.job_id)
-        return False
-    return paused
+@dataclass
+class _Suspension:
+    """told: the machine was told to stand still. Whatever its driver said, it may do so by now. stands:
+    it does.
+    """
+
+    run: Run
+    pid: int
+    told: bool = False
+    stands: bool = False
+
+    def look(self) -> None:
+        """Have the machine do as the process does."""
+        run, stopped = self.run, is_stopped(self.pid)
+        if self.told:
+            run.link.heard = time.monotonic()  # a guest that stands still cannot be heard of
+        if stopped and not self.stands and run.pausable:
+            self.told = True
+            run.driver.pause(run.machine)
+            self.stands, run.standing_since = True, time.monotonic()
+            log.info("job %s is suspended", run.job_id)
+        elif self.told and not stopped:
+            run.driver.resume(run.machine)
+            if self.stands:
+                run.stood += time.monotonic() - run.standing_since  # counted twice for a moment
+                run.standing_since = math.inf
+            self.told = self.stands = False
+            log.info("job %s goes on", run.job_id)

@@ -200,6 +200,11 @@ class Run:
     claimed: bool = False
     #: The machine may be saved now.
     savable: bool = False
+    #: The job itself runs: its machine may be made to stand still now.
+    pausable: bool = False
+    #: Seconds that it stood still, but for those since ``standing_since``, a monotonic time.
+    stood: float = 0.0
+    standing_since: float = math.inf
     boot_begun: float = 0.0
     run_begun: float = math.inf
     stop_by: float = math.inf
@@ -259,9 +264,10 @@ class Run:
         return self.parts.choose(spec.hypervisor, spec.kinds)
 
     def ran(self) -> float:
-        """Seconds that the job has run, on this node and before."""
-        before = self.resumed.ran if self.resumed else 0.0
-        return before + max(0.0, time.monotonic() - self.run_begun)
+        """Seconds that the job has run, on this node and before. While it is suspended it does not."""
+        before, seen = self.resumed.ran if self.resumed else 0.0, time.monotonic()
+        stood = self.stood + max(0.0, seen - self.standing_since)
+        return before + max(0.0, seen - self.run_begun - stood)
 
     @property
     def image(self) -> BootImage:

@@ -233,10 +233,10 @@ class Hypervisor(Protocol):
         """Kill the machine and return when it is verified gone. Repeating it is no error."""
 
     def pause(self, name: str) -> None:
-        """Stop the machine's processors."""
+        """Stop the machine's processors. Where that fails they may stop all the same, and later."""
 
     def resume(self, name: str) -> None:
-        """Let a paused machine go on."""
+        """Let a machine go on that is paused, or was to be; one that runs is left as it is."""
 
     def save(self, name: str, path: Path) -> None:
         """Write the machine's memory and processors to a file, and end the machine.

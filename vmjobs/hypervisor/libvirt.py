@@ -376,7 +376,7 @@ class Libvirt:
 
     def resume(self, name: str) -> None:
         """See :meth:`Hypervisor.resume`."""
-        self._must(name, "resume", lambda domain: domain.resume())
+        self._must(name, "resume", _resume)
 
     def save(self, name: str, path: Path) -> None:
         """See :meth:`Hypervisor.save`. One that was paused goes on when it is resumed."""
@@ -546,6 +546,11 @@ class Libvirt:
             return f"QEMU {_dotted(kind)}, libvirt {_dotted(library)}, {uefi}"
 
         return self._connection.call("ask libvirt's version", ask)
+
+
+def _resume(domain: Any) -> None:
+    if domain.state()[0] != libvirt.VIR_DOMAIN_RUNNING:  # libvirt takes that for a fault
+        domain.resume()
 
 
 def _begin(saved: Path | None, text: str, connection: Any) -> object:

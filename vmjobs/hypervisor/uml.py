@@ -173,7 +173,8 @@ class UserModeLinux:
             _signal(kernel.pid, signal.SIGCONT)
         # First the guest is halted at a point of the kernel's choice, with no process of it
         # running; only then can the kernel itself be stopped, which shows from outside.
-        mconsole.command(kernel.pid, name, "stop", ANSWER_SECONDS)
+        # It may obey long after nobody waited for its answer any more.
+        mconsole.command(kernel.pid, name, "stop", ANSWER_SECONDS, already="Already stopped")
         _signal(kernel.pid, signal.SIGSTOP)
         procs.wait_stopped(kernel.pid, ANSWER_SECONDS)
 
@@ -182,9 +183,8 @@ class UserModeLinux:
         kernel = self._kernel(name)
         if kernel is None:
             raise HypervisorError(f"{name} does not run")
-        if self._paused(kernel, name):
-            _signal(kernel.pid, signal.SIGCONT)
-            mconsole.command(kernel.pid, name, "go", ANSWER_SECONDS)
+        _signal(kernel.pid, signal.SIGCONT)
+        mconsole.command(kernel.pid, name, "go", ANSWER_SECONDS, already="Not stopped")
         for process in netproc.regulating(name):
             _signal(process.pid, signal.SIGCONT)
 
