@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
+from vmjobs.agent import watch
 from vmjobs.agent.console import ConsoleReader
-from vmjobs.agent.inbox import GuestSilent, Inbox
-from vmjobs.agent.watch import Watch, watching
+from vmjobs.agent.inbox import ExitReported, GuestSilent, Inbox, MachineGone, Observation
+from vmjobs.agent.watch import MOST_UNREAD, watching
 from vmjobs.hypervisor.base import Hypervisor, MachineState
 
 SILENCE = 0.6
@@ -32,7 +38,7 @@ class Sleepy:
 def silent_after(folder: Path, asleep: float) -> float:
     """Seconds after which a guest that was heard of just now counts as lost."""
     inbox, began = Inbox(), time.monotonic()
-    watch = Watch(
+    one = watch.Watch(
         driver=cast(Hypervisor, Sleepy(asleep)),
         machine="it",
         inbox=inbox,
@@ -43,13 +49,40 @@ def silent_after(folder: Path, asleep: float) -> float:
         on_console=lambda: None,
         listening=True,
     )
-    with watching(watch):
+    with watching(one):
         assert isinstance(inbox.next(began + 10), GuestSilent)
     return time.monotonic() - began
 
 
 def test_a_silent_guest_is_lost(tmp_path: Path) -> None:
     assert SILENCE <= silent_after(tmp_path, asleep=0.0) < 2 * SILENCE + 1
+
+
+@pytest.mark.parametrize(("failures", "read"), [(3, True), (2 * MOST_UNREAD, False)])
+def test_a_console_that_could_not_be_read_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, *, read: bool
+) -> None:
+    """Its machine is watched on; what it said last comes before its end, if it can be read."""
+    monkeypatch.setattr(watch, "TICK", 0.001)
+    (tmp_path / "console").write_text("vmjobs:sentinel:exit code=3\n")
+    reader, tries = ConsoleReader(tmp_path / "console", "sentinel"), iter(range(failures))
+    look = reader.read
+
+    def may_fail() -> list[Observation]:
+        if next(tries, None) is not None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return look()
+
+    monkeypatch.setattr(reader, "read", may_fail)
+    inbox = Inbox()
+    gone = cast(Hypervisor, SimpleNamespace(wait=lambda _name, _seconds: MachineState.GONE))
+    never = cast(Callable[[], None], lambda: None)
+    with watching(watch.Watch(gone, "it", inbox, reader, 1000, SILENCE, time.monotonic, never)):
+        seen = inbox.next(time.monotonic() + 10)
+        if read:
+            assert isinstance(seen, ExitReported)
+            seen = inbox.next(time.monotonic() + 10)
+        assert isinstance(seen, MachineGone)
 
 
 def test_what_was_not_heard_while_the_agent_slept_does_not_count(tmp_path: Path) -> None:

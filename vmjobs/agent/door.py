@@ -12,6 +12,7 @@ forwards (:class:`vmjobs.hypervisor.base.Network`), :meth:`Door.knock` and :meth
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 import selectors
 import socket
@@ -26,6 +27,8 @@ from typing import Final
 from vmjobs.agent.streams import hang_up
 from vmjobs.errors import NoLogin
 from vmjobs.hypervisor.mconsole import short_path
+
+log = logging.getLogger(__name__)
 
 #: What a guest says first: version, the door's token, its SSH server's key, ``-`` or ``shell``.
 GREETING: Final = re.compile(rb"vmjobs-door 1 ([!-~]{1,128}) (-|shell|ssh-ed25519 [A-Za-z0-9+/]{68})")
@@ -159,7 +162,11 @@ class Door:
     def _accept(self, server: socket.socket) -> None:
         try:
             connection, _ = server.accept()
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.error("%s: a connection cannot be taken: %s", threading.current_thread().name, error)
+            time.sleep(0.1)  # too many open files, for one: nothing tells when that is over
             return
         connection.setblocking(False)
         with self._changed:

@@ -27,6 +27,8 @@ BOOT_TICK = 0.02
 #: most: of a machine that ends unseen, half of what it used is known however short its life was.
 FIRST_LOOK = 1.0
 LOOKS_APART = 60.0
+#: A console that could not be read so many times in a row is not waited for.
+MOST_UNREAD = 100
 #: Bytes: a disk with less room is full to whoever writes there.
 FULL = 1 << 20
 
@@ -60,6 +62,7 @@ class Watch:
     disk: Path | None = None
     was_full: bool = False
     _awake: float = 0.0
+    _unread: int = 0
 
     def run(self, stop: threading.Event) -> None:
         """Look until the machine is gone or ``stop`` is set."""
@@ -72,7 +75,8 @@ class Watch:
             if looked - before > self.silence / 4:
                 self._awake = looked  # this process slept, and could not have heard anybody
             self.was_full = self.was_full or (self.disk is not None and _is_full(self.disk))
-            self._read_console(to_the_end=gone)
+            if not self._have_read(to_the_end=gone):
+                continue
             if gone:
                 self.inbox.put(MachineGone())
                 return
@@ -91,6 +95,18 @@ class Watch:
             log.warning("cannot watch %s: %s", self.machine, error)
             time.sleep(TICK)
             return False
+
+    def _have_read(self, *, to_the_end: bool) -> bool:
+        """Read the console. False: it could not be read, but may be soon."""
+        try:
+            self._read_console(to_the_end=to_the_end)
+        except OSError as error:  # too many open files, for one: nothing tells when that is over
+            log.warning("cannot read the console of %s: %s", self.machine, error)
+            self._unread += 1
+            time.sleep(TICK)
+            return self._unread >= MOST_UNREAD
+        self._unread = 0
+        return True
 
     def _read_console(self, *, to_the_end: bool) -> None:
         while True:

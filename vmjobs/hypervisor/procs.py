@@ -17,6 +17,26 @@ from pathlib import Path
 
 from vmjobs.errors import HypervisorError
 
+#: Seconds from one try to look at processes to the next.
+TICK = 0.1
+
+
+class _Looking:
+    """Whoever has ended is not found, nor is whoever is none of ours. That this process cannot look, as
+    it has no file or memory left, says nothing of anybody.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        """Raises HypervisorError: it cannot."""
+        if isinstance(error, FileNotFoundError | ProcessLookupError | PermissionError):
+            return True
+        if isinstance(error, OSError):
+            raise HypervisorError(f"cannot look at processes: {error.strerror}") from error
+        return False
+
 
 @dataclass(frozen=True)
 class Process:
@@ -42,26 +62,30 @@ def scan() -> Iterator[Process]:
 
     What is in there may be in the hands of a guest, and give itself any command line. It is found as a
     descendant of what started it.
+
+    Raises:
+        HypervisorError: they cannot be looked at.
     """
     uid, ours = os.getuid(), Path("/proc/self/ns/user").readlink()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        with suppress(OSError):  # it ended while we looked
-            if entry.stat(follow_symlinks=False).st_uid != uid:
-                continue
-            if Path(f"/proc/{entry.name}/ns/user").readlink() == ours:
+    with _Looking(), os.scandir("/proc") as entries:
+        everyone = [entry for entry in entries if entry.name.isdigit()]
+    for entry in everyone:
+        found = None
+        with _Looking():
+            mine = entry.stat(follow_symlinks=False).st_uid == uid
+            if mine and Path(f"/proc/{entry.name}/ns/user").readlink() == ours:
                 found = read(int(entry.name))
-                if found and found.argv:
-                    yield found
+        if found and found.argv:
+            yield found
 
 
 def read(pid: int) -> Process | None:
-    """What ``/proc`` says about a process; ``None`` if it has ended."""
-    try:
+    """What ``/proc`` says about a process; ``None`` if it has ended. Raises as :func:`scan`."""
+    stat = None
+    with _Looking():
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
+    if stat is None:
         return None
     # The second field, the name, may hold anything but is followed by the last ')'.
     fields = stat.rpartition(")")[2].split()
@@ -74,11 +98,11 @@ def read(pid: int) -> Process | None:
 
 
 def children(pid: int) -> list[int]:
-    """The living children of a process, of all of its threads."""
+    """The living children of a process, of all of its threads. Raises as :func:`scan`."""
     found: list[int] = []
-    with suppress(OSError):  # it ended while we looked
+    with _Looking():
         for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
+            with _Looking():
                 found += [int(word) for word in (task / "children").read_text().split()]
     return found
 
@@ -129,11 +153,13 @@ def readable(handles: list[int], timeout: float) -> list[int]:
 
 @contextmanager
 def held(processes: list[Process]) -> Iterator[list[int]]:
-    """Handles (pidfds) of those that live, by which they are known whatever they do."""
+    """Handles (pidfds) of those that live, by which they are known whatever they do. Raises as
+    :func:`scan`.
+    """
     with ExitStack() as stack:
         handles = []
         for process in processes:
-            with suppress(ProcessLookupError):
+            with _Looking():
                 handle = os.pidfd_open(process.pid)
                 stack.callback(os.close, handle)
                 if read(process.pid) is not None:
@@ -163,13 +189,18 @@ def kill_all(find: Callable[[], list[Process]], timeout: float, what: str) -> No
     """Kill what ``find`` finds, again and again, until it finds nothing.
 
     Raises:
-        HypervisorError: if something is still there after ``timeout`` seconds.
+        HypervisorError: if something is still there after ``timeout`` seconds, or nobody could look.
     """
     deadline = time.monotonic() + timeout
-    while found := find():
-        left = deadline - time.monotonic()
-        if left <= 0:
-            pids = ", ".join(str(process.pid) for process in found)
-            raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL: pid {pids}")
-        with held(found) as handles:
-            _kill(handles, deadline)
+    while True:
+        try:
+            if not (found := find()):
+                return
+            with held(found) as handles:
+                _kill(handles, deadline)
+            left = "pid " + ", ".join(str(process.pid) for process in found)
+        except HypervisorError as error:
+            left = error.message
+            time.sleep(TICK)  # too many open files, for one: nothing tells when that is over
+        if time.monotonic() > deadline:
+            raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL: {left}")

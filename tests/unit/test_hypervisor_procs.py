@@ -1,0 +1,77 @@
+"""Looking at processes: what cannot be looked at is not taken for gone."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import procs
+
+
+@contextmanager
+def files_left(count: int) -> Iterator[None]:
+    """This process may open ``count`` more files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.fixture
+def other() -> Iterator[procs.Process]:
+    with subprocess.Popen(["sleep", "100"], start_new_session=True) as process:
+        found = procs.read(process.pid)
+        assert found is not None
+        yield found
+        process.kill()
+
+
+def test_nobody_has_ended_since_there_is_no_file_to_look_by(other: procs.Process) -> None:
+    with files_left(0):
+        with pytest.raises(HypervisorError, match="Too many open files"):
+            list(procs.scan())
+        with pytest.raises(HypervisorError, match="Too many open files"):
+            procs.read(other.pid)
+        with pytest.raises(HypervisorError, match="Too many open files"):
+            procs.children(os.getpid())
+    with files_left(1):
+        assert other.pid in [process.pid for process in procs.scan()]
+
+
+def test_who_has_ended_is_not_found(other: procs.Process) -> None:
+    procs.kill_all(lambda: [other] if procs.read(other.pid) else [], 10, "it")
+    assert procs.read(other.pid) is None
+    assert procs.children(other.pid) == []
+
+
+def test_what_is_to_end_ends_once_it_can_be_looked_at(other: procs.Process) -> None:
+    asked = 0
+
+    def find() -> list[procs.Process]:
+        nonlocal asked
+        asked += 1
+        with files_left(0 if asked < 3 else 10):
+            return [process for process in procs.scan() if process.pid == other.pid]
+
+    procs.kill_all(find, 10, "it")
+    assert asked > 3
+    assert procs.read(other.pid) is None
+
+
+def test_what_cannot_be_looked_at_is_not_gone(other: procs.Process) -> None:
+    def find() -> list[procs.Process]:
+        with files_left(0):
+            return list(procs.scan())
+
+    with pytest.raises(HypervisorError, match=r"^it is not gone 0\.5 s after SIGKILL: cannot look at"):
+        procs.kill_all(find, 0.5, "it")
