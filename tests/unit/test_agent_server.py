@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,6 +122,14 @@ def agent(
         yield serving, tmp_path / "s"
 
 
+def said(stack: ExitStack, path: Path, message: protocol.Message) -> Iterator[protocol.Message]:
+    """What the agent answers to a message, on a connection that is open for as long as the stack is."""
+    connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+    connection.connect(str(path))
+    protocol.send(connection, message)
+    return protocol.receive(connection)
+
+
 def test_exec_exits_as_the_script_did(agent: tuple[Agent, Path], script: Script) -> None:
     script.end = JobState.FAILED
     told: list[JobState] = []
@@ -226,6 +235,49 @@ def test_a_node_that_fails_its_jobs_says_so(agent: tuple[Agent, Path], script: S
             run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
     assert faults == ["", "", ""]
     assert "3 jobs in a row failed" in agent[0].node().fault
+
+
+def test_a_user_has_no_more_connections_than_leave_others_theirs(
+    agent: tuple[Agent, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_OF_A_USER", 3)
+    with ExitStack() as stack:
+        for _ in range(3):
+            assert isinstance(
+                next(said(stack, agent[1], protocol.StatusMessage())), protocol.StatusMessage
+            )
+        with pytest.raises(Unavailable):
+            run_job(agent[1], "job1", TOKEN, lambda m: None, patience=0.5)
+    assert run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5) == 0  # as soon as they are gone
+
+
+def test_an_agent_without_a_thread_left_goes_on_once_there_is_one(
+    agent: tuple[Agent, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, asked = threading.Thread.start, [0]
+
+    def may_fail(thread: threading.Thread) -> None:
+        asked[0] += thread.name == "run"
+        if thread.name == "run" and asked[0] <= 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", may_fail)
+    assert run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5) == 0
+    assert asked[0] == 3
+
+
+def test_nobody_is_taken_for_whose_process_id_is_theirs_by_now(
+    agent: tuple[Agent, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has connected may have gone, and left the connection to another process."""
+    agent[0].hands = Hands(agent[1], 100, str, lambda pid: pid)
+    for owner, why in ((os.getuid(), "no machine of this job's"), (65534, "is gone"), (-1, "is gone")):
+        monkeypatch.setattr(server, "owner_of", lambda _pid, owner=owner: owner)
+        with ExitStack() as stack:
+            (refused,) = said(stack, agent[1], protocol.ConsoleMessage())
+            assert isinstance(refused, protocol.ErrorMessage)
+            assert (refused.code, why in refused.message) == ("FORBIDDEN", True), refused
 
 
 @pytest.mark.parametrize(("free", "rests"), [(LEAST_ROOM - 1, True), (LEAST_ROOM, False)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.starter import starter_of
+from vmjobs.agent.starter import owner_of, starter_of
 from vmjobs.errors import Forbidden
 
 ME = os.getuid()
@@ -42,6 +42,14 @@ def test_no_starter_anywhere(tmp_path: Path, parent: int) -> None:
     process(tmp_path, 1, 0, "init")
     with pytest.raises(Forbidden, match="only a job of HTCondor's"):
         starter_of(11, {ME}, tmp_path)
+
+
+def test_whose_a_process_is(tmp_path: Path) -> None:
+    """It is its effective user's: so are its connections."""
+    process(tmp_path, 10, 1, "Uid: 7", uid=4242)
+    assert owner_of(10, tmp_path) == 0
+    assert owner_of(11, tmp_path) == -1
+    assert owner_of(os.getpid()) == os.geteuid()
 
 
 def test_this_process_has_none() -> None:

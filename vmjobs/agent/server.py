@@ -28,7 +28,7 @@ from vmjobs.agent.kept import Beginning, Shelves
 from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, Untold
 from vmjobs.agent.standing import LIMIT, Standing
-from vmjobs.agent.starter import Starter, birth_of
+from vmjobs.agent.starter import Starter, birth_of, owner_of
 from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 BACKLOG = 128
 #: Who connects has this long to say what for.
 FIRST_WORD_SECONDS = 30.0
+#: Connections of one user: each has a thread, and there is an end to those.
+MOST_OF_A_USER = 1024
 #: Who watches a console, and takes nothing of it for so many seconds, is let go.
 STILL_SECONDS = 60.0
 _STOPS = "this agent is about to stop"
@@ -146,6 +148,7 @@ class Agent:
     _leases: dict[str, SocketLease] = field(default_factory=dict)
     _entrances: dict[str, Entrance] = field(default_factory=dict)
     _followers: dict[SocketLease, int] = field(default_factory=dict)
+    _guests: Counter[int] = field(default_factory=Counter)
     _stopping: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Condition = field(init=False)
@@ -172,39 +175,57 @@ class Agent:
     def serve(self, connection: socket.socket) -> None:
         """Talk with one client until it goes."""
         peer = protocol.peer(connection)
-        uid = peer.uid
         lease = SocketLease(connection, self.parts.settings.node)
         try:
-            connection.settimeout(FIRST_WORD_SECONDS)
-            messages = protocol.receive(connection)
-            for message in messages:
-                if isinstance(message, protocol.StatusMessage):
-                    if self._stopping:  # or the node would go on to attract jobs
-                        raise Unavailable("agent", _STOPS)
-                    self._followers[lease] = uid
-                    self._describe_to(lease, uid)
-                elif isinstance(message, protocol.RunMessage):
-                    connection.settimeout(None)
-                    self._run(message, lease, peer, messages)
-                    return
-                elif isinstance(message, protocol.HandMessage):
-                    self._hand(message, lease, peer, messages)
-                    return
-                elif isinstance(message, protocol.EnterMessage):
-                    self._enter(message, lease, peer, messages)
-                    return
-                elif isinstance(message, protocol.ConsoleMessage):
-                    self._console(message, lease, peer)
-                    return
+            with self._among_the_guests(peer.uid):
+                connection.settimeout(FIRST_WORD_SECONDS)
+                self._converse(connection, lease, peer)
         except VMJobsError as error:
-            lease.send(protocol.ErrorMessage(code=error.code, message=error.message))
+            retry = isinstance(error, Unavailable)
+            lease.send(protocol.ErrorMessage(code=error.code, message=error.message, retry=retry))
         except OSError as error:
-            log.info("connection of uid %d: %s", uid, error)
+            log.info("connection of uid %d: %s", peer.uid, error)
         finally:
             self._followers.pop(lease, None)
             with suppress(OSError):  # the other end may be gone
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+    def _converse(self, connection: socket.socket, lease: SocketLease, peer: protocol.Peer) -> None:
+        messages = protocol.receive(connection)
+        for message in messages:
+            if isinstance(message, protocol.StatusMessage):
+                if self._stopping:  # or the node would go on to attract jobs
+                    raise Unavailable("agent", _STOPS)
+                self._followers[lease] = peer.uid
+                self._describe_to(lease, peer.uid)
+            elif isinstance(message, protocol.RunMessage):
+                connection.settimeout(None)
+                self._run(message, lease, peer, messages)
+                return
+            elif isinstance(message, protocol.HandMessage):
+                self._hand(message, lease, peer, messages)
+                return
+            elif isinstance(message, protocol.EnterMessage):
+                self._enter(message, lease, peer, messages)
+                return
+            elif isinstance(message, protocol.ConsoleMessage):
+                self._console(message, lease, peer)
+                return
+
+    @contextmanager
+    def _among_the_guests(self, uid: int) -> Iterator[None]:
+        """No user has so many connections that there is nothing left for others."""
+        with self._lock:
+            if self._guests[uid] >= MOST_OF_A_USER:
+                raise Unavailable("agent", f"uid {uid} has {MOST_OF_A_USER} connections already")
+            self._guests[uid] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._guests[uid] -= 1
+                self._guests += Counter()  # forgets who has none
 
     def announce(self) -> None:
         """Something about the node changed: say so at once to all who have asked before."""
@@ -371,6 +392,8 @@ class Agent:
         """The process that the job of somebody descends from."""
         if self.hands is None:
             raise Forbidden("this node takes no jobs but the repository's")
+        if owner_of(peer.pid) != peer.uid:  # it has ended, and its number is another's by now
+            raise Forbidden("whoever has connected is gone")
         pid = self.hands.slot_of(peer.pid)
         return self.hands, Starter(pid, birth_of(pid))
 
@@ -572,7 +595,12 @@ def _accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> 
             log.error("cannot accept a connection: %s", error)
             time.sleep(0.1)  # too many open files, for one: nothing tells when that is over
             continue
-        threading.Thread(target=serve, args=(connection,), name="run", daemon=True).start()
+        try:
+            threading.Thread(target=serve, args=(connection,), name="run", daemon=True).start()
+        except RuntimeError as error:
+            log.error("cannot serve a connection: %s", error)
+            connection.close()
+            time.sleep(0.1)  # too many threads: the same
 
 
 def _clear_stale(path: Path) -> None:

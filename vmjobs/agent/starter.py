@@ -30,6 +30,14 @@ def birth_of(pid: int, proc: Path = Path("/proc")) -> int:
     return int(stat[stat.rindex(")") + 2 :].split()[19])
 
 
+def owner_of(pid: int, proc: Path = Path("/proc")) -> int:
+    """The effective user id of a process, which unix(7) has for its connections; -1: there is none."""
+    try:
+        return _uids((proc / str(pid) / "status").read_text("utf-8", "replace"))[1]
+    except OSError:
+        return -1
+
+
 def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -> int:
     """The process id of the starter that ``pid`` descends from.
 
@@ -50,15 +58,16 @@ def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -
             break
         # pid (comm) state ppid ...; the name may hold anything.
         comm = stat[stat.index("(") + 1 : stat.rindex(")")]
-        if comm == COMM and _real_uid(status) in trusted:
+        if comm == COMM and _uids(status)[0] in trusted:
             return at
         at = int(stat[stat.rindex(")") + 2 :].split()[1])
     raise Forbidden("only a job of HTCondor's on this node may ask for a machine to run in")
 
 
-def _real_uid(status: str) -> int:
-    """The first number of the line ``Uid:``; the name in the first line cannot hold a line break."""
+def _uids(status: str) -> tuple[int, int]:
+    """Real and effective user id, by the line ``Uid:``; the name above has no line break."""
     for line in status.splitlines():
         if line.startswith("Uid:"):
-            return int(line.split()[1])
-    return -1
+            real, effective = line.split()[1:3]
+            return int(real), int(effective)
+    return -1, -1
