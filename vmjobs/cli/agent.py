@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import pwd
@@ -65,6 +66,27 @@ def agent() -> None:
     """
     settings = config()
     configure_logging(settings.log_level, settings.log_format)
+    with _alone(settings.state_dir):
+        _serve(settings)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """One agent at a time has what lies there: what another one finds it takes for that of a dead one.
+
+    Raises:
+        ConfigError: there is one already.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "agent.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"state_dir: another agent runs, and has {directory}") from None
+        yield
+
+
+def _serve(settings: Config) -> None:
     images = _images(settings)
     hypervisors = fleet(settings, images)
     live = _live(settings, images)
