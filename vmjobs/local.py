@@ -5,6 +5,7 @@ This is what ``vmjobs run`` hands to the same agent code that serves a grid.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -139,6 +140,8 @@ class LocalJob:
                 while chunk := source.read(CHUNK):
                     digest.update(chunk)
                     sink.write(chunk)
+                if sink.tell() != size:
+                    raise OSError(errno.EIO, f"there are {sink.tell()} bytes of {size}", path)
             Path(temporary).chmod(0o644)
             Path(temporary).replace(target)
         except BaseException:

@@ -450,6 +450,16 @@ def test_a_job_whose_outputs_its_node_loses_is_run_again_and_no_other(node: Node
         assert verdict.exit is not None
 
 
+def test_what_a_node_cannot_keep_is_not_what_the_job_left_out(node: Node) -> None:
+    def lose(this_run: Run, lease: Lease) -> None:
+        wait_until(lambda: lease.reached(S.RUNNING), 60, "it to run")
+        (this_run.directory / "outputs").rmdir()
+
+    node.tries_left = 3
+    ended = node.run(f"sleep 3; {LEAVES}", lose, outputs=("answer",), exit="poweroff")
+    assert (ended.verdict.state, ended.verdict.reason.code) == (S.PREEMPTED, C.NODE_FAILED)
+
+
 def test_a_node_that_cannot_begin_a_job_gives_it_back(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,20 +8,28 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.endpoint import MAX_HEADER, MEMBER_CONNECTIONS, SILENT_SECONDS, GuestLink, serving
+from vmjobs.agent.endpoint import (
+    MAX_HEADER,
+    MAX_LOG_CHUNK,
+    MEMBER_CONNECTIONS,
+    SILENT_SECONDS,
+    GuestLink,
+    serving,
+)
 from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
 from vmjobs.agent.outputs import OutputTray
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
-from vmjobs.model import ExitChannel, ExitStatus
+from vmjobs.model import MIB, ExitChannel, ExitStatus
 
 TOKEN = "secret-of-this-guest"
+CHUNKED = "Transfer-Encoding: chunked"
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -224,6 +232,94 @@ def test_outputs_are_taken_or_refused_with_the_right_status(guest: Guest) -> Non
     assert guest.ask("POST", "/v1/outputs/..%2f..%2fx.csv", b"1")[0] == 422
     assert guest.ask("POST", "/v1/outputs/big.csv", b"1" * 200)[0] == 413
     assert sorted(guest.link.tray.kept) == ["a.csv", "ab.csv"]
+
+
+def begin(stack: ExitStack, path: Path, url: str, framing: str) -> socket.socket:
+    """A request whose headers were sent."""
+    peer = stack.enter_context(connect(path))
+    peer.settimeout(10)
+    head = f"POST {url} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n{framing}\r\n\r\n"
+    peer.sendall(head.encode())
+    return peer
+
+
+def status_of(peer: socket.socket) -> int:
+    with peer.makefile("rb") as answer:
+        return int(answer.readline().split()[1])
+
+
+def status_after(path: Path, url: str, framing: str, body: bytes = b"") -> int:
+    with ExitStack() as stack:
+        peer = begin(stack, path, url, framing)
+        with suppress(ConnectionError):  # it need not be read to its end
+            peer.sendall(body)
+        return status_of(peer)
+
+
+def chunked(body: bytes) -> bytes:
+    return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+def test_only_outputs_may_be_large(guest: Guest) -> None:
+    for url in ("/v1/log/out?offset=0", "/v1/ready", "/v1/exit", "/v1/collecting", "/v1/no-such"):
+        assert status_after(guest.path, url, f"Content-Length: {MAX_LOG_CHUNK + 1}") == 413
+        body = chunked(b"x" * (MAX_LOG_CHUNK + MAX_HEADER))
+        assert status_after(guest.path, url, CHUNKED, body) == 413
+    assert status_after(guest.path, "/v1/outputs/a.csv", CHUNKED) == 411
+    assert status_after(guest.path, "/v1/log/out?offset=0", CHUNKED, chunked(b"hello")) == 204
+    assert guest.link.logs["out"].read_bytes() == b"hello"
+
+
+def test_outputs_on_their_way_lie_on_the_disk_of_their_run_and_have_so_much_room(guest: Guest) -> None:
+    guest.link.tray.limit = 3 * MIB  # when it began to serve there was room for 2 MiB and a bit
+    framing = f"Content-Length: {MIB}"
+    with ExitStack() as stack:
+        peers = [begin(stack, guest.path, f"/v1/outputs/{n}.csv", framing) for n in range(2)]
+        for peer in peers:
+            peer.sendall(b"x" * (MIB - 1))
+        wait_for(lambda: len(unnamed(guest.link.tray.directory)) == 2)
+        assert list(guest.link.tray.directory.iterdir()) == []
+        assert status_after(guest.path, "/v1/outputs/c.csv", framing) == 503
+        peers[0].close()  # it is not heard to its end
+        wait_for(lambda: guest.ask("POST", "/v1/outputs/d.csv", b"1" * MIB)[0] == 201)
+        peers[1].sendall(b"x")
+        assert status_of(peers[1]) == 201
+    for _ in range(5):  # each gives its room back
+        assert guest.ask("POST", "/v1/outputs/d.csv", b"1" * MIB)[0] == 201
+    assert sorted(guest.link.tray.kept) == ["1.csv", "d.csv"]
+    assert unnamed(guest.link.tray.directory) == []
+
+
+def unnamed(directory: Path) -> list[int]:
+    """Sizes of the files that this process has on a directory's disk and that have no name."""
+    found = []
+    for handle in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            seen = handle.stat()
+            if (seen.st_dev, seen.st_nlink) == (directory.stat().st_dev, 0) and seen.st_size:
+                found.append(seen.st_size)
+    return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+
+
+def test_what_the_node_cannot_keep_is_lost_until_it_can(guest: Guest) -> None:
+    directory = guest.link.tray.directory
+    directory.rmdir()
+    assert guest.ask("POST", "/v1/outputs/a.csv", b"1")[0] == 500
+    guest.link.tray.limit = 3 * MIB
+    with pytest.raises((OSError, http.client.HTTPException)):
+        guest.ask("POST", "/v1/outputs/b.csv", b"1" * (MIB - 1))
+    assert sorted(guest.link.tray.lost) == ["a.csv", "b.csv"]
+    directory.mkdir()
+    for name in "ab":
+        assert guest.ask("POST", f"/v1/outputs/{name}.csv", b"1")[0] == 201
+    assert guest.link.tray.lost == {}
 
 
 def test_control_waits_for_signals(guest: Guest) -> None:

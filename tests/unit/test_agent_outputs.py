@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
@@ -290,3 +291,36 @@ def test_deeply_nested_json_is_no_exit_report(tmp_path: Path) -> None:
     disk = write_disk(tmp_path / "disk", [entry("exit.json", b"[" * 4096)])
     (tmp_path / "tray").mkdir()
     assert read_output_disk(disk, tray(tmp_path / "tray"), {}, 1000).exit is None
+
+
+class Fails(io.BytesIO):
+    """A file of a bad disk: its second half cannot be read."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell():
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(2)
+
+
+def test_what_could_not_be_kept_whole_is_not_kept_at_all(tmp_path: Path) -> None:
+    receiving = tray(tmp_path, "a", "b", limit=8)
+    accept(receiving, "b", b"old")
+    for name in "ab":
+        with pytest.raises(OSError, match="Input/output"):
+            receiving.accept(name, Fails(b"1234"), 4)
+    assert receiving.missing() == ["a", "b"]
+    assert list(tmp_path.iterdir()) == []
+    accept(receiving, "a", b"12345678")  # there is all of the room again
+    assert [kept.file.read_bytes() for kept in receiving.kept.values()] == [b"12345678"]
+
+
+def test_a_disk_that_cannot_be_read_is_not_what_the_guest_wrote(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        read_output_disk(tmp_path, tray(tmp_path), {}, 100)
+    disk, full = tmp_path / "disk", Path("/dev/full")
+    with tarfile.open(disk, "w") as tar:
+        info = tarfile.TarInfo("stdout")
+        info.size = 5
+        tar.addfile(info, io.BytesIO(b"12345"))
+    with pytest.raises(OSError, match="No space left"):
+        read_output_disk(disk, tray(tmp_path), {"stdout": full}, 100)

@@ -196,6 +196,9 @@ def _judge_by_line(run: Run, disk: DiskContents, *, ready: bool) -> Verdict:
 
 
 def _judge_success(run: Run, disk: DiskContents, success: Success) -> Verdict:
+    """Raises OSError: the node lost some of the outputs."""
+    for error in run.tray.lost.values():
+        raise error
     ended = run.script_ended
     if disk.begun and not disk.complete:
         run.tray.too_large = True

@@ -11,8 +11,10 @@ import hashlib
 import hmac
 import logging
 import math
+import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,8 +22,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import waitress.buffers
 import waitress.channel
 import waitress.parser
+import waitress.receiver
 import waitress.server
 import waitress.utilities
 from flask import Flask, Request, Response, g, request, send_file
@@ -38,7 +42,8 @@ MAX_WAIT = 25
 MAX_LOG_CHUNK = 1024 * 1024
 #: Bytes of a request's headers: a token, and a path of full size with each byte escaped.
 MAX_HEADER = 16 * 1024
-#: Room for protocol overhead above the largest output.
+#: Room for protocol overhead above the largest output. Of outputs that are on their way there may be
+#: twice as much: a guest sends one again whose connection broke, which may not have been noticed here.
 SLACK = 1024 * 1024
 CONNECTIONS = 12
 #: Seconds that an answer takes to its guest. One that was turned away asks again after two.
@@ -52,6 +57,7 @@ SILENT_SECONDS = 5
 THREADS = 6
 
 CONTROL = "/v1/control"
+OUTPUTS = "/v1/outputs/"
 RENEWAL = "/v1/renewal"
 _NOT_YOURS = "this endpoint belongs to another guest"
 
@@ -281,7 +287,7 @@ def create_endpoint(link: GuestLink) -> Flask:
         link.inbox.put(ScriptEnded(ended, disk_full=words.get("disk") == "full"))
         return _plain("", 204)
 
-    @app.post("/v1/outputs/<path:name>")
+    @app.post(f"{OUTPUTS}<path:name>")
     def _output(name: str) -> Response:
         size = request.content_length
         if size is None:
@@ -290,6 +296,9 @@ def create_endpoint(link: GuestLink) -> Flask:
             link.tray.accept(name, request.stream, size)
         except Refused as refused:
             return _plain(str(refused), 413 if refused.too_large else 422)
+        except OSError as error:
+            link.tray.lost[name] = error  # the guest tries again, and goes on without it some time
+            raise
         return _plain("", 201)
 
     @app.post("/v1/exit")
@@ -308,23 +317,107 @@ class _Unauthorized(waitress.utilities.Error):  # type: ignore[misc]  # it has n
     reason = "Unauthorized"
 
 
+class _LengthRequired(waitress.utilities.Error):  # type: ignore[misc]
+    code = 411
+    reason = "Length Required"
+
+
+class _NoRoom(waitress.utilities.Error):  # type: ignore[misc]
+    code = 503
+    reason = "Service Unavailable"
+
+
+def _too_large() -> waitress.utilities.Error:
+    return waitress.utilities.RequestEntityTooLarge(f"at most {MAX_LOG_CHUNK} bytes at once")
+
+
+class _Room:
+    """Bytes of outputs that may be on their way at the same time."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Whether there was so much, which is taken then."""
+        with self._lock:
+            if size > self._left:
+                return False
+            self._left -= size
+            return True
+
+    def give(self, size: int) -> None:
+        """It is not needed any more."""
+        with self._lock:
+            self._left += size
+
+
+class _Body(waitress.buffers.OverflowableBuffer):  # type: ignore[misc]  # it has no types
+    """A request's body; a large one is in a file without a name, on the disk where it is to stay."""
+
+    def __init__(self, overflow: int, directory: Path) -> None:
+        super().__init__(overflow)
+        self._directory = directory
+
+    def _set_large_buffer(self) -> None:
+        before: Any = self.buf  # type: ignore[has-type]
+        file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  # closed with its buffer
+        self.buf = waitress.buffers.FileBasedBuffer(file, before)
+        if before is not None:
+            before.close()
+        self.overflowed = True
+
+
 def _channel_of(link: GuestLink) -> type[waitress.channel.HTTPChannel]:
-    """Connections that read no more than the headers of who does not know the token.
+    """Connections that read no more than the headers of who does not know the token, or wants to send
+    too much.
 
     The application would refuse them as well, but only once it has the whole body.
     """
 
+    room = _Room(2 * (link.tray.limit + SLACK))
+
     class Parser(waitress.parser.HTTPRequestParser):  # type: ignore[misc]
+        taken: weakref.finalize[Any, Any] | None = None
+
         def received(self, data: bytes) -> int:
             in_headers = not self.headers_finished
-            consumed: int = super().received(data)
+            try:
+                consumed: int = super().received(data)
+            except OSError as error:  # there is no room, for one
+                if self.path.startswith(OUTPUTS):
+                    link.tray.lost[self.path.removeprefix(OUTPUTS)] = error
+                raise
             if in_headers and self.headers_finished and not (self.error or self.empty):
-                self._admit()
+                self._refuse(self._admit())
+            elif self.chunked and self.body_bytes_received > MAX_LOG_CHUNK:
+                self._refuse(_too_large())
             return consumed
 
-        def _admit(self) -> None:
+        def close(self) -> None:
+            super().close()
+            if self.taken is not None:
+                self.taken()
+
+        def _admit(self) -> waitress.utilities.Error | None:
+            """Why nothing of the body is to be read. Else there is room for it."""
             if not link.admits(self.headers.get("AUTHORIZATION", "")):
-                self.error = _Unauthorized(_NOT_YOURS)
+                return _Unauthorized(_NOT_YOURS)
+            if not self.path.startswith(OUTPUTS):
+                return _too_large() if self.content_length > MAX_LOG_CHUNK else None
+            if self.chunked:
+                return _LengthRequired("want a Content-Length")
+            if not room.take(self.content_length):
+                return _NoRoom("too much is on its way: try again")
+            self.taken = weakref.finalize(self, room.give, self.content_length)
+            if self.content_length:
+                body = _Body(self.adj.inbuf_overflow, link.tray.directory)
+                self.body_rcv = waitress.receiver.FixedStreamReceiver(self.content_length, body)
+            return None
+
+        def _refuse(self, error: waitress.utilities.Error | None) -> None:
+            if error is not None:
+                self.error = error
                 self.expect_continue = False  # it would go on with the body
                 self.completed = True
 

@@ -7,6 +7,7 @@ listed, the rest is kept for delivery.
 
 from __future__ import annotations
 
+import errno
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,8 @@ class OutputTray:
     kept: dict[str, Kept] = field(default_factory=dict)
     rejected: list[RejectedEntry] = field(default_factory=list)
     too_large: bool = False
+    #: Of those that this node could not keep, why; until they come again, and can be kept.
+    lost: dict[str, OSError] = field(default_factory=dict)
     _files: int = 0
     _lock: Lock = field(default_factory=Lock)
 
@@ -69,6 +72,7 @@ class OutputTray:
 
         Raises:
             Refused: it was not taken, and is listed under ``rejected``.
+            OSError, tarfile.TarError: it could not be read or kept; there is none of it.
         """
         with self._lock:
             try:
@@ -81,16 +85,27 @@ class OutputTray:
             file = self.directory / f"{self._files:05d}"
             before = self.kept.get(name)
             self.kept[name] = Kept(name, file, size)  # its room is taken from now on
-        with file.open("wb") as sink:
-            copied = _copy(source, sink, size)
-        with self._lock:
-            if before is not None:
-                before.file.unlink(missing_ok=True)
-            if copied != size:
-                file.unlink()
-                self.kept.pop(name, None)
-                self.refuse(name, f"only {copied} of {size} bytes came")
-                raise Refused("the file came in short")
+        copied = -1
+        try:
+            with file.open("wb") as sink:
+                copied = _copy(source, sink, size)
+        finally:
+            with self._lock:
+                self._settle(name, file, before, whole=copied == size)
+        if copied != size:
+            self.refuse(name, f"only {copied} of {size} bytes came")
+            raise Refused("the file came in short")
+
+    def _settle(self, name: str, file: Path, before: Kept | None, *, whole: bool) -> None:
+        """A file has come, or a part of one, in place of what was kept before."""
+        if before is not None:
+            before.file.unlink(missing_ok=True)
+        if whole:
+            self.lost.pop(name, None)
+            return
+        file.unlink(missing_ok=True)
+        if (kept := self.kept.get(name)) is not None and kept.file == file:
+            del self.kept[name]
 
     def refuse(self, name: str, why: str) -> None:
         """Note something that is not taken."""
@@ -179,6 +194,9 @@ def read_output_disk(
 
     Nothing is extracted by its own name; every entry goes to a place we choose. Of a stream
     ``max_stream`` bytes are kept.
+
+    Raises:
+        OSError: the node could not read it, or not keep what is in it.
     """
     found: ExitStatus | None = None
     begun = False
@@ -194,7 +212,11 @@ def read_output_disk(
                         _copy(content, sink, min(entry.size, max_stream))
                 else:
                     _take(entry, content, tray)
-    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError):
+    except (tarfile.TarError, EOFError, ValueError, OverflowError):
+        return DiskContents(found, False, begun)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # there is no such place in the file: its headers say so
+            raise
         return DiskContents(found, False, begun)
     return DiskContents(found, True, begun)
 
