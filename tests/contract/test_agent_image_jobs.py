@@ -31,9 +31,9 @@ from images.cloudinit import NoCloud
 from vmjobs.agent.inbox import Inbox, SignalSent
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.pausing import pausing
-from vmjobs.agent.run import Parts, Run, RunSettings
+from vmjobs.agent.run import Parts, Run, RunSettings, Untold
 from vmjobs.agent.verdict import Verdict
-from vmjobs.errors import NoHypervisor, Unauthenticated
+from vmjobs.errors import NoHypervisor, Unauthenticated, Unavailable
 from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import BootImage, Hypervisor, MachineState
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
@@ -96,6 +96,12 @@ class Job(LocalJob):
 
     tries_left = 0
     refuses: Exception | None = None
+    hears_of_nothing_printed = False
+
+    def append(self, stream: StreamName, offset: int, data: bytes) -> None:
+        if self.hears_of_nothing_printed:
+            raise Unavailable("api", "it is down")
+        super().append(stream, offset, data)
 
     def claim(self, claim: AttemptClaim) -> JobTicket:
         return super().claim(claim).model_copy(update={"tries_left": self.tries_left})
@@ -458,6 +464,19 @@ def test_what_a_node_cannot_keep_is_not_what_the_job_left_out(node: Node) -> Non
     node.tries_left = 3
     ended = node.run(f"sleep 3; {LEAVES}", lose, outputs=("answer",), exit="poweroff")
     assert (ended.verdict.state, ended.verdict.reason.code) == (S.PREEMPTED, C.NODE_FAILED)
+
+
+def test_a_job_is_no_success_without_what_it_printed(node: Node) -> None:
+    """What could not be delivered is gone with its run; so is what a later agent could tell of it."""
+    node.settings = replace(node.settings, deliver_seconds=1)
+    this_run, job, lease = node.start(LEAVES, outputs=("answer",), exit="poweroff")
+    job.hears_of_nothing_printed = True
+    with pytest.raises(Untold) as untold:
+        this_run.execute()
+    left = Report.model_validate_json(untold.value.left.verdict)
+    assert (left.state, left.reason.code, left.exit) == (S.FAILED, C.INTERNAL, POWERED_OFF)
+    assert "what the job printed could not be delivered" in left.reason.message
+    assert not lease.reached(S.COMPLETED)
 
 
 def test_a_node_that_cannot_begin_a_job_gives_it_back(

@@ -26,6 +26,7 @@ class Ledger:
         self.states: list[JobState] = []
         self.bytes = dict.fromkeys(StreamName, b"")
         self.refuse: Exception | None = None
+        self.takes_streams = True
         self.refused = threading.Event()
 
     def _gate(self) -> None:
@@ -38,6 +39,9 @@ class Ledger:
         self.states.append(report.state)
 
     def append(self, stream: StreamName, offset: int, data: bytes) -> None:
+        if not self.takes_streams:
+            self.refused.set()
+            raise Unavailable("api", "down")
         self._gate()
         assert offset == len(self.bytes[stream])
         self.bytes[stream] += data
@@ -73,6 +77,24 @@ def test_an_outage_delays_and_loses_nothing(tmp_path: Path) -> None:
     ledger.refuse = None
     assert courier.flush(10)
     assert (ledger.states, ledger.bytes[StreamName.ERR]) == ([JobState.STAGING], b"before")
+    courier.close()
+
+
+def test_an_end_is_told_once_all_that_was_printed_is_there(tmp_path: Path) -> None:
+    """Nothing is taken of a job that has ended."""
+    ledger, path = Ledger(), tmp_path / "out"
+    path.write_bytes(b"all")
+    ledger.takes_streams = False
+    courier = Courier(ledger, Inbox(), {StreamName.OUT: path})
+    courier.report(report(JobState.COLLECTING))
+    courier.report(report(JobState.COMPLETED))
+    assert ledger.refused.wait(10)
+    assert not courier.flush(0.1)
+    assert (ledger.states, courier.owes()) == ([JobState.COLLECTING], True)
+    ledger.takes_streams = True
+    assert courier.flush(10)
+    assert (ledger.states[-1], ledger.bytes[StreamName.OUT]) == (JobState.COMPLETED, b"all")
+    assert not courier.owes()
     courier.close()
 
 

@@ -110,6 +110,10 @@ class Courier:
             )
         return bool(done) and not self.superseded
 
+    def owes(self) -> bool:
+        """Whether not all is delivered of what is in the streams now."""
+        return any(stream.next() for stream in self._streams.values())
+
     def close(self) -> None:
         """Stop; what is not delivered yet stays undelivered."""
         with self._changed:
@@ -140,9 +144,14 @@ class Courier:
 
     def _deliver(self) -> None:
         while self._reports and not self._stop:
+            if self._reports[0].state.final:
+                self._deliver_streams()  # nothing is taken of a job that has come to its end
             with _refusal_is_final("a report"):
                 self._source.report(self._reports[0])
             self._reports.popleft()
+        self._deliver_streams()
+
+    def _deliver_streams(self) -> None:
         with self._changed:
             self._dirty = False
         try:

@@ -421,16 +421,20 @@ class Run:
                 self.courier.flush(patience)
         verdict = mended_elsewhere(verdict, self.ticket.tries_left)
         self.count()
-        report = self._report(verdict)
+        report = left = self._report(verdict)
+        if verdict.state is not JobState.PREEMPTED and self.courier.owes():
+            # It goes with this run, if it is not taken now: whoever is told later has not got it.
+            message = f"what the job printed could not be delivered within {patience:.0f} s"
+            left = self._report(failed(ReasonCode.INTERNAL, message, verdict.exit).verdict)
         try:
-            self.parts.journal.conclude(self.attempt, report.model_dump_json())
+            self.parts.journal.conclude(self.attempt, left.model_dump_json())
         except OSError as error:  # a full disk may be what ended the run: it is told all the same
             log.error("job %s: its end is not kept here: %s", self.job_id, error)
         self.courier.report(report)
         if self.courier.flush(patience):
             return verdict
         if not self.courier.superseded:
-            raise Untold(Leftover(record, report.model_dump_json()))
+            raise Untold(Leftover(record, left.model_dump_json()))
         log.warning("job %s: its end was not taken: %s", self.job_id, self.courier.superseded)
         return verdict
 
