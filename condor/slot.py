@@ -15,8 +15,9 @@ from typing import Any, Final
 from condor import names
 from condor.tools import own_settings
 from vmjobs import subprocess
-from vmjobs.agent.starter import Starter, birth_of
+from vmjobs.agent.starter import Starter
 from vmjobs.errors import Unavailable, VMJobsError
+from vmjobs.hypervisor.procs import birth_of
 from vmjobs.wire import CONDOR_JOB
 
 #: Seconds in which the startd has to answer.

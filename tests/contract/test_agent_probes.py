@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypervisor_host import wait_until
 from unit.members_kit import member_order, member_record
 
 from vmjobs.agent.members.journal import MemberJournal
 from vmjobs.agent.node import member_directory
 from vmjobs.config import Config
+from vmjobs.hypervisor import probe
+from vmjobs.hypervisor.uml import UserModeLinux
 
 SECONDS = 60.0
 
@@ -64,3 +67,36 @@ def test_one_with_machines_looks_after_them(settings: dict[str, str], tmp_path: 
     assert "no hypervisor works on this node: uml:" in said
     assert "1 members of clusters" in said
     assert journal.place(order.id).record.exists()
+
+
+#: Speaks as UML does when it is asked for its version, and has a guest that hangs.
+_HANGS = """#!/bin/sh
+[ "$1" = --version ] && { echo 1; exit; }
+exec sleep 1000
+"""
+
+
+def test_what_a_killed_agent_was_probing_with_is_gone_with_the_next(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    program = tmp_path / "linux.uml"
+    program.write_text(_HANGS)
+    program.chmod(0o755)
+    (tmp_path / "tmp").mkdir()
+    settings |= {"TMPDIR": str(tmp_path / "tmp")}
+    with agent(settings | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}) as running:
+        wait_until(lambda: bool(probes()), SECONDS, "the probe")
+        left = probes()
+        running.kill()
+    assert list((tmp_path / "tmp").iterdir())
+    assert left & probes() == left
+    program.unlink()  # the next one has nothing to probe with, and ends
+    with agent(settings) as running:
+        running.communicate(timeout=SECONDS)
+    assert not left & probes()
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def probes() -> set[str]:
+    """Machines of probes that there are on this node."""
+    return {name for name in UserModeLinux().list() if name.startswith(probe.PREFIX)}

@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ from typing import BinaryIO
 
 from vmjobs.durable import sync_directory
 from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import probe
 from vmjobs.hypervisor.base import NAME_PREFIX, Hypervisor
 from vmjobs.model import HypervisorKind
 
@@ -158,6 +160,13 @@ def sweep(journal: Journal, drivers: Mapping[HypervisorKind, Hypervisor]) -> lis
     # One that was saved keeps the name that it had in an earlier run.
     known |= {record.machine for p in directories if (record := _read(p)) is not None}
     return sweep_unknown(journal.prefix, known, drivers)
+
+
+def sweep_probes(drivers: Mapping[HypervisorKind, Hypervisor]) -> list[str]:
+    """Destroy machines of probes whose process was killed. Returns their names."""
+    swept = sweep_unknown(probe.PREFIX, probe.Wanted(), drivers)
+    probe.remove_folders(Path(tempfile.gettempdir()))
+    return swept
 
 
 def sweep_unknown(

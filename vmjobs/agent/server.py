@@ -28,7 +28,7 @@ from vmjobs.agent.kept import Beginning, Shelves
 from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, Untold
 from vmjobs.agent.standing import LIMIT, Standing
-from vmjobs.agent.starter import Starter, birth_of, owner_of
+from vmjobs.agent.starter import Starter, owner_of
 from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -42,6 +42,7 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
+from vmjobs.hypervisor.procs import birth_of
 from vmjobs.model import GIVEN_BACK, MIB, JobState, Node, ReasonCode, Report
 from vmjobs.ports import JobSource
 

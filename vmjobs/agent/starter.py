@@ -15,19 +15,10 @@ MAX_ANCESTORS = 64
 
 
 class Starter(NamedTuple):
-    """A starter, as no other process is or was. birth: see :func:`birth_of`."""
+    """A starter, as no other process is or was. birth: see :func:`vmjobs.hypervisor.procs.birth_of`."""
 
     pid: int
     birth: int
-
-
-def birth_of(pid: int, proc: Path = Path("/proc")) -> int:
-    """When a process began, in ticks since the node did (proc(5), ``starttime``); 0: there is none."""
-    try:
-        stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
-    except OSError:
-        return 0
-    return int(stat[stat.rindex(")") + 2 :].split()[19])
 
 
 def owner_of(pid: int, proc: Path = Path("/proc")) -> int:

@@ -22,7 +22,7 @@ from vmjobs.agent import handed
 from vmjobs.agent import node as this_node
 from vmjobs.agent.background import begin
 from vmjobs.agent.fleet import Fleet
-from vmjobs.agent.journal import sweep
+from vmjobs.agent.journal import sweep, sweep_probes
 from vmjobs.agent.members.keeper import keeping
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.agent.metrics import serving as serving_metrics
@@ -94,7 +94,7 @@ def _serve(settings: Config) -> None:
     made = parts(settings, images, hypervisors, settings.state_dir / "runs", live)
     made = replace(made, timed=metrics.job_step, carrier=_carrier())
     leftovers = made.journal.recover(hypervisors.drivers)
-    swept = sweep(made.journal, hypervisors.drivers)
+    swept = sweep(made.journal, hypervisors.drivers) + sweep_probes(hypervisors.drivers)
     log.info("removed %d left-over runs and %d unknown machines", len(leftovers), len(swept))
     _require_one(hypervisors, machines_run=member_journal(settings).has_members())
 

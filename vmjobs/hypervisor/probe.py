@@ -7,15 +7,20 @@ and never gets a kernel through its first second. So a probe boots one and waits
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import secrets
+import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from vmjobs.errors import VMJobsError
-from vmjobs.hypervisor import payload
+from vmjobs.hypervisor import payload, procs
 from vmjobs.hypervisor.base import NAME_PREFIX, BootImage, Hypervisor, Machine, ProbeResult
 from vmjobs.model import MIB, BootMethod
 
@@ -29,6 +34,33 @@ _KERNEL_PATTERNS = (
     ("/usr/lib/modules", "*/vmlinuz"),
     ("/", "vmlinuz"),
 )
+
+
+#: Of machines and folders of probes. The process that made them stands in their names.
+PREFIX: Final = f"{NAME_PREFIX}probe-"
+_MARKED: Final = re.compile(rf"{PREFIX}([0-9]{{1,10}})-([0-9]{{1,20}})-.*")
+
+
+def _mark() -> str:
+    return f"{PREFIX}{os.getpid()}-{procs.birth_of(os.getpid())}-"
+
+
+class Wanted:
+    """Names of probes' machines and folders that are still looked after."""
+
+    def __contains__(self, name: object) -> bool:
+        found = _MARKED.fullmatch(str(name))
+        return found is None or procs.birth_of(int(found[1])) == int(found[2])
+
+
+def remove_folders(directory: Path) -> None:
+    """Remove folders of probes whose process was killed. Their machines are gone by now."""
+    for folder in directory.glob(f"{PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):
+            found = folder.lstat()
+            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if ours and folder.name not in Wanted():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def node_kernels() -> list[Path]:
@@ -84,7 +116,7 @@ def boot_probe(
         told = version()
         if not payload.supported():
             return result(False, "there is no program to boot for this node's processors", told)
-        with tempfile.TemporaryDirectory(prefix="vmjobs-probe-") as scratch:
+        with tempfile.TemporaryDirectory(prefix=_mark()) as scratch:
             image = partial(_image, Path(scratch), kernel, by_bios)
             heard = _boot(driver, Path(scratch), deadline, image, cmdline)
     except (VMJobsError, OSError) as error:
@@ -108,7 +140,7 @@ def _boot(
     until = time.monotonic() + deadline
     secret = secrets.token_hex(8)
     line = f"vmjobs-probe:{secret}"
-    name = f"{NAME_PREFIX}probe-{driver.kind}-{secret[:8]}"
+    name = f"{_mark()}{driver.kind}-{secret[:8]}"
     machine = _machine(scratch, name, prepare(line), cmdline)
     try:
         driver.start(machine)

@@ -107,6 +107,15 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def birth_of(pid: int, proc: Path = Path("/proc")) -> int:
+    """When a process began, in ticks since the node did (proc(5), ``starttime``); 0: there is none."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
+    except OSError:
+        return 0
+    return int(stat[stat.rindex(")") + 2 :].split()[19])
+
+
 def wait_gone(pid: int, still: Callable[[], bool], timeout: float) -> bool:
     """Block until process ``pid`` has ended, or ``timeout`` seconds passed.
 
