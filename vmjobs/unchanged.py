@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 #: How often a job is begun on one node, as long as nobody says why it did not end there.
 MAX_BEGINNINGS = 3
-#: Files of the starter's own in a job's directory: open, or for what runs in the job's place.
-KEPT = frozenset({"_condor_stdout", "_condor_stderr", ".vmjobs-environment"})
+#: Files of the starter's own in a job's directory, which it has open.
+KEPT = frozenset({"_condor_stdout", "_condor_stderr"})
 #: The same on the way back: those that the node itself goes on to read are not the guest's to change.
 SAFE = KEPT | {".chirp.config", ".job.ad", ".machine.ad"}
 #: Bytes of the names that a job may leave.

@@ -12,10 +12,12 @@ WRAPPER = Path(__file__).parents[2] / "deploy/libexec/job-wrapper"
 ODD = {"odd.name": "1", "BASH_FUNC_x%%": "() { :; }", "EMPTY": "", "LINES": "a\nb", "PYTHONHOME": "/x"}
 
 
-def start(*command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+def start(
+    *command: str, wrapper: Path = WRAPPER, **variables: str
+) -> subprocess.CompletedProcess[bytes]:
     """Run the wrapper as the starter does."""
     return subprocess.run(
-        [str(WRAPPER), *command], env={**ODD, **variables}, capture_output=True, check=False, timeout=30
+        [str(wrapper), *command], env={**ODD, **variables}, capture_output=True, check=False, timeout=30
     )
 
 
@@ -49,15 +51,37 @@ def test_an_ad_that_cannot_be_read_is_no_reason_to_run_bare(tmp_path: Path) -> N
     assert "cannot run" in told.read_text()
 
 
-def test_what_runs_the_job_gets_none_of_its_variables(tmp_path: Path) -> None:
-    """They lie in the job's own directory, for nobody else to read."""
+#: Prints what it was given, in what environment, and what is where the job is to be.
+_SHOWS = """#!/bin/sh
+printf '%s\\n' "$*"; env; echo; cat "$3"; ls -A FOLDER
+"""
+
+
+def wrapper_to(folder: Path, scratch: Path) -> Path:
+    """The wrapper, with a program that shows all in place of `vmjobs`."""
+    shows, wrapper = folder / "shows", folder / "wrapper"
+    shows.write_text(_SHOWS.replace("FOLDER", str(scratch)))
+    wrapper.write_text(WRAPPER.read_text().replace('"/usr/bin/vmjobs"', f'"{shows}"'))
+    for program in (shows, wrapper):
+        program.chmod(0o755)
+    return wrapper
+
+
+def test_what_runs_the_job_has_its_variables_by_a_file_that_is_gone_with_it(tmp_path: Path) -> None:
+    """And none as its own. In the job's directory is nothing that was not there."""
     (tmp_path / "ad").write_text('vmjobimage = "x"\n')
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    start("/bin/true", _CONDOR_JOB_AD=str(tmp_path / "ad"), _CONDOR_SCRATCH_DIR=str(scratch))
-    file = scratch / ".vmjobs-environment"
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert b"odd.name=1\0" in file.read_bytes()
+    wrapper = wrapper_to(tmp_path, scratch)
+    ad, place = str(tmp_path / "ad"), str(scratch)
+    done = start("/bin/true", "a b", wrapper=wrapper, _CONDOR_JOB_AD=ad, _CONDOR_SCRATCH_DIR=place)
+    said, variables = done.stdout.split(b"\n\n", 1)
+    words, *environment = said.decode().splitlines()
+    assert words.startswith("exec-unchanged --environment /proc/self/fd/")
+    assert words.endswith(" -- /bin/true a b")
+    assert {word.partition("=")[0] for word in environment} == {"PATH", "LANG", "HOME", "PWD"}
+    expected = {**ODD, "_CONDOR_JOB_AD": ad, "_CONDOR_SCRATCH_DIR": place}
+    assert variables == b"".join(f"{name}={value}\0".encode() for name, value in expected.items())
 
 
 def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(tmp_path: Path) -> None:
@@ -72,8 +96,7 @@ def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(tmp_path: Path) -
     server = ("/usr/sbin/sshd", "-i", "-e", "-f")
     start(*server, str(place / "sshd_config"), **variables)
     assert not mark.exists()
-    assert not (tmp_path / ".vmjobs-environment").exists()
+    wrapper = wrapper_to(tmp_path, place)
     for other in ("/etc/ssh/sshd_config", str(tmp_path / "sshd_config"), f"{place}/../sshd_config"):
-        start(*server, other, **variables)
-        assert (tmp_path / ".vmjobs-environment").exists(), other
-        (tmp_path / ".vmjobs-environment").unlink()
+        done = start(*server, other, wrapper=wrapper, **variables)
+        assert done.stdout.startswith(b"exec-unchanged "), other

@@ -62,12 +62,14 @@ class Site:
             (place / name).write_bytes(data)
         prepare(place)
         own = {"_CONDOR_SCRATCH_DIR": str(place), "PATH": "/usr/bin:/bin", **(environment or {})}
-        with (place / ".vmjobs-environment").open("wb") as file:
-            file.write(b"".join(os.fsencode(f"{n}={v}") + b"\0" for n, v in own.items()))
         for path in (place, *place.rglob("*")):
             os.chown(path, UID, GID, follow_symlinks=False)
         program = str(Path(sys.executable).with_name("vmjobs"))
-        argv = [program, "exec-unchanged", "--environment", ".vmjobs-environment", "--", *command]
+        variables = os.memfd_create("environment")
+        os.write(variables, b"".join(os.fsencode(f"{n}={v}") + b"\0" for n, v in own.items()))
+        os.fchown(variables, UID, GID)
+        told = f"/proc/self/fd/{variables}"
+        argv = [program, "exec-unchanged", "--environment", told, "--", *command]
         with (
             (place / "_condor_stdout").open("wb") as out,
             (place / "_condor_stderr").open("wb") as err,

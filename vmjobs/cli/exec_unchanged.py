@@ -44,7 +44,9 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
 
     # The job's standard error is the job's alone. What the agent has to say stands in its own log.
     logging.disable()
-    own = environment.parent  # the job may be somewhere else
+    variables = _variables(environment)
+    pairs = dict(word.partition(b"=")[::2] for word in variables)
+    own = Path(os.fsdecode(pairs.get(b"_CONDOR_SCRATCH_DIR", b".")))  # the job may be somewhere else
     reporter = ChirpReporter(own / names.CHIRP_CONFIG)
 
     def on_progress(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
@@ -56,9 +58,6 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         return end.exit is not None or outcomes.is_held(end.code)
 
     def run() -> End:
-        variables = environment.read_bytes().split(b"\0")
-        environment.unlink()  # or it would come back to the user as a file that the job made
-        pairs = dict(word.partition(b"=")[::2] for word in variables)
         directory = scratch.scratch_directory(pairs)
         ad, slot = scratch.read(own / names.JOB_AD), scratch.read(own / names.MACHINE_AD)
         message = scratch.hand_message(ad, slot, directory, account())
@@ -91,6 +90,19 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         _die(end.stopped)
     reporter.publish(outcomes.attributes(end.code, end.why, time.time()))
     _give_up(own)
+
+
+def _variables(environment: Path) -> list[bytes]:
+    """The job's variables. For those an earlier release's wrapper makes a file in the job's directory,
+    which would come back to its user as one that the job made.
+    """
+    try:
+        variables = environment.read_bytes().split(b"\0")
+        if not environment.is_symlink():  # as those of /proc/self/fd are
+            environment.unlink()
+    except OSError:
+        _die(signal.SIGKILL)  # there is nothing to tell this by
+    return variables
 
 
 def _insist(tell: Callable[[], bool]) -> None:
