@@ -271,6 +271,7 @@ def test_they_are_vacated(volley: Volley) -> None:
     volley.grid.on("site", "condor_vacate_job", "-all")
     volley.open()
     volley.assert_ended_well()
+    assert volley.starts() > sum(JOBS.values()), "nobody had to leave"
     _assert_clean(volley)
 
 
@@ -279,6 +280,7 @@ def test_they_are_vacated_at_once(volley: Volley) -> None:
     volley.grid.on("site", "condor_vacate_job", "-fast", "-all")
     volley.open()
     volley.assert_ended_well()
+    assert volley.starts() > sum(JOBS.values()), "nobody had to leave"
     _assert_clean(volley)
 
 
