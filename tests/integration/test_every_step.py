@@ -16,7 +16,7 @@ from functools import partial
 import pytest
 from faults_kit import AGENT, Tell, fill, silent, small_disk
 from grid_kit import Grid, healthy, run, wait_for
-from steps_kit import FEW, JOBS, NODE, SETTLED, Volley, fired, stage
+from steps_kit import FEW, JOBS, LONGER_LEASE, NODE, SETTLED, Volley, fired, longer_leases, stage
 from test_unchanged import LOG
 
 from vmjobs.agent.steps import STEPS
@@ -55,9 +55,9 @@ def killed(volley: Volley, *which: tuple[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def schedd_killed(volley: Volley, service: str) -> Iterator[None]:
-    """The same of a schedd, until it answers again."""
-    with killed(volley, (service, "^condor_schedd")):
+def schedd_killed(volley: Volley, service: str, pattern: str = "^condor_schedd") -> Iterator[None]:
+    """The same of a schedd, until it answers again. pattern: it, and what dies with it."""
+    with killed(volley, (service, pattern)):
         yield
         answer = partial(volley.grid.on, service, "condor_q", "-allusers", "-totals", check=False)
         wait_for(lambda: "Total" in answer() or None, f"the schedd of {service}", 60)
@@ -165,6 +165,22 @@ def _assert_survived(volley: Volley, faults: Collection[str], record_property: T
     starts = volley.starts()
     record_property("job", (volley.seconds(), starts))
     assert not UNNOTICED.issuperset(faults) or starts == sum(JOBS.values()), "one was begun twice"
+
+
+@pytest.mark.soak
+def test_the_sites_schedd_dies_with_its_shadows(grid: Grid, node: None, record_property: Tell) -> None:
+    """As when its host dies. New shadows find the jobs again: as there is one at each step, those that
+    stage, boot or collect, too. It is back in about ten seconds, and has to be before their leases end.
+    """
+    with longer_leases(grid), fired(grid) as volley:
+        volley.settle()
+        assert volley.leases() == {LONGER_LEASE}
+        with schedd_killed(volley, "site", "^condor_schedd|^condor_shadow"):
+            volley.open()
+        volley.assert_ended_well()
+        volley.assert_found_again()
+        _assert_clean(volley)
+        record_property("job", (volley.seconds(), volley.starts()))
 
 
 def test_the_machines_die(volley: Volley) -> None:
