@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
+from operator import gt
 
 import pytest
 from faults_kit import AGENT, Tell, fill, silent, small_disk
@@ -199,18 +200,39 @@ def _assert_lost_or_well(volley: Volley) -> None:
     volley.assert_agreed()
 
 
+#: Where an agent writes, and KiB of disks that have room for all jobs: in the one place is what their
+#: machines need, in the other what HTCondor's jobs bring and take away. Of these none is begun where
+#: less is free than it may write, which is a GiB.
+RUNS, HANDED = f"{AGENT}/runs", f"{AGENT}/handed"
+RUNS_KIB, HANDED_KIB = 2 * 1024 * 1024, 1100 * 1024
+
+
+@contextmanager
+def small_disks(grid: Grid) -> Iterator[None]:
+    """Have both on small disks of their own."""
+    with small_disk(grid, NODE, "runs", RUNS_KIB), small_disk(grid, NODE, "handed", HANDED_KIB):
+        yield
+
+
 def test_the_disk_is_full(grid: Grid, node: None) -> None:
     """Jobs of both kinds are begun again, though they have nowhere else to go."""
-    full = f"grep -c 'No space left' {LOG}; true"
-    with small_disk(grid, NODE, "runs", 1024 * 1024) as runs, fired(grid) as volley:
+    with small_disks(grid), fired(grid) as volley:
         volley.settle()
-        before = grid.on(NODE, "sh", "-c", full)
-        filler = fill(grid, NODE, runs)
+        before = _found_full(grid)
+        fillers = [fill(grid, NODE, place) for place in (RUNS, HANDED)]
         volley.open()
-        wait_for(lambda: grid.on(NODE, "sh", "-c", full) != before, "a job to find the disk full", 60)
-        grid.on(NODE, "rm", filler)
+        wait_for(lambda: all(map(gt, _found_full(grid), before)), "jobs to find both disks full", 120)
+        grid.on(NODE, "rm", *fillers)
         volley.assert_ended_well()
         _assert_clean(volley)
+
+
+def _found_full(grid: Grid) -> tuple[int, int]:
+    """How often the agent had no room for what a job brings, and had none anywhere else."""
+    words = ("-e", "No space left", "-e", " MiB is more than the ")
+    told = grid.on(NODE, "grep", "-F", *words, LOG, check=False).splitlines()
+    brought = sum("room for the job's files" in line or "the job's disk of" in line for line in told)
+    return brought, len(told) - brought
 
 
 # --------------------------------------------------------------------------- what users and sites do
@@ -372,16 +394,15 @@ def drained(volley: Volley) -> Iterator[None]:
 
 @contextmanager
 def filled(volley: Volley) -> Iterator[None]:
-    """The disk of the agent's runs, a small one, is full for a while."""
-    filler = fill(volley.grid, NODE, RUNS)
+    """The agent's disks, small ones, are full for a while."""
+    fillers = [fill(volley.grid, NODE, place) for place in (RUNS, HANDED)]
     try:
         yield
         time.sleep(LASTS)
     finally:
-        volley.grid.on(NODE, "rm", filler)
+        volley.grid.on(NODE, "rm", *fillers)
 
 
-RUNS = f"{AGENT}/runs"
 MACHINES_DIE, REMOVED, FULL = "the machines", "all are removed", "the disk is full"
 #: What happens at any moment: what dies, and what users and sites do.
 EVENTS: dict[str, Fault] = {
@@ -422,7 +443,7 @@ def test_at_any_moment(grid: Grid, node: None, turn: int, record_property: Tell)
     record_property("note", note)
     with ExitStack() as stack:
         if what == FULL:
-            stack.enter_context(small_disk(grid, NODE, "runs", 2 * 1024 * 1024))
+            stack.enter_context(small_disks(grid))
         jobs = FEW if hypervisor == "qemu" else JOBS
         volley = stack.enter_context(fired(grid, hypervisor, jobs))
         volley.open()
