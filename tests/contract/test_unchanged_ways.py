@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -226,14 +226,22 @@ def test_who_is_somebody_else_stays_outside(site: Site, resident: Job) -> None:
 
 
 def test_no_token_is_in_sight_in_there(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever knows that of the door could stand at it, in place of who was sent for."""
-    made, real = [], secrets.token_hex
+    """Whoever knows that of the door could stand at it, in place of who was sent for; whoever knows
+    that of the endpoint could tell the host of the job's end, in place of the machine.
+    """
+    made: dict[str, list[str]] = {"token_hex": [], "token_urlsafe": []}
 
-    def note(size: int | None = None) -> str:
-        made.append(real(size))
-        return made[-1]
+    def noting(name: str) -> Callable[[int | None], str]:
+        real: Callable[[int | None], str] = getattr(secrets, name)
 
-    monkeypatch.setattr(secrets, "token_hex", note)
+        def note(size: int | None = None) -> str:
+            made[name].append(real(size))
+            return made[name][-1]
+
+        return note
+
+    for name in made:
+        monkeypatch.setattr(secrets, name, noting(name))
     script = """
         sleep 3; for n in 1 2 3 4; do
             for file in /proc/[0-9]*/cmdline /proc/[0-9]*/environ; do
@@ -241,13 +249,14 @@ def test_no_token_is_in_sight_in_there(site: Site, monkeypatch: pytest.MonkeyPat
             done 2>/dev/null
             sleep 0.5
         done
+        { cat /run/vmjobs/job/job.env; head -c 4096 /dev/ubdb; } 2>/dev/null
         find / -xdev -name door 2>/dev/null | xargs -r cat
     """
     job = site.run("/bin/sh", "-c", script)
     assert job.status == 0, job.err
     assert "visit.sh keep" in job.out
-    assert made
-    assert [token for token in made if token in job.out] == []
+    assert all(made.values()), made
+    assert [token for tokens in made.values() for token in tokens if token in job.out] == []
 
 
 def test_nobody_enters_where_no_machine_is(site: Site) -> None:

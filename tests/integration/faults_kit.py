@@ -132,13 +132,30 @@ def _beside(grid: Grid, service: str, shared: str, rights: Sequence[str], *comma
     return run("docker", "run", "--rm", *there, *allowed, *image, *words)
 
 
+#: Says whether a connection to the API's host comes about within two seconds.
+KNOCK = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 8080), 2).close()
+except OSError as error:
+    print("no way:", error)
+else:
+    print("there")
+"""
+
+
 @contextmanager
 def silent(grid: Grid, service: str) -> Iterator[None]:
     """Have every packet from and to a host vanish; all that runs there runs on."""
     each = "for way in INPUT:-i OUTPUT:-o; do iptables $1 ${way%:*} ! ${way#*:} lo -j DROP; done"
     rule = partial(_beside, grid, service, "network", ("NET_ADMIN",), "sh", "-c", each, "-")
+    # By its address: who is cut off may have nobody to ask for a name.
+    api = grid.on(service, "getent", "ahostsv4", "api.grid").split()[0]
+    knock = partial(grid.on, service, "python3", "-c", KNOCK, api)
+    wait_for(lambda: knock() == "there\n" or None, f"{service} to reach the API", 30)
     rule("-I")
     try:
+        assert knock().startswith("no way: "), f"{service} is not cut off"
         yield
     finally:
         rule("-D")

@@ -30,8 +30,8 @@ KINDS = ("rest", "unchanged")
 #: As many as there are steps; and as many as two processors can emulate at once.
 JOBS = {kind: len(step_gates.points(kind)) for kind in KINDS}
 FEW = dict.fromkeys(KINDS, 4)
-#: Seconds that a schedd waits for a node that it lost.
-LEASE = 30
+#: Seconds that a schedd waits for a node that it lost; and where it is to die itself meanwhile.
+LEASE, LONGER_LEASE = 30, 120
 #: Seconds until all jobs stand where they are to, all have ended, and all of theirs is gone.
 SETTLED, LATE, CLEAN = 180.0, 400.0, 2 * ANNOUNCE_SECONDS
 
@@ -93,6 +93,12 @@ def short_leases(grid: Grid) -> AbstractContextManager[None]:
     return configured(
         grid, "site", "lease", f"{names}\nJOB_TRANSFORM_TestLease = SET JobLeaseDuration {LEASE}"
     )
+
+
+def longer_leases(grid: Grid) -> AbstractContextManager[None]:
+    """Have it wait for longer, where it does the former: of files of settings the last one holds."""
+    text = f"JOB_TRANSFORM_TestLease = SET JobLeaseDuration {LONGER_LEASE}"
+    return configured(grid, "site", "longer-lease", text)
 
 
 def left(grid: Grid) -> set[str]:
@@ -261,6 +267,21 @@ class Volley:
         """How often jobs were begun, all in all."""
         begun = self._history("NumJobStarts").split()
         return sum(map(int, begun)) + sum(self.grid.api.job(job.id).attempts for job in self.rest)
+
+    def leases(self) -> set[int]:
+        """How long the site waits for their nodes, in seconds."""
+        asked = ("-allusers", "-constraint", "JobStatus == 2", "-af", "JobLeaseDuration")
+        return set(map(int, self.grid.on("site", "condor_q", *asked).split()))
+
+    def assert_found_again(self) -> None:
+        """All lost their shadows, and none was begun twice for that. (By HTCondor's log of them, and by
+        what the service knows: what a shadow has counted may die with it.)
+        """
+        told, unchanged = self.desk.read("log"), self.jobs["unchanged"]
+        assert told.count("\n023 (") >= unchanged, "not all had a shadow that was killed"
+        assert told.count("\n001 (") == unchanged, told
+        attempts = [self.grid.api.job(job.id).attempts for job in self.rest]
+        assert attempts == [1] * len(self.rest), attempts
 
     # ------------------------------------------------------------------------------ what is left
 

@@ -10,24 +10,44 @@ import pytest
 from grid_kit import Grid, blank_disk, publish, wait_for
 from steps_kit import closed
 from test_unchanged import PATIENT, Desk
+from test_unchanged_outcomes import without_agent
 from test_why import why
 
 pytestmark = pytest.mark.disruptive
 
 BROKEN, SOUND = "node1", "node2"
-PROGRAM = "/usr/bin/qemu-img"
+#: What machines need of a hypervisor's programs.
+PROGRAMS = {"qemu": "/usr/bin/qemu-img", "uml": "/usr/bin/linux.uml"}
+#: In place of UML's kernel: what never comes up; and what says that it is up, and boots nothing.
+SLEEPS = "#!/bin/sh\nexec sleep 1000\n"
+HANGS = """#!/usr/bin/python3 -IS
+import socket, sys, time
+print("a kernel that hangs", flush=True)
+if "--version" not in sys.argv:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.sendto(b"up", "notify")
+    time.sleep(1000)
+"""
 
 
 @contextmanager
-def broken(grid: Grid) -> Iterator[None]:
-    """Without a program that qemu's machines need; the agent finds it again when it starts."""
-    before = offered(grid)
-    assert "qemu" in before
-    grid.on(BROKEN, "mv", PROGRAM, f"{PROGRAM}.away")
+def broken(grid: Grid, kind: str = "qemu", instead: str = "") -> Iterator[set[str]]:
+    """Without a program that a hypervisor's machines need; the agent finds it again when it starts.
+    What the node offers beside it. instead: a program that takes its place.
+    """
+    program = PROGRAMS[kind]
+    # There may have been another agent a moment ago.
+    before = wait_for(
+        lambda: found if kind in (found := offered(grid)) else None, f"it to offer {kind}", 120
+    )
+    grid.on(BROKEN, "mv", program, f"{program}.away")
     try:
-        yield
+        if instead:
+            put = 'printf %s "$1" >"$2" && chmod 755 "$2"'
+            grid.on(BROKEN, "sh", "-c", put, "sh", instead, program)
+        yield before - {kind}
     finally:
-        grid.on(BROKEN, "mv", f"{PROGRAM}.away", PROGRAM)
+        grid.on(BROKEN, "mv", f"{program}.away", program)
         grid.on(BROKEN, "pkill", "-TERM", "-f", "vmjobs [a]gent")
         wait_for(lambda: offered(grid) == before or None, "the node to be as it was", 120)
 
@@ -38,12 +58,20 @@ def offered(grid: Grid) -> set[str]:
     return set(grid.on("site", *asked, check=False).strip().split(","))
 
 
-def test_jobs_go_where_it_works(grid: Grid) -> None:
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [
+        pytest.param("qemu", "", id="qemu"),
+        # It is waited for as long as a kernel may take that is about to come up: two minutes.
+        pytest.param("uml", SLEEPS, id="uml-never-up", marks=pytest.mark.soak),
+    ],
+)
+def test_jobs_go_where_it_works(grid: Grid, kind: str, instead: str) -> None:
     desk = Desk(grid, "site")
-    with broken(grid):
+    with broken(grid, kind, instead) as others:
         with closed(grid, SOUND):
-            cluster = desk.submit("uname -n", __VMJobHypervisor='"qemu"', request_memory="192")
-            wait_for(lambda: "qemu" not in offered(grid) or None, "it to be offered no more", PATIENT)
+            cluster = desk.submit("uname -n", __VMJobHypervisor=f'"{kind}"', request_memory="192")
+            wait_for(lambda: offered(grid) == others or None, "it to be offered no more", PATIENT)
             ad = wait_for(lambda: idle(desk, cluster), "the job to be idle again", PATIENT)
             assert ad["ChirpVMReason"].startswith("NO_HYPERVISOR: ")
             assert ad["NumJobStarts"] == 1
@@ -51,6 +79,29 @@ def test_jobs_go_where_it_works(grid: Grid) -> None:
         assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
         assert ad["NumJobStarts"] == 2
         assert ad["LastRemoteHost"].endswith(f"@{SOUND}.grid")
+
+
+def test_one_that_hangs_its_guests_is_found_out(grid: Grid) -> None:
+    """Any of them could be its image's fault. After three in a row the agent has it boot its probe."""
+    desk = Desk(grid, "site")
+    with without_agent(grid, BROKEN):
+        pass  # the next one has seen no machine that did not boot
+    wish = {"__VMJobHypervisor": '"uml"', "__VMJobBootTimeout": "5"}
+    with broken(grid, "uml", HANGS) as others:
+        with closed(grid, SOUND):
+            for cluster in [desk.submit("uname -n", **wish) for _ in range(3)]:
+                ad = desk.ended(cluster)
+                assert ad["JobStatus"] == 5, ad
+                assert ad["HoldReason"].startswith("BOOT_TIMED_OUT: "), ad["HoldReason"]
+                assert ad["HoldReason"].endswith("a kernel that hangs"), ad["HoldReason"]
+                assert (ad["NumJobStarts"], ad["ChirpVMNode"]) == (1, f"{BROKEN}.grid")
+            wait_for(lambda: offered(grid) == others or None, "it to be offered no more", PATIENT)
+            fourth = desk.submit("uname -n", **wish | {"__VMJobBootTimeout": "120"})
+        ad = desk.ended(fourth)
+        assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
+        assert (ad["NumJobStarts"], ad["ChirpVMNode"]) == (1, f"{SOUND}.grid")
+    for cluster in desk.clusters:
+        desk("condor_rm", cluster, check=False)
 
 
 def test_an_image_goes_where_something_boots_it(grid: Grid) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import pytest
 import requests
+from faults_kit import AGENT
 from grid_kit import NODES, PATIENCE, Grid, wait_for
 from secrets_kit import (
     HOSTS,
@@ -39,6 +41,9 @@ UNCHANGED = """
 cat data /dev/stdin >seen; cat seen; echo {out}; echo "in the machine: $SECRET"; cat /proc/cmdline
 sleep 4; exit $2
 """
+#: Unchanged jobs: how each is to end, its image, its hypervisor; and the file for what it prints.
+ENDS = ((0, "generic", "uml"), (3, "generic", "qemu"), (0, "no-such-image", "uml"))
+OUT = "out.{}.{}"
 
 
 class QuietDesk(Desk):
@@ -70,14 +75,19 @@ def service_secrets(grid: Grid) -> dict[str, str]:
 
 @dataclass
 class Tour:
-    """Jobs that have been through the grid, and what came to light on their way."""
+    """Jobs that have been through the grid, and what came to light on their way.
+
+    outs: what those that ran have printed, the service's first. kernel: the command line of the first
+    one's machine. sentinel: what that says on its console.
+    """
 
     grid: Grid
     findings: Findings
     answers: list[bytes] = field(default_factory=list)
     rest: list[Job] = field(default_factory=list)
-    out: str = ""
+    outs: list[str] = field(default_factory=list)
     kernel: str = ""
+    sentinel: str = ""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +102,6 @@ def tour(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tour]
             # A job's token becomes known on the way: what the processes tell is searched afterwards.
             with watching_processes(grid, made.findings):
                 _go(made, owner, desks, tmp_path_factory.mktemp("input"))
-            made.out = b"".join(owner.stream(made.rest[0].id, StreamName.OUT)).decode()
             _ask(made, owner, other)
             look_everywhere(grid, made.findings)
             yield made
@@ -121,6 +130,7 @@ def _go(tour: Tour, owner: Client, desks: list[Desk], folder: Path) -> None:
     tour.rest += owner.submit(broken).jobs
     # Both are gone soon; nothing slow may come before.
     _learn_the_jobs_token(tour)
+    _learn_the_guests_token(tour, owner)
     tour.kernel = wait_for(lambda: _machines(grid, owner, tour.rest[0]), "a job's machine", 240)
     clusters = [(desk, cluster) for desk in desks for cluster in _unchanged(desk, secrets)]
     ends = [desk.ended(cluster) for desk, cluster in clusters]
@@ -128,6 +138,8 @@ def _go(tour: Tour, owner: Client, desks: list[Desk], folder: Path) -> None:
     held = [ad["HoldReason"] for ad in ends if ad["JobStatus"] == 5]
     assert [reason.partition(":")[0] for reason in held] == ["NOT_FOUND"] * len(desks), held
     tour.rest = grid_wait(owner, tour.rest)
+    tour.outs = [b"".join(owner.stream(job.id, StreamName.OUT)).decode() for job in tour.rest[:2]]
+    tour.outs += [desk.read(OUT.format(*ran)) for desk in desks for _, *ran in ENDS[:2]]
 
 
 def _unchanged(desk: Desk, secrets: dict[str, str]) -> Iterator[str]:
@@ -137,14 +149,11 @@ def _unchanged(desk: Desk, secrets: dict[str, str]) -> Iterator[str]:
     }
     desk("mkdir", "-p", desk.folder)
     desk.write("stdin", secrets["unchanged-stdin"])
-    for status, image, hypervisor in (
-        (0, "generic", "uml"),
-        (3, "generic", "qemu"),
-        (0, "no-such-image", "uml"),
-    ):
+    for status, image, hypervisor in ENDS:
         # Which is the same for all: it is read where the job begins.
         script = UNCHANGED.format(out=secrets["unchanged-out"])
         fields["__VMJobHypervisor"] = f'"{hypervisor}"'
+        fields["output"] = OUT.format(image, hypervisor)
         desk.describe(script, image, f"{secrets['unchanged-argument']} {status}", **fields)
         desk.write("data", secrets["unchanged-input"])
         yield desk.tool("condor_submit", "-terse", "job.sub").split(".")[0].strip()
@@ -162,9 +171,32 @@ def _learn_the_jobs_token(tour: Tour) -> None:
     assert mode == ["600", "vmjobs"]
 
 
+def _learn_the_guests_token(tour: Tour, owner: Client) -> None:
+    """What the first job's machine talks to its node by. It gets it by a disk, which is not for all."""
+    grid, job = tour.grid, tour.rest[0]
+
+    def look() -> tuple[str, str, dict[str, str]] | None:
+        places = [f"{AGENT}/runs/{attempt}/job.disk" for attempt in _attempts(owner, job)]
+        for node, place in product(NODES, places):
+            said = grid.on(node, "tar", "-xOf", place, "job.env", check=False)
+            told = dict(re.findall(r"(?m)^(VMJOBS_\w+)='([^']*)'$", said))
+            if {"VMJOBS_TOKEN", "VMJOBS_SENTINEL"} <= told.keys():
+                return node, place, told
+        return None
+
+    node, place, told = wait_for(look, "a job's disk", 120)
+    assert not grid.on(node, "head", "-c", "100", place, user=STRANGER, check=False)
+    tour.findings.secrets["guest-token"], tour.sentinel = told["VMJOBS_TOKEN"], told["VMJOBS_SENTINEL"]
+    assert len(needle(told["VMJOBS_TOKEN"])) >= 32
+
+
+def _attempts(owner: Client, job: Job) -> set[str]:
+    return {event.attempt for event in owner.events(job.id) if event.attempt}
+
+
 def _machines(grid: Grid, owner: Client, job: Job) -> str:
     """The command line of the job's machine, once it has one."""
-    attempts = {event.attempt for event in owner.events(job.id) if event.attempt}
+    attempts = _attempts(owner, job)
     listed = [grid.on(node, "ps", "-eo", "args", user=STRANGER) for node in ("node1", "node2")]
     lines = [line for text in listed for line in text.splitlines() if "umid=" in line]
     return "\n".join(line for line in lines if any(attempt in line for attempt in attempts))
@@ -278,8 +310,8 @@ def test_what_is_public_is_found(tour: Tour) -> None:
 
 def test_the_owner_sees_what_is_the_owners(tour: Tour) -> None:
     secrets = tour.findings.secrets
-    assert secrets["rest-out"] in tour.out
-    assert secrets["rest-environment"] in tour.out
+    assert secrets["rest-out"] in tour.outs[0]
+    assert secrets["rest-environment"] in tour.outs[0]
     ends = [job.exit.code if job.exit else None for job in tour.rest[:2]]
     assert ends == [0, 3]
     assert tour.rest[2].state is not JobState.CANCELED
@@ -294,12 +326,18 @@ def test_answers_to_anybody_tell_no_secret(tour: Tour) -> None:
 
 
 def test_kernels_are_told_nothing(tour: Tour) -> None:
-    kernels = [line for line in tour.out.splitlines() if "root=" in line]
-    assert kernels
+    kernels = [line for out in tour.outs for line in out.splitlines() if "root=" in line]
+    for disk in ("/dev/ubda", "/dev/vda"):  # one job of the service, and one of each desk's
+        assert sum(f"root={disk}" in line for line in kernels) == 3, kernels
     assert "umid=" in tour.kernel
     seen = Findings(tour.findings.secrets)
     seen.look("kernel", "\n".join([*kernels, tour.kernel]).encode())
     assert seen.unexpected() == []
+
+
+def test_the_tokens_disk_was_that_machines(tour: Tour) -> None:
+    """It has what the machine said on its console, which is its owner's to read."""
+    assert [answer for answer in tour.answers if f"vmjobs:{tour.sentinel}:ready".encode() in answer]
 
 
 def test_the_grid_can_search(tour: Tour) -> None:

@@ -167,22 +167,36 @@ def test_a_job_runs_unchanged(desk: Desk) -> None:
     assert desk.read("data") == "from a file\nagain\n"
 
 
+#: What stays the same of the ads in a job's directory.
+OF_THE_JOB = ("Owner", "Cmd", "Iwd", "RequestMemory", "Environment")
+OF_THE_MACHINE = ("Arch", "OpSysAndVer")
+
+
 def test_it_finds_what_a_job_without_a_machine_finds(site: Desk) -> None:
-    """Its variables, its files, who it is, and where.
+    """Its variables, its files, who it is, and where; what HTCondor says of it there.
 
     .update.ad is not one of them: a starter writes it when it next tells its shadow of the job.
     """
-    script = """
+    script = f"""
         env | cut -d = -f 1 | grep -v -x -e SHLVL -e _ | sed 's/_[0-9]*$//' | sort
         find . -mindepth 1 ! -name '_condor_std*' ! -name .update.ad -printf '%P %y %m %U\\n' | sort
-        id; echo "$_CONDOR_SCRATCH_DIR" | tr -d 0-9; [ "$PWD" = "$_CONDOR_SCRATCH_DIR" ] && echo there
+        id; echo "$_CONDOR_SCRATCH_DIR" | tr -d 0-9
+        here() {{ sed "s,$_CONDOR_SCRATCH_DIR,DIR,g"; }}
+        env | grep ^_CONDOR_ | here | sed 's/[0-9][0-9]*/N/g' | LC_ALL=C sort
+        for name in {" ".join(OF_THE_JOB)}; do grep -i "^$name = " "$_CONDOR_JOB_AD" | here; done
+        for name in {" ".join(OF_THE_MACHINE)}; do grep -i "^$name = " "$_CONDOR_MACHINE_AD"; done
+        [ "$PWD" = "$_CONDOR_SCRATCH_DIR" ] && echo there
     """
     more = {"environment": "\"A=1 B='two words'\"", "requirements": ON_A_NODE}
     clusters = [site.submit(script, image, output=f"out.{image}", **more) for image in ("generic", "")]
     for cluster in clusters:
         ad = site.ended(cluster)
         assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
-    assert site.read("out.generic") == site.read("out.")
+    found = site.read("out.generic")
+    assert found == site.read("out.")
+    said = [line.partition(" = ")[0].lower() for line in found.splitlines() if " = " in line]
+    assert said == [name.lower() for name in (*OF_THE_JOB, *OF_THE_MACHINE)], found
+    assert "\n_CONDOR_SCRATCH_DIR=DIR\n" in found
 
 
 def test_what_the_machine_used_is_in_the_jobs_ad(desk: Desk) -> None:

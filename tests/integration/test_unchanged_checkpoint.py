@@ -198,7 +198,8 @@ def test_row_of_one_that_does_not_go_on(desk: Desk, grid: Grid) -> None:
         wait_for(lambda: queried(grid, SAVED) != before or None, f"{node} to save it", PATIENT)
         queried(grid, LOST)
     ad = wait_for(lambda: not_resumed(desk, cluster), "it to be held at its origin", PATIENT)
-    assert ad["HoldReasonSubCode"] == NOT_RESUMED, ad["HoldReason"]
+    told = (ad["HoldReasonSubCode"], ad["ChirpVMOutcome"])
+    assert told == (NOT_RESUMED, "again"), ad["HoldReason"]
     assert ad["HoldReason"].startswith("NOT_RESUMED: the machine that was saved does not go on: ")
 
 

@@ -27,12 +27,47 @@ from steps_kit import PACKAGES
 from test_unchanged import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
 
 from condor import outcomes
-from condor.outcomes import AGAIN, OUTCOMES
+from condor.outcomes import OUTCOMES
 from images.manifest import ImageManifest
 from vmjobs.model import BootMethod
 
 #: What unchanged jobs have of HTCondor's policy: the job's own expression was true.
 JOB_POLICY = 3
+#: A code that no row has.
+STRANGE = "NEVER_HEARD_OF"
+#: The rows' HoldReasonSubCodes, once more: what a job is held for at once,
+HELD = {
+    "NOT_FOUND": 101,
+    "IMAGE_REJECTED": 102,
+    "IMAGE_UNSUITABLE": 103,
+    "INVALID_REQUEST": 104,
+    "TOO_LARGE": 105,
+    "OUTPUT_TOO_LARGE": 106,
+    "CONSOLE_FLOODED": 107,
+    "KERNEL_PANIC": 108,
+    "BOOT_TIMED_OUT": 109,
+    "NO_EXIT_REPORT": 110,
+    "TIMED_OUT": 111,
+}
+#: and after which it is begun again.
+AGAIN = {
+    "FORBIDDEN": 120,
+    "UNAVAILABLE": 121,
+    "BOOT_FAILED": 122,
+    "GUEST_LOST": 123,
+    "IMAGE_UNAVAILABLE": 124,
+    "NO_HYPERVISOR": 126,
+    "NODE_FAILED": 127,
+    "OUTPUT_MISSING": 128,
+    "SCRIPT_FAILED": 129,
+    "SCRIPT_KILLED": 130,
+    "INTERNAL": 131,
+    "EXEC_LOST": 132,
+    "STORAGE_FULL": 133,
+    "UNAUTHENTICATED": 134,
+    "NOT_RESUMED": 135,
+    STRANGE: 199,
+}
 
 # --------------------------------------------------------------------------- what disturbs nobody
 
@@ -134,7 +169,7 @@ def submit(grid: Grid, code: str, way: Way, node: str = "") -> tuple[Desk, str]:
     """A job as its submitter has it at the origin. node: the one that is to run it."""
     desk = Desk(grid, "submit", BY_CONDOR_C)
     lines = {"transfer_input_files": "data", **way.lines}
-    if OUTCOMES[code].deed == AGAIN:
+    if code in AGAIN:
         lines["__VMJobMaxStarts"] = "1"
     desk("mkdir", "-p", desk.folder)
     if way.root:
@@ -168,9 +203,11 @@ def held(desk: Desk, cluster: str) -> dict[str, Any]:
 
 
 def assert_row(code: str, said: str, ad: Mapping[str, Any]) -> None:
-    """The hold is the row's, and its reason is of use."""
+    """The hold is the row's, as is what it is for, and its reason is of use."""
     told = (ad["HoldReasonCode"], ad["HoldReasonSubCode"], ad["HoldReason"])
-    assert told[:2] == (JOB_POLICY, OUTCOMES[code].subcode), told
+    assert told[:2] == (JOB_POLICY, {**HELD, **AGAIN}[code]), told
+    # One that may be begun just once is held either way. (The policy acts on this.)
+    assert ad["ChirpVMOutcome"] == ("hold" if code in HELD else "again"), told
     assert told[2].startswith(f"{code}: "), told
     assert re.search(said, told[2]), told
     assert ad["NumJobStarts"] == 1, ad["NumJobStarts"]
@@ -340,6 +377,16 @@ def fill_disk(desk: Desk, cluster: str) -> None:
     fill(desk.grid, NODES[0], f"{AGENT}/handed")
 
 
+#: An agent of a later release, as far as this one is concerned.
+LATER = f"""from vmjobs.agent.server import Hands
+    from vmjobs.errors import VMJobsError
+    class Later(VMJobsError):
+        code = "{STRANGE}"
+    def begin(*_):
+        raise Later("what this release does not know")
+    Hands.begin = begin"""
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault of a node or of the service, and the job that meets it there."""
@@ -386,6 +433,7 @@ FAULTS: list[tuple[str, Fault]] = [
             Way("the agent failed: TypeError"),
         ),
     ),
+    (STRANGE, Fault(partial(with_another_agent, lines=LATER), Way("this release does not know"))),
     (
         "STORAGE_FULL",
         Fault(
@@ -420,7 +468,7 @@ def left_alone(grid: Grid) -> Iterator[tuple[Desk, str]]:
 
 
 #: What takes an agent of other code: in a soak.
-ODD = {"TIMED_OUT", "INTERNAL"}
+ODD = {"TIMED_OUT", "INTERNAL", STRANGE}
 
 
 @pytest.mark.disruptive
@@ -446,5 +494,6 @@ def test_row_of_an_agent_that_is_away(left_alone: tuple[Desk, str]) -> None:
 
 
 def test_all_rows_are_forced() -> None:
-    """One of them in ``test_unchanged_checkpoint.py``."""
-    assert {*WAYS, *dict(FAULTS), "UNAVAILABLE", "NOT_RESUMED"} == set(OUTCOMES)
+    """One of them in ``test_unchanged_checkpoint.py``; and one of whatever has none."""
+    assert {*WAYS, *dict(FAULTS), "UNAVAILABLE", "NOT_RESUMED"} == {*OUTCOMES, STRANGE}
+    assert sorted([*HELD, *AGAIN]) == sorted([*OUTCOMES, STRANGE])
