@@ -91,7 +91,9 @@ class Site:
                 user=UID,
                 group=GID,
                 extra_groups=[],
+                pass_fds=[variables],
             )
+        os.close(variables)
         return Job(place, process)
 
     def machines(self) -> list[str]:
