@@ -336,7 +336,7 @@ class _Room:
 
     def __init__(self, size: int) -> None:
         self._left = size
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a request that is collected gives back whenever that is
 
     def take(self, size: int) -> bool:
         """Whether there was so much, which is taken then."""
