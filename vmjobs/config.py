@@ -293,10 +293,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _from_file(path: Path, *, required: bool) -> dict[str, Any]:
-    if not required and not path.exists():
-        return {}
     try:
+        if not required and not path.exists():
+            return {}
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         message = f"cannot read {path}: {error}"
-        raise ConfigError(message, faults=[Fault("", "unreadable", message)]) from error
+        hint = f"mend it, or name another file with {PREFIX}CONFIG"
+        raise ConfigError(message, hint=hint, faults=[Fault("", "unreadable", message)]) from error

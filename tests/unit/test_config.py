@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,18 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 def test_a_file_that_was_named_must_be_there() -> None:
     with pytest.raises(ConfigError, match="/none"):
         load({"VMJOBS_CONFIG": "/none"})
+
+
+def test_a_place_that_is_not_for_whoever_asks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", closed)
+    with pytest.raises(
+        ConfigError, match=r"^cannot read /etc/vmjobs/config\.toml: .*denied"
+    ) as refused:
+        load({})
+    assert "VMJOBS_CONFIG" in refused.value.hint
 
 
 def test_defaults_need_no_server() -> None:

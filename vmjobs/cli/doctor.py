@@ -93,7 +93,6 @@ def _programs() -> Iterator[Finding]:
         "nbdkit": ("lazy starts", "apt-get install nbdkit nbdkit-plugin-python"),
         "mmdebstrap": ("building images", "apt-get install mmdebstrap"),
         "sshd": ("condor_ssh_to_job into VMs here", "apt-get install openssh-server"),
-        "mke2fs": ("building images", "apt-get install e2fsprogs"),
     }
     for program, (use, remedy) in wanted.items():
         path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
