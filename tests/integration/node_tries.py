@@ -103,15 +103,15 @@ def main() -> None:
     """Try all."""
     wish: dict[str, Any] = json.load(sys.stdin)
     tries: dict[str, Callable[[], object]] = {}
-    for pid in wish["pids"]:
+    for pid in wish.get("pids", ()):
         tries |= {f"process {pid} {name}": act for name, act in of_process(pid).items()}
     for path in wish["folders"]:
         tries[f"folder {path}"] = lambda path=path: listed(path)
     for path in wish["files"]:
         tries[f"file {path}"] = lambda path=path: opened(path)
-    for path in wish["sockets"]:
+    for path in wish.get("sockets", ()):
         tries[f"socket {path}"] = lambda path=path: connected(path)
-    for uri in wish["libvirt"]:
+    for uri in wish.get("libvirt", ()):
         tries[f"libvirt {uri}"] = lambda uri=uri: virsh(uri, wish["domain"])
     said = {}
     for name, act in tries.items():

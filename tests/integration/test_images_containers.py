@@ -516,7 +516,8 @@ def test_inputs_and_outputs_of_a_program_are_in_its_directory(
             outputs=("*.txt", "in/*"),
         )
         assert guest.out.getvalue() == b"1234\n", guest.text
-        assert guest.outputs == {"found.txt": b"input\na b c\n", "in/x.txt": b"input\n"}
+        found = {"found.txt": b"input\na b c\n", "in/x.txt": b"input\n"}
+        assert guest.outputs == found, (guest.report, guest.text)
 
 
 @pytest.mark.parametrize("network", [NetworkMode.NONE, NetworkMode.REPOSITORY])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import requests
 from grid_kit import NODES, Grid, wait_for
 from secrets_kit import STRANGER, feed
+from test_unchanged import Desk, where
 
 from vmjobs.client import Client
 from vmjobs.model import Job, JobSpec, JobState, StreamName
@@ -39,6 +41,24 @@ with socket.socket(socket.AF_UNIX) as agent:
     agent.shutdown(socket.SHUT_WR)
     print(agent.makefile().readline())
 """
+
+
+def tries(grid: Grid, node: str, user: str, wish: Mapping[str, Any]) -> dict[str, str]:
+    """How each try of some user on a node ended. wish: at what; see ``node_tries.py``."""
+    home = STATE if user == AGENT else "/nonexistent"
+    command = ("env", f"HOME={home}", "python3", "-c", TRIES)
+    found: dict[str, str] = json.loads(feed(grid, node, json.dumps(wish), *command, user=user))
+    return found
+
+
+def processes(grid: Grid, node: str, attempt: str, hypervisor: str) -> dict[int, str]:
+    """The words of all processes of a run, but for its guest's: they come and go, and its kernel, whose
+    children they are, traces them.
+    """
+    listed = [line.split(None, 2) for line in grid.on(node, "ps", "-eo", "pid,ppid,args").splitlines()]
+    ours = {pid: (parent, args) for pid, parent, args in listed if attempt in args}
+    kernels = {pid for pid, (_, args) in ours.items() if KERNEL[hypervisor].match(args)}
+    return {int(pid): args for pid, (parent, args) in ours.items() if parent not in kernels}
 
 
 @dataclass
@@ -72,11 +92,7 @@ class Victim:
             "libvirt": [SOCKET],
             "domain": self.domain,
         }
-        home = STATE if user == AGENT else "/nonexistent"
-        command = ("env", f"HOME={home}", "python3", "-c", TRIES)
-        said = feed(self.grid, self.node, json.dumps(wish), *command, user=user)
-        found: dict[str, str] = json.loads(said)
-        return found
+        return tries(self.grid, self.node, user, wish)
 
     def ask_agent(self, user: str, **message: Any) -> dict[str, Any]:
         """What the agent answers to some user."""
@@ -117,19 +133,11 @@ def _found(victim: Victim) -> Victim:
     """Where it runs, and what its run has there."""
     grid = victim.grid
     attempt = next(e.attempt for e in reversed(victim.owner.events(victim.job.id)) if e.attempt)
-    machines: list[tuple[str, str]] = []
+    machines: list[tuple[int, str]] = []
     for node in NODES:
-        listed = [
-            line.split(None, 2) for line in grid.on(node, "ps", "-eo", "pid,ppid,args").splitlines()
-        ]
-        ours = {pid: (parent, args) for pid, parent, args in listed if attempt in args}
-        kernel = KERNEL[victim.hypervisor]
-        kernels = {pid for pid, (_, args) in ours.items() if kernel.match(args)}
-        # A kernel's children are its guest's processes: they come and go, and it traces them.
-        kept = {pid: args for pid, (parent, args) in ours.items() if parent not in kernels}
-        for pid, args in kept.items():
-            victim.node, victim.pids = node, [*victim.pids, int(pid)]
-            if found := kernel.match(args):
+        for pid, args in processes(grid, node, attempt, victim.hypervisor).items():
+            victim.node, victim.pids = node, [*victim.pids, pid]
+            if found := KERNEL[victim.hypervisor].match(args):
                 machines.append((pid, found[1]))
     ((pid, name),) = machines
     if victim.hypervisor == "uml":
@@ -165,6 +173,44 @@ def domain(victim: Victim) -> Iterator[None]:
     feed(grid, victim.node, text, *virsh, "define", "/dev/stdin", user=AGENT)
     yield
     grid.on(victim.node, *virsh, "undefine", DOMAIN, user=AGENT, check=False)
+
+
+def test_nothing_of_an_unchanged_jobs_machine_is_in_anothers_reach(grid: Grid) -> None:
+    """What it brought to the agent, its run, doors and processes are the agent's own; its directory is
+    its owner's.
+    """
+    desk, mark = Desk(grid, "site"), f"mark-{uuid.uuid4().hex}"
+    cluster = desk.submit(f": {mark}; exec sleep 600", __VMJobHypervisor='"uml"')
+    try:
+        node, name = where(desk, cluster)
+
+        def holding(text: str, place: str) -> str:
+            """The folder of a file there that has this in it."""
+            paths = grid.on(node, "grep", "-rlF", text, place).split()
+            (folder,) = {str(Path(path).parent) for path in paths}
+            return folder
+
+        run = holding(f'"{name}"', f"{STATE}/runs")
+        agents = {
+            "folders": [STATE, f"{STATE}/handed", holding(mark, f"{STATE}/handed"), run],
+            "files": [],
+            "sockets": grid.on(node, "find", run, "-type", "s").split(),
+            "pids": list(processes(grid, node, Path(run).name, "uml")),
+        }
+        agents["files"] = grid.on(node, "find", *agents["folders"][2:], "-type", "f").split()
+        own = {"folders": [holding(mark, "/var/lib/condor/execute")]}
+        own["files"] = [f"{own['folders'][0]}/{name}" for name in (".job.ad", "_condor_stdout", "data")]
+        assert all(len(agents[kind]) >= 2 for kind in agents), agents
+        for theirs, wish in ((AGENT, agents), (OWNER, own)):
+            control = tries(grid, node, theirs, wish)
+            assert set(control.values()) == {"ok"}, control
+            for user in {AGENT, OWNER, STRANGER} - {theirs}:
+                got = tries(grid, node, user, wish)
+                assert got.keys() == control.keys()
+                assert {said.partition(":")[0] for said in got.values()} == {"PermissionError"}, got
+        assert desk.ad(cluster)["JobStatus"] == 2
+    finally:
+        desk("condor_rm", cluster, check=False)
 
 
 @pytest.mark.usefixtures("domain")
