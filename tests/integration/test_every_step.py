@@ -17,7 +17,18 @@ from operator import gt
 import pytest
 from faults_kit import AGENT, Tell, fill, silent, small_disk
 from grid_kit import Grid, healthy, run, wait_for
-from steps_kit import FEW, JOBS, LONGER_LEASE, NODE, SETTLED, Volley, fired, longer_leases, stage
+from steps_kit import (
+    FEW,
+    JOBS,
+    LONGER_LEASE,
+    NODE,
+    SETTLED,
+    Volley,
+    configured,
+    fired,
+    longer_leases,
+    stage,
+)
 from test_unchanged import LOG
 
 from vmjobs.agent.steps import STEPS
@@ -328,6 +339,19 @@ def test_they_are_vacated_at_once(volley: Volley) -> None:
     volley.grid.on("site", "condor_vacate_job", "-fast", "-all")
     volley.open()
     volley.assert_ended_well()
+    assert volley.starts() > sum(JOBS.values()), "nobody had to leave"
+    _assert_clean(volley)
+
+
+@pytest.mark.soak
+def test_the_node_prefers_to_be_without_them(volley: Volley) -> None:
+    """Preemption: by what its owner has set, for all that run there for the first time."""
+    text = "PREEMPT = TARGET.NumJobStarts < 1\nMAXJOBRETIREMENTTIME = 0"
+    told = ("condor_status", "-constraint", f'Machine == "{NODE}.grid" && State == "Preempting"')
+    with configured(volley.grid, NODE, "preempt", text):
+        wait_for(lambda: volley.grid.on("site", *told, "-af", "Name") or None, "jobs to be told", 60)
+        volley.open()
+        volley.assert_ended_well()
     assert volley.starts() > sum(JOBS.values()), "nobody had to leave"
     _assert_clean(volley)
 
