@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from full_kit import files_left
 
 from vmjobs.agent.starter import owner_of, starter_of
 from vmjobs.errors import Forbidden
@@ -50,6 +51,15 @@ def test_whose_a_process_is(tmp_path: Path) -> None:
     assert owner_of(10, tmp_path) == 0
     assert owner_of(11, tmp_path) == -1
     assert owner_of(os.getpid()) == os.geteuid()
+
+
+def test_nobody_is_refused_since_there_is_no_file_to_look_by() -> None:
+    """It is this node's fault, and no job's."""
+    with files_left(0):
+        with pytest.raises(OSError, match="Too many open files"):
+            owner_of(os.getpid())
+        with pytest.raises(OSError, match="Too many open files"):
+            starter_of(os.getpid(), {0, ME})
 
 
 def test_this_process_has_none() -> None:

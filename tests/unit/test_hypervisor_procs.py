@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
+from full_kit import files_left
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
-
-
-@contextmanager
-def files_left(count: int) -> Iterator[None]:
-    """This process may open ``count`` more files."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + count, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.fixture
@@ -44,6 +30,8 @@ def test_nobody_has_ended_since_there_is_no_file_to_look_by(other: procs.Process
             procs.read(other.pid)
         with pytest.raises(HypervisorError, match="Too many open files"):
             procs.children(os.getpid())
+        with pytest.raises(OSError, match="Too many open files"):
+            procs.birth_of(other.pid)
     with files_left(1):
         assert other.pid in [process.pid for process in procs.scan()]
 

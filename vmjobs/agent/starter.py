@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmjobs.errors import Forbidden
+from vmjobs.hypervisor.procs import GONE
 
 #: A starter, as the kernel names it (proc(5), ``comm``).
 COMM = "condor_starter"
@@ -22,10 +23,14 @@ class Starter(NamedTuple):
 
 
 def owner_of(pid: int, proc: Path = Path("/proc")) -> int:
-    """The effective user id of a process, which unix(7) has for its connections; -1: there is none."""
+    """The effective user id of a process, which unix(7) has for its connections; -1: there is none.
+
+    Raises:
+        OSError: nobody can look.
+    """
     try:
         return _uids((proc / str(pid) / "status").read_text("utf-8", "replace"))[1]
-    except OSError:
+    except GONE:
         return -1
 
 
@@ -38,6 +43,7 @@ def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -
 
     Raises:
         Forbidden: there is none.
+        OSError: nobody can look.
     """
     at = pid
     for _ in range(MAX_ANCESTORS):
@@ -45,7 +51,7 @@ def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -
         try:
             stat = (directory / "stat").read_text("utf-8", "replace")
             status = (directory / "status").read_text("utf-8", "replace")
-        except OSError:
+        except GONE:
             break
         # pid (comm) state ppid ...; the name may hold anything.
         comm = stat[stat.index("(") + 1 : stat.rindex(")")]

@@ -14,24 +14,26 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from vmjobs.errors import HypervisorError
 
 #: Seconds from one try to look at processes to the next.
 TICK = 0.1
+#: What tells that a process has ended, or is none of ours. That this process cannot look, as it has no
+#: file or memory left, says nothing of anybody.
+GONE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 class _Looking:
-    """Whoever has ended is not found, nor is whoever is none of ours. That this process cannot look, as
-    it has no file or memory left, says nothing of anybody.
-    """
+    """Whoever is gone is not found."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         """Raises HypervisorError: it cannot."""
-        if isinstance(error, FileNotFoundError | ProcessLookupError | PermissionError):
+        if isinstance(error, GONE):
             return True
         if isinstance(error, OSError):
             raise HypervisorError(f"cannot look at processes: {error.strerror}") from error
@@ -108,10 +110,14 @@ def children(pid: int) -> list[int]:
 
 
 def birth_of(pid: int, proc: Path = Path("/proc")) -> int:
-    """When a process began, in ticks since the node did (proc(5), ``starttime``); 0: there is none."""
+    """When a process began, in ticks since the node did (proc(5), ``starttime``); 0: there is none.
+
+    Raises:
+        OSError: nobody can look.
+    """
     try:
         stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
-    except OSError:
+    except GONE:
         return 0
     return int(stat[stat.rindex(")") + 2 :].split()[19])
 
