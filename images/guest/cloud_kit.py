@@ -28,6 +28,8 @@ HOME = Path("/var/lib/vmjobs")
 WORK = HOME / "work"
 SCRIPT = HOME / "script"
 MAX_CHUNK = 1024 * 1024
+#: Seconds after each of the times that something is asked, where that may help.
+PAUSES = (1, 2, 4, 8, 0)
 DRAIN_SECONDS = 2.0
 FLUSH_SECONDS = 120.0
 F_SETPIPE_SZ = 1031
@@ -49,25 +51,39 @@ def say(text: str) -> None:
             console.write(f"\r\n{text}\r\n".encode())
 
 
+def may_change(status: int) -> bool:
+    """Whether asking again may help; 0 is no answer."""
+    return status in (0, 408, 429) or status >= 500
+
+
 class Host:
     """The endpoint."""
 
     def __init__(self, endpoint: str, token: str) -> None:
         self.address = urllib.parse.urlsplit(endpoint).netloc
         self.token = token
+        #: Something was neither taken nor refused, which the host is to know.
+        self.undelivered = False
 
     def ask(self, method: str, path: str, body: Union[bytes, Path] = b"") -> Tuple[int, bytes]:
         """One request, repeated a few times where that may help; status (0: none) and answer."""
         status, answer = 0, b""
-        for pause in (1, 2, 4, 8, 0):
+        for pause in PAUSES:
             try:
                 status, answer = self._once(method, path, body)
             except (OSError, http.client.HTTPException) as error:
                 status, answer = 0, str(error).encode()
-            if status not in (0, 408, 429) and status < 500:
+            if not may_change(status):
                 break
             time.sleep(pause)
         return status, answer
+
+    def send(self, path: str, body: Union[bytes, Path]) -> int:
+        """Post what the script printed or left; the status."""
+        status, _ = self.ask("POST", path, body)
+        if may_change(status):
+            self.undelivered = True
+        return status
 
     def must(self, method: str, path: str, body: bytes = b"") -> bytes:
         """The answer to a request without which nothing goes on."""
@@ -203,7 +219,7 @@ def pump(host: Host, name: str, handle: int) -> None:
         chunk = os.read(handle, MAX_CHUNK)
         if not chunk:
             return
-        status, _ = host.ask("POST", f"/v1/log/{name}?offset={offset}", chunk)
+        status = host.send(f"/v1/log/{name}?offset={offset}", chunk)
         if not 200 <= status < 300:
             say(f"vmjobs: error: std{name} lost bytes ({status})")
         offset += len(chunk)
@@ -281,7 +297,7 @@ def outputs(globs: List[str]) -> Iterator[str]:
 def send_outputs(host: Host, globs: List[str]) -> None:
     """Each output is a request of its own; what is refused does not keep the others back."""
     for name in outputs(globs):
-        status, _ = host.ask("POST", f"/v1/outputs/{urllib.parse.quote(name)}", WORK / name)
+        status = host.send(f"/v1/outputs/{urllib.parse.quote(name)}", WORK / name)
         if not 200 <= status < 300:
             say(f"vmjobs: error: output {name} was not taken (status {status})")
 
@@ -344,9 +360,10 @@ def main() -> None:
         send_outputs(host, job["outputs"])
     else:
         write_output_disk(output_disk, result, job["outputs"])
-    say(f"{mark}exit {result}")
+    note = f"{result} undelivered=yes" if host.undelivered else result
+    say(f"{mark}exit {note}")
     if online:
-        host.must("POST", "/v1/exit", result.encode())
+        host.must("POST", "/v1/exit", note.encode())
 
 
 def power_off() -> None:

@@ -111,7 +111,9 @@ write_output_disk() {
 }
 
 announce_exit() {
-    say "vmjobs:$VMJOBS_SENTINEL:exit $result"
-    [ "$VMJOBS_NETWORK" = none ] || post_text main /v1/exit "$result" ||
+    note=$result
+    [ ! -e "$run/undelivered" ] || note="$result undelivered=yes"
+    say "vmjobs:$VMJOBS_SENTINEL:exit $note"
+    [ "$VMJOBS_NETWORK" = none ] || post_text main /v1/exit "$note" ||
         say "vmjobs: error: the exit report was not taken (status $http_status)"
 }

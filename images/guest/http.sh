@@ -148,9 +148,12 @@ post_text() {
     post "$1" "$2" "${#3}" printf '%s' "$3"
 }
 
-# post_file SLOT PATH FILE SIZE
+# post_file SLOT PATH FILE SIZE: with a mark where it was neither taken nor refused, which the host is to know.
 post_file() {
     post "$1" "$2" "$4" bb cat "$3"
+    outcome=$?
+    [ "$outcome" != 1 ] || : >"$run/undelivered"
+    return "$outcome"
 }
 
 # get_job: script and inputs, unpacked as they arrive. An answer that ends early is none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import time
@@ -119,6 +120,26 @@ def test_with_a_network(guest: Guest, by_disk: bool) -> None:
         f"vmjobs:abc:{word}" for word in ("ready", "collecting code=7", "exit code=7")
     ]
     assert guest.link.beating
+
+
+def test_what_is_neither_taken_nor_refused_is_told(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_job_disk(guest.place / "job.disk", guest.briefing("go", online=True), guest.place / "inputs")
+    monkeypatch.setattr(cloud_kit, "PAUSES", (0, 0))
+    tries: list[object] = []
+
+    def full(name: str, *_: object) -> None:
+        tries.append(name)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(guest.link.tray, "accept", full)
+    cloud_kit.main()
+    ended = ExitStatus(code=7, channel=ExitChannel.ENDPOINT)
+    told = [guest.seen() for _ in range(3)]
+    assert told == [Ready(), ScriptEnded(ended), ExitReported(ended, undelivered=True)]
+    assert guest.said[-1] == "vmjobs:abc:exit code=7 undelivered=yes"
+    assert tries == ["sub/a b%.csv"] * 2
 
 
 def test_signals_reach_the_script(guest: Guest) -> None:

@@ -323,6 +323,18 @@ def test_an_endpoint_that_fails_for_a_while_is_asked_again(generic: str, vms: Be
     assert vms.calls.seen.count("/v1/job.tar") == 3
 
 
+@pytest.mark.parametrize("path", ["/v1/outputs/o", "/v1/log/out?offset=0"])
+def test_what_a_guest_cannot_deliver_is_no_success(generic: str, vms: Bench, path: str) -> None:
+    """However often it tries: nobody would miss what a pattern stands for."""
+    vms.calls.answer = lambda line: 503 if line == path else None
+    guest = vms.start(generic, "echo some; echo x >o", outputs=("*",)).end()
+    assert vms.calls.seen.count(path) == 5
+    assert (guest.report.state, guest.report.reason.code) == (JobState.FAILED, ReasonCode.GUEST_LOST)
+    assert "could not send all" in guest.report.reason.message
+    assert guest.exit == {"code": 0}
+    assert guest.said("exit") == "code=0 undelivered=yes"
+
+
 def test_a_guest_without_its_job_gives_up(generic: str, vms: Bench) -> None:
     vms.calls.answer = lambda path: 409 if path == "/v1/job.tar" else None
     guest = vms.start(generic, "true").end()

@@ -198,10 +198,12 @@ def test_a_guest_goes_from_ready_to_exit(guest: Guest) -> None:
     assert guest.ask("POST", "/v1/ready")[0] == 204
     assert guest.ask("POST", "/v1/collecting", b"code=3 disk=full")[0] == 204
     assert guest.ask("POST", "/v1/exit", b"signal=9")[0] == 204
+    assert guest.ask("POST", "/v1/exit", b"code=0 undelivered=yes")[0] == 204
     via = ExitChannel.ENDPOINT
     assert guest.seen() == Ready()
     assert guest.seen() == ScriptEnded(ExitStatus(code=3, channel=via), disk_full=True)
     assert guest.seen() == ExitReported(ExitStatus(signal=9, channel=via))
+    assert guest.seen() == ExitReported(ExitStatus(code=0, channel=via), undelivered=True)
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ def test_sentinel_lines_are_found_however_the_bytes_come(tmp_path: Path) -> None
     text = (
         b"noise\r\nvmjobs:abc:ready\r\nvmjobs:xyz:exit code=0\n"
         b"vmjobs:abc:collecting signal=9 disk=full\nvmjobs:abc:exit code=3\n"
+        b"vmjobs:abc:exit code=4 undelivered=yes\n"
     )
     for cut in range(0, len(text), 7):
         with path.open("ab") as file:
@@ -173,6 +174,7 @@ def test_sentinel_lines_are_found_however_the_bytes_come(tmp_path: Path) -> None
         Ready(),
         ScriptEnded(ExitStatus(signal=9, channel=console), disk_full=True),
         ExitReported(ExitStatus(code=3, channel=console)),
+        ExitReported(ExitStatus(code=4, channel=console), undelivered=True),
     ]
 
 

@@ -53,7 +53,6 @@ from vmjobs.model import (
     REPORT,
     STARTED,
     ExitChannel,
-    JobState,
     NetworkMode,
     ReasonCode,
     Strategy,
@@ -179,7 +178,7 @@ def _judge(run: Run, *, ready: bool) -> Verdict:
     if exit is not None:
         if run.reported is None and disk.exit is None:
             message = "the machine ended before it had delivered its outputs"
-            return Verdict(JobState.FAILED, failed(ReasonCode.GUEST_LOST, message).verdict.reason, exit)
+            return failed(ReasonCode.GUEST_LOST, message, exit).verdict
         subject = "the script" if spec.script else "the job"
         return _judge_success(run, disk, Success(exit, subject))
     success = by_rule(spec.exit, run.ending, None)
@@ -199,6 +198,9 @@ def _judge_success(run: Run, disk: DiskContents, success: Success) -> Verdict:
     """Raises OSError: the node lost some of the outputs."""
     for error in run.tray.lost.values():
         raise error
+    if run.undelivered:
+        message = "the guest could not send all that the job printed and left"
+        return failed(ReasonCode.GUEST_LOST, message, success.exit).verdict
     ended = run.script_ended
     if disk.begun and not disk.complete:
         run.tray.too_large = True
@@ -344,6 +346,7 @@ def _note(run: Run, seen: Observation | None) -> None:
         # The guest says it twice, by its endpoint and on its console, in no certain order.
         if run.reported is None or seen.exit.channel is ExitChannel.ENDPOINT:
             run.reported = seen.exit
+        run.undelivered = run.undelivered or seen.undelivered
     elif isinstance(seen, LineSeen) and seen.rule == "exit":
         run.matched = seen
     elif isinstance(seen, MachineGone):

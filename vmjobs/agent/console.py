@@ -130,7 +130,7 @@ class ConsoleReader:
             return ScriptEnded(ended, disk_full="disk=full" in rest.split())
         if word == "exit":
             self.exit = ended
-            return ExitReported(ended)
+            return ExitReported(ended, undelivered="undelivered=yes" in rest.split())
         return None
 
 

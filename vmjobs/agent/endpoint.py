@@ -303,10 +303,11 @@ def create_endpoint(link: GuestLink) -> Flask:
 
     @app.post("/v1/exit")
     def _exit() -> Response:
-        ended = _exit_status(_words(request))
+        words = _words(request)
+        ended = _exit_status(words)
         if ended is None:
             return _plain("want code=N or signal=N", 400)
-        link.inbox.put(ExitReported(ended))
+        link.inbox.put(ExitReported(ended, undelivered=words.get("undelivered") == "yes"))
         return _plain("", 204)
 
     return app

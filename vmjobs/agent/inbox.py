@@ -30,9 +30,10 @@ class ScriptEnded:
 
 @dataclass(frozen=True)
 class ExitReported:
-    """The guest has delivered everything and powers off."""
+    """The guest has delivered everything and powers off. ``undelivered``: all but what it could not."""
 
     exit: ExitStatus
+    undelivered: bool = False
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,8 @@ class Run:
     script_ended: ScriptEnded | None = None
     #: What was seen: the status reported, the console line that ends the job, the machine's end.
     reported: ExitStatus | None = None
+    #: The guest said that it could not send all there was.
+    undelivered: bool = False
     matched: LineSeen | None = None
     ending: Ending | None = None
     disk: DiskContents | None = None
