@@ -461,12 +461,13 @@ def test_a_suspended_job_stands_still(site: Desk, hypervisor: str) -> None:
     assert site.read("out").split() == [str(n) for n in range(1, 81)]
 
 
-def test_a_dag_with_scripts_around_its_jobs(site: Desk) -> None:
+def run_dag(desk: Desk) -> None:
+    """Run two jobs, of which the second has what the first made, with scripts around them."""
     script = 'if [ "$1" = A ]; then echo of A >made; else cat made; fi; uname -n'
-    site.describe(
+    desk.describe(
         script, arguments="$(node)", transfer_input_files="data $(made)", output="out.$(node)"
     )
-    site.write(
+    desk.write(
         "graph",
         """
 JOB A job.sub
@@ -479,11 +480,15 @@ SCRIPT POST B /bin/touch after
 RETRY A 1
 """,
     )
-    ad = site.ended(re.findall(r"to cluster (\d+)", site.tool("condor_submit_dag", "graph"))[0])
-    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), site.read("graph.dagman.out")[-3000:]
-    assert site.read("out.B").splitlines() == ["of A", "vmjob-0"]
-    site.read("before")
-    site.read("after")
+    ad = desk.ended(re.findall(r"to cluster (\d+)", desk.tool("condor_submit_dag", "graph"))[0])
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), desk.read("graph.dagman.out")[-3000:]
+    assert desk.read("out.B").splitlines() == ["of A", "vmjob-0"]
+    desk.read("before")
+    desk.read("after")
+
+
+def test_a_dag_with_scripts_around_its_jobs(site: Desk) -> None:
+    run_dag(site)
 
 
 def test_max_retries_and_on_exit_hold_are_the_jobs_own(site: Desk) -> None:

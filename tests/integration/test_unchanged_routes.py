@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from grid_kit import Grid, wait_for
-from test_unchanged import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
+from test_unchanged import BY_CONDOR_C, PATIENT, Desk, kill_machine, run_dag, where
+from test_unchanged_submit import RUNNING, rescue_dag
 from test_why import why
 
 #: A job of the submit side's own schedd, which the job router finds: nothing says so.
@@ -70,17 +71,20 @@ KINDS = {
         lines={"on_exit_hold": "ExitCode == 4", "on_exit_hold_subcode": "77"},
     ),
     "max_retries": Kind("exit 4", ways=tuple(WAYS), lines={"max_retries": "1"}),
-    "success_exit_code": Kind("exit 4", ways=("condor-c",), lines=SUCCESS),
+    "success_exit_code": Kind("exit 4", ways=tuple(WAYS), lines=SUCCESS),
     "streams": Kind("echo first; sleep 5; echo last", ways=tuple(WAYS), lines=STREAMS),
     "periodic_hold": Kind(
         "sleep 1000",
         ways=tuple(WAYS),
         lines={
-            "periodic_hold": 'ChirpVMState =?= "RUNNING"',
+            "periodic_hold": RUNNING,
             "periodic_hold_subcode": "88",
         },
     ),
+    "periodic_remove": Kind("sleep 1000", ways=tuple(WAYS), lines={"periodic_remove": RUNNING}),
 }
+#: Long enough for whoever sent the job to hold it; not for who waits for its end.
+LONG = "sleep 100; echo ran; exit 6"
 JOBS = [(way, kind) for kind, job in KINDS.items() for way in job.ways]
 Jobs = Mapping[tuple[str, str], tuple[Desk, str]]
 both = pytest.mark.parametrize("way", ("router", "two-hops"))
@@ -116,6 +120,15 @@ def at_site(desk: Desk, cluster: str) -> tuple[Desk, str]:
         ad = desk.ad(cluster)
 
 
+def wait_for_no_machine(grid: Grid, node: str, name: str) -> None:
+    runs = f"! grep -q '\"{name}\"' /var/lib/vmjobs/agent/runs/*/run.json && echo gone"
+    wait_for(
+        lambda: "gone" in grid.on(node, "sh", "-c", runs, check=False) or None,
+        "the machine to go",
+        PATIENT,
+    )
+
+
 def held(desk: Desk, cluster: str) -> dict[str, Any]:
     """The job's ad once it is held, by policy."""
     ad = desk.ended(cluster)
@@ -129,12 +142,7 @@ def test_a_job_that_is_removed_takes_its_machine_along(jobs: Jobs, way: str) -> 
     site, there = at_site(desk, cluster)
     node, name = where(site, there)
     desk("condor_rm", cluster)
-    runs = f"! grep -q '\"{name}\"' /var/lib/vmjobs/agent/runs/*/run.json && echo gone"
-    wait_for(
-        lambda: "gone" in desk.grid.on(node, "sh", "-c", runs, check=False) or None,
-        "the machine to go",
-        PATIENT,
-    )
+    wait_for_no_machine(desk.grid, node, name)
     wait_for(lambda: not site.ad(there) or None, "the site's copy to go", PATIENT)
 
 
@@ -221,10 +229,19 @@ def test_the_policy_of_a_job_that_leaves_is_its_own(jobs: Jobs, way: str) -> Non
     assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 2), ad
 
 
-def test_a_job_that_succeeds_with_another_status(jobs: Jobs) -> None:
-    desk, cluster = jobs["condor-c", "success_exit_code"]
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_that_succeeds_with_another_status(jobs: Jobs, way: str) -> None:
+    desk, cluster = jobs[way, "success_exit_code"]
     ad = desk.ended(cluster)
     assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 1), ad
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_that_leaves_is_removed_by_its_policy(jobs: Jobs, way: str) -> None:
+    desk, cluster = jobs[way, "periodic_remove"]
+    ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "it to be removed", PATIENT)
+    assert ad["JobStatus"] == 3
+    assert "PeriodicRemove" in ad["RemoveReason"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -242,3 +259,51 @@ def test_a_job_that_does_not_want_to_be_routed_stays(grid: Grid) -> None:
         assert why(desk, cluster)["findings"][0]["code"] == "NO_POLICY"
     finally:
         desk("condor_rm", cluster)
+
+
+@pytest.fixture(params=WAYS)
+def sender(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """A desk for each of the ways."""
+    desk = Desk(grid, "submit", WAYS[request.param])
+    yield desk
+    for cluster in desk.clusters:
+        desk("condor_rm", cluster, check=False)
+    desk("rm", "-rf", desk.folder, check=False)
+
+
+@pytest.mark.soak
+def test_a_job_that_its_user_holds_and_releases(sender: Desk) -> None:
+    cluster = sender.submit(LONG)
+    node, name = where(*at_site(sender, cluster))
+    sender("condor_hold", cluster)
+    wait_for_no_machine(sender.grid, node, name)
+    wait_for(lambda: sender.ad(cluster).get("Managed") != "External" or None, "its copy to go", PATIENT)
+    assert sender.ad(cluster)["JobStatus"] == 5
+    sender("condor_release", cluster)
+    ad = wait_for(lambda: sender.ad(cluster, ended=True) or None, "it to end", PATIENT + 100)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumHolds"]) == (4, 6, 1)
+    assert sender.read("out") == "ran\n"
+
+
+@pytest.mark.soak
+def test_a_job_that_its_policy_holds_and_releases(sender: Desk) -> None:
+    """By the router not before its copy has gone."""
+    cluster = sender.submit(
+        LONG,
+        periodic_hold=f"{RUNNING} && (NumHolds ?: 0) < 1",
+        periodic_hold_subcode="88",
+        periodic_release='HoldReasonSubCode == 88 && Managed =!= "External"',
+    )
+    ad = wait_for(lambda: sender.ad(cluster, ended=True) or None, "it to end", 2 * PATIENT)
+    assert (ad["JobStatus"], ad["ExitCode"], ad["NumHolds"]) == (4, 6, 1)
+    assert sender.read("out") == "ran\n"
+
+
+@pytest.mark.soak
+def test_a_dag_of_jobs_that_leave(sender: Desk) -> None:
+    run_dag(sender)
+
+
+@pytest.mark.soak
+def test_the_rescue_of_a_dag_of_jobs_that_leave(sender: Desk) -> None:
+    rescue_dag(sender)

@@ -205,11 +205,16 @@ def test_an_image_by_its_tag_and_by_its_digest(site: Desk) -> None:
 
 
 def test_the_rescue_of_a_dag_begins_where_it_failed(site: Desk) -> None:
-    site.describe('echo "$1" >>ran; [ "$1" = A ] || [ -e mended ]', arguments="$(node)")
-    text = site.read("job.sub").replace(
+    rescue_dag(site)
+
+
+def rescue_dag(desk: Desk) -> None:
+    """Have the second of two jobs fail, mend it, and go on."""
+    desk.describe('echo "$1" >>ran; [ "$1" = A ] || [ -e mended ]', arguments="$(node)")
+    text = desk.read("job.sub").replace(
         "transfer_input_files = data", "transfer_input_files = $(files)"
     )
-    site.write("job.sub", text.replace("output = out", "output = out.$(node)"))
+    desk.write("job.sub", text.replace("output = out", "output = out.$(node)"))
     graph = """
 JOB A job.sub
 JOB B job.sub
@@ -217,21 +222,21 @@ VARS A node="A" files="data"
 VARS B node="B" files="{files}"
 PARENT A CHILD B
 """
-    site.write("graph", graph.format(files="data"))
-    ad = site.ended(_dag(site))
-    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 1), site.read("graph.dagman.out")[-3000:]
-    assert "DONE A" in site.read("graph.rescue001")
-    site.write("mended", "")
-    site.write("graph", graph.format(files="data,mended"))
-    ad = site.ended(_dag(site))
-    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), site.read("graph.dagman.out")[-3000:]
-    submitted = re.findall(r"DAG Node: (\w)", site.read("log"))
+    desk.write("graph", graph.format(files="data"))
+    ad = desk.ended(_dag(desk))
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 1), desk.read("graph.dagman.out")[-3000:]
+    assert "DONE A" in desk.read("graph.rescue001")
+    desk.write("mended", "")
+    desk.write("graph", graph.format(files="data,mended"))
+    ad = desk.ended(_dag(desk))
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), desk.read("graph.dagman.out")[-3000:]
+    submitted = re.findall(r"DAG Node: (\w)", desk.read("log"))
     assert sorted(submitted) == ["A", "B", "B"], "what had succeeded is not run again"
 
 
-def _dag(site: Desk) -> str:
+def _dag(desk: Desk) -> str:
     """Submit the graph; DAGMan's own job."""
-    told = site.tool("condor_submit_dag", "graph")
+    told = desk.tool("condor_submit_dag", "graph")
     found = re.search(r"to cluster (\d+)", told)
     assert found is not None, told
     return found[1]
