@@ -117,6 +117,14 @@ def started_again(grid: Grid, *services: str) -> Iterator[None]:
             healthy(grid.container(service))
 
 
+@contextmanager
+def lost(grid: Grid, *services: str) -> Iterator[None]:
+    """Containers that die, and are there again."""
+    run("docker", "kill", "-s", "KILL", *map(grid.container, services))
+    with started_again(grid, *services):
+        yield
+
+
 def as_root(grid: Grid, service: str, *command: str) -> str:
     """Do to a container's mounts what nobody in it may."""
     enter = ("nsenter", "--target", "1", "--mount", *command)
@@ -159,6 +167,14 @@ def silent(grid: Grid, service: str) -> Iterator[None]:
         yield
     finally:
         rule("-D")
+
+
+@contextmanager
+def cut_off(grid: Grid, service: str) -> Iterator[None]:
+    """The same, for as long as it takes any connection to notice."""
+    with silent(grid, service):
+        yield
+        time.sleep(30)
 
 
 #: Where an agent keeps all it has on a node.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from grid_kit import NODES, Grid, healthy, run, wait_for
+from faults_kit import cut_off, fill, lost, small_disk
+from grid_kit import NODES, Grid, wait_for
 from steps_kit import closed
+from test_unchanged import LOG
 
 from vmjobs.model import Job, JobEvent, JobState, ReasonCode
 
@@ -123,20 +127,35 @@ def test_an_agent_that_is_killed_while_it_saves_costs_what_was_done_and_no_more(
         wait_for(lambda: saving(grid, node) or None, "its machine to be saved", 60)
         grid.on(node, "pkill", "-KILL", "-f", "vmjobs agent")
         wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 240)
-    (ended,) = grid.wait(job, timeout=300)
-    assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
-    assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
+    assert_counted_to_the_end(grid, job)
     assert saved(grid, job) == []
-    grid.assert_clean(job)
+
+
+#: What is done to a grid, in which a machine of this node is saved.
+Loss = Callable[[Grid, str], AbstractContextManager[None]]
+
+
+def killing(pattern: str, service: str = "") -> Loss:
+    """kill -9 of processes of a host, or of the node; what looks after them starts them again."""
+
+    @contextmanager
+    def killed(grid: Grid, node: str) -> Iterator[None]:
+        grid.on(service or node, "pkill", "-KILL", "-f", pattern)
+        yield
+
+    return killed
 
 
 #: What dies while a machine is saved, and whether that is saved all the same. The service can be away
 #: for as long as HTCondor lets the job leave. (In tests/contract/test_agent_checkpoint.py the machine.)
-LOSSES = {
-    "the API": (("api", "vmjobs serve"), True),
-    "the database": (("postgres", ""), True),
-    "what waits for it": (("node", "vmjobs exec"), False),
-    "the starter": (("node", "^condor_starter"), False),
+LOSSES: dict[str, tuple[Loss, bool]] = {
+    "the API": (killing("vmjobs serve", "api"), True),
+    "the database": (lambda grid, _: lost(grid, "postgres"), True),
+    "the node's network": (cut_off, True),
+    "the site's schedd": (killing("^condor_schedd", "site"), True),
+    "what waits for it": (killing("vmjobs exec"), False),
+    "the starter": (killing("^condor_starter"), False),
+    "libvirt's daemon": (killing("bin/libvirtd"), False),
 }
 
 
@@ -145,7 +164,7 @@ LOSSES = {
 def test_what_dies_while_a_machine_is_saved_costs_what_was_done_and_no_more(
     grid: Grid, what: str
 ) -> None:
-    (service, pattern), is_saved = LOSSES[what]
+    loss, is_saved = LOSSES[what]
     (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
     grid.until(job, JobState.RUNNING, timeout=180)
     wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
@@ -153,18 +172,39 @@ def test_what_dies_while_a_machine_is_saved_costs_what_was_done_and_no_more(
     with closed(grid, node):
         grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
         wait_for(lambda: saving(grid, node) or None, "its machine to be saved", 60)
-        if pattern:
-            grid.on(service.replace("node", node), "pkill", "-KILL", "-f", pattern)
-        else:
-            container = grid.container(service)
-            run("docker", "kill", "-s", "KILL", container)
-            run("docker", "start", container)
-            healthy(container)
+        with loss(grid, node):
+            pass
         wait_for(lambda: elsewhere(grid, job, node) or None, "it to run on the other node", 240)
+    assert_counted_to_the_end(grid, job)
+    assert not is_saved or len(saved(grid, job)) == 1
+
+
+#: Bytes of a disk: more than a job writes that counts, and less than the memory of its machine.
+LITTLE = 24 << 20
+
+
+@pytest.mark.soak
+def test_a_disk_without_room_for_a_saved_machine_costs_what_was_done_and_no_more(grid: Grid) -> None:
+    (first, other) = NODES
+    with closed(grid, other), small_disk(grid, first, "runs", 2 * 1024 * 1024) as place:
+        (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
+        grid.until(job, JobState.RUNNING, timeout=180)
+        wait_for(lambda: counted(grid, job) > 3 or None, "the job to count", 180)
+        grid.on(first, "truncate", "-s", f"-{LITTLE}", fill(grid, first, place))
+        with closed(grid, first):
+            grid.on("site", "condor_vacate_job", "-constraint", f'VMJobsId == "{job.id}"')
+            wait_for(lambda: not runs(grid, first) or None, "it to leave", 120)
+        grid.on(first, "rm", f"{place}/filler")
+        assert_counted_to_the_end(grid, job)
+    assert saved(grid, job) == []
+    assert "is not saved: " in grid.on(first, "grep", "-F", job.id, LOG)
+
+
+def assert_counted_to_the_end(grid: Grid, job: Job) -> None:
+    """It ended well, printed each number once, and nothing is left of it."""
     (ended,) = grid.wait(job, timeout=300)
     assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
     assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
-    assert not is_saved or len(saved(grid, job)) == 1
     grid.assert_clean(job)
 
 

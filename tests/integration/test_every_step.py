@@ -15,8 +15,8 @@ from functools import partial
 from operator import gt
 
 import pytest
-from faults_kit import AGENT, Tell, fill, silent, small_disk
-from grid_kit import Grid, healthy, run, wait_for
+from faults_kit import AGENT, Tell, cut_off, fill, lost, small_disk
+from grid_kit import Grid, wait_for
 from steps_kit import (
     FEW,
     JOBS,
@@ -75,27 +75,6 @@ def schedd_killed(volley: Volley, service: str, pattern: str = "^condor_schedd")
         wait_for(lambda: "Total" in answer() or None, f"the schedd of {service}", 60)
 
 
-@contextmanager
-def lost(volley: Volley, *services: str) -> Iterator[None]:
-    """Containers that die, and are there again."""
-    containers = [volley.grid.container(service) for service in services]
-    run("docker", "kill", "-s", "KILL", *containers)
-    try:
-        yield
-    finally:
-        run("docker", "start", *containers)
-        for container in containers:
-            healthy(container)
-
-
-@contextmanager
-def cut_off(volley: Volley, service: str) -> Iterator[None]:
-    """For as long as it takes any connection to notice, nothing comes from a host or gets there."""
-    with silent(volley.grid, service):
-        yield
-        time.sleep(30)
-
-
 def killing(*which: tuple[str, str]) -> Fault:
     return lambda volley: killed(volley, *which)
 
@@ -114,11 +93,11 @@ FAULTS: dict[str, Fault] = {
     "the origin's schedd": lambda volley: schedd_killed(volley, "submit"),
     "the API": killing(("api", "vmjobs serve")),
     "the worker": killing(("worker", "vmjobs worker")),
-    "the database": lambda volley: lost(volley, "postgres"),
-    "the broker": lambda volley: lost(volley, "rabbitmq"),
-    "the node's network": lambda volley: cut_off(volley, NODE),
-    "the site's network": lambda volley: cut_off(volley, "site"),
-    "the origin's network": lambda volley: cut_off(volley, "submit"),
+    "the database": lambda volley: lost(volley.grid, "postgres"),
+    "the broker": lambda volley: lost(volley.grid, "rabbitmq"),
+    "the node's network": lambda volley: cut_off(volley.grid, NODE),
+    "the site's network": lambda volley: cut_off(volley.grid, "site"),
+    "the origin's network": lambda volley: cut_off(volley.grid, "submit"),
     LIBVIRTD: killing((NODE, "bin/libvirtd")),
 }
 
