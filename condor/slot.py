@@ -15,9 +15,8 @@ from typing import Any, Final
 from condor import names
 from condor.tools import own_settings
 from vmjobs import subprocess
-from vmjobs.agent.starter import Starter
+from vmjobs.agent.starter import Starter, as_it_is
 from vmjobs.errors import Unavailable, VMJobsError
-from vmjobs.hypervisor.procs import birth_of
 from vmjobs.wire import CONDOR_JOB
 
 #: Seconds in which the startd has to answer.
@@ -45,7 +44,7 @@ def job_of(starter: Starter, proc: Path = Path("/proc")) -> SlotJob:
     """The job that a starter works for. It has one in its life.
 
     Raises:
-        Unavailable: the startd does not answer, or knows of no job there (any more).
+        Unavailable: the startd does not answer, or knows of no job there (any more); nobody can look.
     """
     slot = slot_name(_cmdline(proc / str(starter.pid)))
     own = _asked("condor_config_val", "FULL_HOSTNAME").decode("utf-8", "replace").strip()
@@ -56,7 +55,7 @@ def job_of(starter: Starter, proc: Path = Path("/proc")) -> SlotJob:
     except ValueError as error:
         raise Unavailable("startd", f"condor_status -direct {own} printed no list of ads") from error
     found = _chosen(ads, slot)
-    if birth_of(starter.pid, proc) != starter.birth:
+    if as_it_is(starter.pid, proc) != starter:
         raise Unavailable("starter", "the starter has gone meanwhile")
     return found
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from full_kit import files_left
 
-from vmjobs.agent.starter import owner_of, starter_of
-from vmjobs.errors import Forbidden
+from vmjobs.agent.starter import as_it_is, owner_of, starter_of
+from vmjobs.errors import Forbidden, Unavailable
 
 ME = os.getuid()
 
@@ -53,13 +54,11 @@ def test_whose_a_process_is(tmp_path: Path) -> None:
     assert owner_of(os.getpid()) == os.geteuid()
 
 
-def test_nobody_is_refused_since_there_is_no_file_to_look_by() -> None:
+@pytest.mark.parametrize("look", [owner_of, as_it_is, lambda pid: starter_of(pid, {0, ME})])
+def test_nobody_is_refused_since_there_is_no_file_to_look_by(look: Callable[[int], object]) -> None:
     """It is this node's fault, and no job's."""
-    with files_left(0):
-        with pytest.raises(OSError, match="Too many open files"):
-            owner_of(os.getpid())
-        with pytest.raises(OSError, match="Too many open files"):
-            starter_of(os.getpid(), {0, ME})
+    with files_left(0), pytest.raises(Unavailable, match="processes: Too many open files"):
+        look(os.getpid())
 
 
 def test_this_process_has_none() -> None:

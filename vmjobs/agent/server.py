@@ -28,7 +28,7 @@ from vmjobs.agent.kept import Beginning, Shelves
 from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, Untold
 from vmjobs.agent.standing import LIMIT, Standing
-from vmjobs.agent.starter import Starter, owner_of
+from vmjobs.agent.starter import Starter, as_it_is, owner_of
 from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -42,7 +42,6 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.hypervisor.procs import birth_of
 from vmjobs.model import GIVEN_BACK, MIB, JobState, Node, ReasonCode, Report
 from vmjobs.ports import JobSource
 
@@ -395,8 +394,7 @@ class Agent:
             raise Forbidden("this node takes no jobs but the repository's")
         if owner_of(peer.pid) != peer.uid:  # it has ended, and its number is another's by now
             raise Forbidden("whoever has connected is gone")
-        pid = self.hands.slot_of(peer.pid)
-        return self.hands, Starter(pid, birth_of(pid))
+        return self.hands, as_it_is(self.hands.slot_of(peer.pid))
 
     @contextmanager
     def _lent(self, name: str, memory: int, limit: int) -> Iterator[None]:

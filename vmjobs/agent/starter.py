@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from vmjobs.errors import Forbidden
-from vmjobs.hypervisor.procs import GONE
+from vmjobs.errors import Forbidden, Unavailable
+from vmjobs.hypervisor.procs import GONE, birth_of
 
 #: A starter, as the kernel names it (proc(5), ``comm``).
 COMM = "condor_starter"
@@ -22,14 +23,36 @@ class Starter(NamedTuple):
     birth: int
 
 
+@contextmanager
+def _looking() -> Iterator[None]:
+    """That nobody can look, for want of a file, say, is no fault of whom is looked at, and passes."""
+    try:
+        yield
+    except GONE:
+        raise
+    except OSError as error:
+        raise Unavailable("agent", f"this node cannot look at processes: {error.strerror}") from error
+
+
+def as_it_is(pid: int, proc: Path = Path("/proc")) -> Starter:
+    """A process as a starter; with a birth of 0 there is none.
+
+    Raises:
+        Unavailable: nobody can look.
+    """
+    with _looking():
+        return Starter(pid, birth_of(pid, proc))
+
+
 def owner_of(pid: int, proc: Path = Path("/proc")) -> int:
     """The effective user id of a process, which unix(7) has for its connections; -1: there is none.
 
     Raises:
-        OSError: nobody can look.
+        Unavailable: nobody can look.
     """
     try:
-        return _uids((proc / str(pid) / "status").read_text("utf-8", "replace"))[1]
+        with _looking():
+            return _uids((proc / str(pid) / "status").read_text("utf-8", "replace"))[1]
     except GONE:
         return -1
 
@@ -43,14 +66,15 @@ def starter_of(pid: int, trusted: Collection[int], proc: Path = Path("/proc")) -
 
     Raises:
         Forbidden: there is none.
-        OSError: nobody can look.
+        Unavailable: nobody can look.
     """
     at = pid
     for _ in range(MAX_ANCESTORS):
         directory = proc / str(at)
         try:
-            stat = (directory / "stat").read_text("utf-8", "replace")
-            status = (directory / "status").read_text("utf-8", "replace")
+            with _looking():
+                stat = (directory / "stat").read_text("utf-8", "replace")
+                status = (directory / "status").read_text("utf-8", "replace")
         except GONE:
             break
         # pid (comm) state ppid ...; the name may hold anything.
