@@ -146,12 +146,20 @@ def killing(pattern: str, service: str = "") -> Loss:
     return killed
 
 
+@contextmanager
+def unreachable(grid: Grid, node: str) -> Iterator[None]:
+    """A node's network is away; what it has saved is not at the repository yet."""
+    with cut_off(grid, node):
+        assert saving(grid, node)
+        yield
+
+
 #: What dies while a machine is saved, and whether that is saved all the same. The service can be away
 #: for as long as HTCondor lets the job leave. (In tests/contract/test_agent_checkpoint.py the machine.)
 LOSSES: dict[str, tuple[Loss, bool]] = {
     "the API": (killing("vmjobs serve", "api"), True),
     "the database": (lambda grid, _: lost(grid, "postgres"), True),
-    "the node's network": (cut_off, True),
+    "the node's network": (unreachable, True),
     "the site's schedd": (killing("^condor_schedd", "site"), True),
     "what waits for it": (killing("vmjobs exec"), False),
     "the starter": (killing("^condor_starter"), False),
