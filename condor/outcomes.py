@@ -84,7 +84,9 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
         Forbidden.code: Outcome(AGAIN, 120, "the node does not take the job"),
         Unavailable.code: Outcome(AGAIN, 121, "the agent, or what it needs, does not answer"),
         ReasonCode.BOOT_FAILED.value: Outcome(AGAIN, 122, "the machine did not start"),
-        ReasonCode.GUEST_LOST.value: Outcome(AGAIN, 123, "the machine ended, or fell silent"),
+        ReasonCode.GUEST_LOST.value: Outcome(
+            AGAIN, 123, "the machine ended, fell silent, or could not send all"
+        ),
         ReasonCode.IMAGE_UNAVAILABLE.value: Outcome(AGAIN, 124, "the image could not be fetched"),
         ReasonCode.NO_HYPERVISOR.value: Outcome(AGAIN, 126, "no hypervisor here boots the image"),
         ReasonCode.NODE_FAILED.value: Outcome(AGAIN, 127, "the node failed"),

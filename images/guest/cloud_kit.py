@@ -64,6 +64,8 @@ class Host:
         self.token = token
         #: Something was neither taken nor refused, which the host is to know.
         self.undelivered = False
+        #: What is being sent.
+        self.sending = []  # type: List[str]
 
     def ask(self, method: str, path: str, body: Union[bytes, Path] = b"") -> Tuple[int, bytes]:
         """One request, repeated a few times where that may help; status (0: none) and answer."""
@@ -80,9 +82,11 @@ class Host:
 
     def send(self, path: str, body: Union[bytes, Path]) -> int:
         """Post what the script printed or left; the status."""
+        self.sending.append(path)
         status, _ = self.ask("POST", path, body)
         if may_change(status):
             self.undelivered = True
+        self.sending.remove(path)
         return status
 
     def must(self, method: str, path: str, body: bytes = b"") -> bytes:
@@ -266,6 +270,9 @@ def run_online(job: Dict[str, Any], host: Host) -> int:
         for thread in pumps:
             thread.join(max(0.0, deadline - time.time()))
         kill_group(process, signal.SIGKILL)
+    if host.sending:
+        say("vmjobs: error: the logs are incomplete")
+        host.undelivered = True
     return status
 
 

@@ -4,8 +4,10 @@
 
 announce_collecting() {
     note=$result
-    # Success needs no explanation.
-    if [ "$result" != code=0 ] && disk_full; then note="$result disk=full"; fi
+    # Success needs no explanation, unless it is of what it printed.
+    if [ -e "$run/out.full" ] || [ -e "$run/err.full" ] || { [ "$result" != code=0 ] && disk_full; }; then
+        note="$result disk=full"
+    fi
     say "vmjobs:$VMJOBS_SENTINEL:collecting $note"
     [ "$VMJOBS_NETWORK" = none ] || post_text main /v1/collecting "$note" ||
         say "vmjobs: error: the end of the script was not taken (status $http_status)"
@@ -20,17 +22,18 @@ disk_full() {
 }
 
 # list_outputs: paths that match the job's globs, relative to its directory, each once. Regular files
-# only, and none that a symbolic link would take from outside.
+# only, and none that a symbolic link would take from outside. False: that is not all, for want of room.
 list_outputs() {
-    cd "$work" || return
+    cd "$work" || return 0
     real_work=$(readlink -f .)
     real_work=${real_work%/}
     set +f
     while IFS= read -r glob; do
         case /$glob/ in //* | */../*) continue ;; esac
         matches "$glob"
-    done <"$run/job/outputs" | awk '!seen[$0]++'
+    done <"$run/job/outputs" | awk '!seen[$0]++' || listed=false
     cd /
+    ${listed:-true}
 }
 
 # matches GLOB: spaces in it are part of names.
@@ -68,7 +71,7 @@ encode() {
 }
 
 deliver_outputs() {
-    if [ -s "$run/job/outputs" ]; then list_outputs; fi >"$run/outputs.list"
+    if [ -s "$run/job/outputs" ]; then list_outputs; fi >"$run/outputs.list" || : >"$run/undelivered"
     if [ "$VMJOBS_NETWORK" = none ]; then
         write_output_disk
         return
@@ -104,10 +107,15 @@ write_output_disk() {
         set -- "$@" "outputs/$path"
     done <"$run/outputs.list"
     {
-        bb tar -chf - -C "$collect" "$@" 2>"$run/tar.log" ||
+        bb tar -chf - -C "$collect" "$@" 2>"$run/tar.log" || {
             say "vmjobs: error: cannot collect the outputs: $(cat "$run/tar.log")"
-    } | dd bs=1048576 conv=fsync of="$output_disk" 2>"$run/dd.log" ||
+            : >"$run/uncollected"
+        }
+    } | dd bs=1048576 conv=fsync of="$output_disk" 2>"$run/dd.log" || {
         say "vmjobs: error: the output disk is too small: $(head -n 1 "$run/dd.log")"
+        return # which the host sees
+    }
+    [ ! -e "$run/uncollected" ] || : >"$run/undelivered"
 }
 
 announce_exit() {

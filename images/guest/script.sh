@@ -16,10 +16,14 @@ at_once=
 
 # first PROGRAM ARGUMENT...: before all else, where that is allowed.
 first() {
-    $at_once "$@" || [ -z "$at_once" ] || {
+    if [ -n "$at_once" ]; then
+        $at_once "$@"
+        code=$?
+        # What fails by itself is not begun again: it has read something.
+        if [ "$code" = 0 ] || $at_once true 2>/dev/null; then return "$code"; fi
         at_once=
-        "$@"
-    }
+    fi
+    "$@"
 }
 
 # announce_ready: the guest is up and has its job.
@@ -93,10 +97,16 @@ pump() {
     [ ! -s "$chunk" ] || size=$(size_of "$chunk")
     open_output "$1"
     while :; do
-        [ "$size" -gt 0 ] || take "$1" || return
+        [ "$size" -gt 0 ] || take "$1" || {
+            # Who was killed had nothing; what another has read is gone.
+            [ $? -gt 128 ] || : >"$run/undelivered"
+            return
+        }
         [ "$size" -gt 0 ] || break
+        echo "$offset" >"$run/$1.sending"
         post_file "$1" "/v1/log/$1?offset=$offset" "$chunk" "$size" ||
             say "vmjobs: error: std$1 lost bytes ($http_status)"
+        : >"$run/$1.sending"
         offset=$((offset + size)) size=0
         : >"$other"
         echo "$offset $other $chunk" >>"$run/$1.places"
@@ -106,12 +116,17 @@ pump() {
 }
 
 # save NAME: what arrives in the fifo goes to a file, for the output disk. Not straight from the script to
-# the file: `echo >/dev/stderr` in it would cut off what the file has.
+# the file: `echo >/dev/stderr` in it would cut off what the file has. Once that has no room, the rest is lost.
 save() {
     trap - CHLD INT TERM
     open_output "$1"
-    first cat <&7 >>"$job/std$1" 2>/dev/null || {
+    kept=$job/std$1
+    [ ! -e "$run/$1.full" ] || kept=/dev/null
+    first cat <&7 >>"$kept" 2>/dev/null || {
+        [ $? -le 128 ] || return
         say "vmjobs: error: std$1 lost bytes (the disk is full)"
+        : >"$run/$1.full"
+        : >"$run/undelivered"
         return
     }
     : >"$run/$1.over"
@@ -294,7 +309,11 @@ run_script() {
         carry_on
         drain
     fi
-    wait_for "$flush_seconds" "$out_pid" "$err_pid" || say 'vmjobs: error: the logs are incomplete'
+    wait_for "$flush_seconds" "$out_pid" "$err_pid" || {
+        say 'vmjobs: error: the logs are incomplete'
+        # Who waits for more, of something that the script has left behind, has sent what there was.
+        if [ -s "$run/out.sending" ] || [ -s "$run/err.sending" ]; then : >"$run/undelivered"; fi
+    }
     [ "$control_pid" = 0 ] || kill "$control_pid" 2>/dev/null
     kill_leftovers
     outcome

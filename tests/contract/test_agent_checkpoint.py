@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import secrets
@@ -21,6 +22,7 @@ from hypervisor_host import wait_until
 from images.carrier import Carrier
 from images.store import ImageStore
 from repository.images.keeping import checkpoint_of
+from vmjobs.agent import endpoint
 from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
 from vmjobs.agent.journal import Journal, sweep
 from vmjobs.agent.run import Parts, Run, RunSettings
@@ -266,6 +268,27 @@ def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(plac
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
     assert "could not be kept" in left.reason.message
     limit(0)
+    assert place.node().ended().state is S.COMPLETED
+    assert place.out() == list(range(1, LAST + 1))
+
+
+def test_a_machine_that_could_not_send_all_is_not_saved(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would go without that wherever it went on."""
+    place.submit()
+    first = place.node()
+    place.counts()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(endpoint, "_append_data", full)
+        wait_until(lambda: bool(first.run.link.lost), 20, "something is lost")
+        first.signal(15)
+        left = first.ended()
+    assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
     assert place.node().ended().state is S.COMPLETED
     assert place.out() == list(range(1, LAST + 1))
 

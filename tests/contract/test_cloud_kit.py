@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -140,6 +141,18 @@ def test_what_is_neither_taken_nor_refused_is_told(
     assert told == [Ready(), ScriptEnded(ended), ExitReported(ended, undelivered=True)]
     assert guest.said[-1] == "vmjobs:abc:exit code=7 undelivered=yes"
     assert tries == ["sub/a b%.csv"] * 2
+
+
+def test_what_is_not_sent_in_time_is_told(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job_disk(guest.place / "job.disk", guest.briefing("go", online=True), guest.place / "inputs")
+    monkeypatch.setattr(cloud_kit, "FLUSH_SECONDS", 1.0)
+    over = threading.Event()
+    monkeypatch.setattr(guest.link, "on_log", lambda: over.wait(30))
+    try:
+        cloud_kit.main()
+    finally:
+        over.set()
+    assert guest.said[-1] == "vmjobs:abc:exit code=7 undelivered=yes"
 
 
 def test_signals_reach_the_script(guest: Guest) -> None:

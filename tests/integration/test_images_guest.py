@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -333,6 +334,56 @@ def test_what_a_guest_cannot_deliver_is_no_success(generic: str, vms: Bench, pat
     assert "could not send all" in guest.report.reason.message
     assert guest.exit == {"code": 0}
     assert guest.said("exit") == "code=0 undelivered=yes"
+
+
+def test_a_script_that_fills_run_loses_nothing_unsaid(generic: str, vms: Bench) -> None:
+    """What is on its way to the endpoint waits there."""
+    script = "dd if=/dev/zero of=/run/x bs=64k 2>/dev/null; sleep 1; echo early; sleep 3; echo late"
+    guest = vms.start(generic, script).end()
+    assert (guest.report.reason.code, guest.exit) == (ReasonCode.GUEST_LOST, {"code": 0}), guest.text
+
+
+@pytest.mark.soak  # tests/contract/test_cloud_kit.py has the same of another guest
+def test_what_is_not_sent_in_time_is_no_success(
+    generic: str, vms: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    guest = vms.start(generic, "sleep 3; echo some")
+    guest.console.wait_for(b":ready")
+    monkeypatch.setattr(guest.run.link, "on_log", lambda: over.wait(600))
+    try:
+        guest.console.wait_for(b"the logs are incomplete", 240)
+    finally:
+        over.set()
+    assert guest.end().report.reason.code is ReasonCode.GUEST_LOST
+    assert guest.said("exit") == "code=0 undelivered=yes"
+
+
+def test_what_a_node_cannot_keep_is_its_fault(generic: str, vms: Bench, tmp_path: Path) -> None:
+    guest = vms.start(generic, "sleep 3; echo some")
+    guest.console.wait_for(b":ready")
+    guest.run.link.logs["out"] = tmp_path / "none" / "out"
+    assert guest.end().report.reason.code is ReasonCode.NODE_FAILED
+    assert guest.said("exit") == "code=0 undelivered=yes"
+
+
+def test_what_has_no_room_on_the_disk_is_no_success(generic: str, vms: Bench) -> None:
+    """Though the script does not see it, and makes room afterwards."""
+    script = "dd if=/dev/zero of=fill bs=64k 2>/dev/null; seq 9999; sleep 2; rm fill; echo late"
+    guest = offline(vms, generic, script, disk=16)
+    assert guest.report.reason.code is ReasonCode.OUTPUT_TOO_LARGE, guest.text
+    assert guest.said("collecting") == "code=0 disk=full"
+    whole = "".join(f"{n}\n" for n in range(1, 10000)).encode()
+    assert whole.startswith(guest.out.getvalue())
+    assert guest.text.count("lost bytes") == 1
+
+
+def test_an_output_that_cannot_be_read_is_no_success(generic: str, vms: Bench) -> None:
+    script = "echo x >a; echo >b; busybox mount --bind /sys/bus/platform/drivers_probe b; echo y >c"
+    guest = offline(vms, generic, script, outputs=("*",))
+    assert "cannot collect the outputs" in guest.text
+    assert (guest.report.reason.code, guest.exit) == (ReasonCode.GUEST_LOST, {"code": 0})
+    assert guest.outputs == {"a": b"x\n", "c": b"y\n"}
 
 
 def test_a_guest_without_its_job_gives_up(generic: str, vms: Bench) -> None:

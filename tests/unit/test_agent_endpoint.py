@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import http.client
 import select
 import socket
+import tempfile
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from full_kit import nothing_fits
 
 from vmjobs.agent.endpoint import (
     MAX_HEADER,
@@ -322,6 +326,30 @@ def test_what_the_node_cannot_keep_is_lost_until_it_can(guest: Guest) -> None:
     for name in "ab":
         assert guest.ask("POST", f"/v1/outputs/{name}.csv", b"1")[0] == 201
     assert guest.link.tray.lost == {}
+
+
+def test_what_the_node_cannot_keep_of_a_log_is_lost_until_it_can(guest: Guest) -> None:
+    with nothing_fits():
+        assert guest.ask("POST", "/v1/log/out?offset=0", b"some")[0] == 500
+    assert guest.ask("POST", "/v1/log/err?offset=0", b"more")[0] == 204
+    assert sorted(guest.link.lost) == ["out"]
+    assert guest.ask("POST", "/v1/log/out?offset=4", b"what comes next")[0] == 409
+    assert sorted(guest.link.lost) == ["out"], "there is a gap"
+    assert guest.ask("POST", "/v1/log/out?offset=0", b"some")[0] == 204
+    assert guest.link.lost == {}
+
+
+def test_what_is_printed_is_on_no_disk_but_in_its_log(guest: Guest) -> None:
+    framing = f"Content-Length: {MAX_LOG_CHUNK}"
+    before = unnamed(Path(tempfile.gettempdir()))
+    with ExitStack() as stack:
+        peer = begin(stack, guest.path, "/v1/log/out?offset=0", framing)
+        peer.sendall(b"x" * (MAX_LOG_CHUNK - 1))
+        wait_for(lambda: fcntl.ioctl(peer, termios.TIOCOUTQ, b"0000") == bytes(4))
+        assert guest.ask("GET", "/v1/control?wait=0")[0] == 200  # by the same thread
+        assert unnamed(Path(tempfile.gettempdir())) == before
+        peer.sendall(b"x")
+        assert status_of(peer) == 204
 
 
 def test_control_waits_for_signals(guest: Guest) -> None:

@@ -195,18 +195,18 @@ def _judge_by_line(run: Run, disk: DiskContents, *, ready: bool) -> Verdict:
 
 
 def _judge_success(run: Run, disk: DiskContents, success: Success) -> Verdict:
-    """Raises OSError: the node lost some of the outputs."""
-    for error in run.tray.lost.values():
+    """Raises OSError: the node lost some of what came."""
+    for error in (*run.tray.lost.values(), *run.link.lost.values()):
         raise error
-    if run.undelivered:
+    disk_full = run.script_ended is not None and run.script_ended.disk_full
+    if run.undelivered and not disk_full:
         message = "the guest could not send all that the job printed and left"
         return failed(ReasonCode.GUEST_LOST, message, success.exit).verdict
-    ended = run.script_ended
-    if disk.begun and not disk.complete:
+    if run.undelivered or (disk.begun and not disk.complete):
         run.tray.too_large = True
     return judge(
         success.exit,
-        disk_full=bool(ended and ended.disk_full),
+        disk_full=disk_full,
         too_large=run.tray.too_large,
         missing=run.tray.missing(),
         disk=run.ticket.spec.disk,
@@ -307,7 +307,9 @@ def _save(run: Run) -> None:
         if run.link.hush(checkpoint.HUSH_SECONDS):
             told = watch.told  # what it says on its console from here on is read where it goes on
             _take_in(run)
-            if not _over(run) and not run.stopped_by:
+            if run.link.lost:
+                log.warning("job %s: its machine is not saved: something it sent is lost", run.job_id)
+            elif not _over(run) and not run.stopped_by:
                 checkpoint.save(run, told)
                 _take_in(run)
             _leave_if_lost(run)

@@ -45,6 +45,8 @@ MAX_HEADER = 16 * 1024
 #: Room for protocol overhead above the largest output. Of outputs that are on their way there may be
 #: twice as much: a guest sends one again whose connection broke, which may not have been noticed here.
 SLACK = 1024 * 1024
+#: Bytes from which on an output is on a disk while it is on its way.
+LARGE = 512 * 1024
 CONNECTIONS = 12
 #: Seconds that an answer takes to its guest. One that was turned away asks again after two.
 QUIET_SECONDS = 0.5
@@ -112,6 +114,7 @@ class GuestLink:
         until it has used that, and nothing else; ``""``: there is none.
     longest_wait: that a request for orders may last, in seconds.
     beating: the guest has begun to ask for orders, and so is heard of from now on.
+    lost: why this node could not keep what came last of ``out`` or ``err``.
     """
 
     token: str
@@ -128,6 +131,7 @@ class GuestLink:
     heard: float = field(default_factory=time.monotonic)
     orders: Orders = field(default_factory=Orders)
     beating: bool = False
+    lost: dict[str, OSError] = field(default_factory=dict)
     closed: bool = False
     words_end: dict[str, int] = field(default_factory=dict)
     writing: threading.Lock = field(default_factory=threading.Lock)
@@ -412,7 +416,7 @@ def _channel_of(link: GuestLink) -> type[waitress.channel.HTTPChannel]:
                 return _NoRoom("too much is on its way: try again")
             self.taken = weakref.finalize(self, room.give, self.content_length)
             if self.content_length:
-                body = _Body(self.adj.inbuf_overflow, link.tray.directory)
+                body = _Body(LARGE, link.tray.directory)
                 self.body_rcv = waitress.receiver.FixedStreamReceiver(self.content_length, body)
             return None
 
@@ -455,6 +459,7 @@ def serving(link: GuestLink, socket: Path) -> Iterator[None]:
         "asyncore_use_poll": True,
         "max_request_header_size": MAX_HEADER,
         "max_request_body_size": link.tray.limit + SLACK,
+        "inbuf_overflow": MAX_LOG_CHUNK + 1,  # nothing but outputs is on a disk meanwhile
         "channel_timeout": SILENT_SECONDS if link.endless else 60,
         "cleanup_interval": 1 if link.endless else 30,
         "ident": "vmjobs",
@@ -491,7 +496,14 @@ def _append(link: GuestLink, name: str, incoming: Request) -> Response:
     offset = incoming.args.get("offset", -1, int)
     data = incoming.stream.read(MAX_LOG_CHUNK + 1)
     with link.writing:
-        return _append_data(link, name, offset, data)
+        try:
+            answer = _append_data(link, name, offset, data)
+        except OSError as error:
+            link.lost[name] = error  # the guest tries again, and goes on without it some time
+            raise
+        if answer.status_code == 204:
+            link.lost.pop(name, None)
+        return answer
 
 
 def _append_data(link: GuestLink, name: str, offset: int, data: bytes) -> Response:

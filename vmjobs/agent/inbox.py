@@ -30,7 +30,7 @@ class ScriptEnded:
 
 @dataclass(frozen=True)
 class ExitReported:
-    """The guest has delivered everything and powers off. ``undelivered``: all but what it could not."""
+    """The guest has delivered all that it could, and powers off. ``undelivered``: there was more."""
 
     exit: ExitStatus
     undelivered: bool = False

@@ -37,8 +37,8 @@ for tool in setpriv tar find grep; do
     command -v $tool >/dev/null || give_up "the image has no $tool, which a job of HTCondor needs in it"
 done
 [ -r /usr/lib/vmjobs/script.sh ] || give_up 'the image does not have the guest program of vmjobs'
-run=$here/.run
-mkdir "$run"
+run=/run/vmjobs-unchanged # in memory: a job may use up its disk
+mkdir -m 0700 "$run" || exit
 . /usr/lib/vmjobs/base.sh
 . /usr/lib/vmjobs/script.sh
 # What busybox has by these names knows too little.
