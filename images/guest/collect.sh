@@ -31,9 +31,10 @@ list_outputs() {
     while IFS= read -r glob; do
         case /$glob/ in //* | */../*) continue ;; esac
         matches "$glob"
-    done <"$run/job/outputs" | awk '!seen[$0]++' || listed=false
+    done <"$run/job/outputs" | awk '!seen[$0]++'
+    listed=$?
     cd /
-    ${listed:-true}
+    return "$listed"
 }
 
 # matches GLOB: spaces in it are part of names.

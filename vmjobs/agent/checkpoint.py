@@ -125,6 +125,8 @@ def save(run: Run, heard: int) -> None:
     """
     began, ran = time.monotonic(), run.ran()
     try:
+        if run.link.lost:
+            raise VMJobsError("this node could not keep all that it printed")
         upload = _room(run)
         _save_machine(run)
     except VMJobsError as error:

@@ -307,9 +307,7 @@ def _save(run: Run) -> None:
         if run.link.hush(checkpoint.HUSH_SECONDS):
             told = watch.told  # what it says on its console from here on is read where it goes on
             _take_in(run)
-            if run.link.lost:
-                log.warning("job %s: its machine is not saved: something it sent is lost", run.job_id)
-            elif not _over(run) and not run.stopped_by:
+            if not _over(run) and not run.stopped_by:
                 checkpoint.save(run, told)
                 _take_in(run)
             _leave_if_lost(run)
