@@ -293,7 +293,7 @@ def test_outputs_on_their_way_lie_on_the_disk_of_their_run_and_have_so_much_room
     for _ in range(5):  # each gives its room back
         assert guest.ask("POST", "/v1/outputs/d.csv", b"1" * MIB)[0] == 201
     assert sorted(guest.link.tray.kept) == ["1.csv", "d.csv"]
-    assert unnamed(guest.link.tray.directory) == []
+    wait_for(lambda: unnamed(guest.link.tray.directory) == [])  # the answer comes before a body goes
 
 
 def unnamed(directory: Path) -> list[int]:
@@ -341,13 +341,13 @@ def test_what_the_node_cannot_keep_of_a_log_is_lost_until_it_can(guest: Guest) -
 
 def test_what_is_printed_is_on_no_disk_but_in_its_log(guest: Guest) -> None:
     framing = f"Content-Length: {MAX_LOG_CHUNK}"
-    before = unnamed(Path(tempfile.gettempdir()))
+    before = set(unnamed(Path(tempfile.gettempdir())))  # of which some may be on their way out
     with ExitStack() as stack:
         peer = begin(stack, guest.path, "/v1/log/out?offset=0", framing)
         peer.sendall(b"x" * (MAX_LOG_CHUNK - 1))
         wait_for(lambda: fcntl.ioctl(peer, termios.TIOCOUTQ, b"0000") == bytes(4))
         assert guest.ask("GET", "/v1/control?wait=0")[0] == 200  # by the same thread
-        assert unnamed(Path(tempfile.gettempdir())) == before
+        assert set(unnamed(Path(tempfile.gettempdir()))) <= before
         peer.sendall(b"x")
         assert status_of(peer) == 204
 
