@@ -6,13 +6,15 @@
 # make logs      what its services say;  make stop  stops them, make grid goes on
 # make down      removes all of it: containers, volumes, networks, images, build/
 # make demo      the main job: physics events from an array of VMs, a table and a picture
+# make check     what to run all day: lint, unit tests, contract tests that start no process
 # make lint      formatting, lints, types, shell scripts
-# make test      lint, then all tests but those of make soak
+# make test      lint, then all tests but those of make soak, on a grid of their own
 # make soak      tests that take minutes each: what dies under clusters and jobs, builds of large images
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
-.PHONY: help setup images gateway-images foreign grid env logs stop down clean lint test soak demo bench
+.PHONY: help setup images gateway-images test-images soak-images grid env logs stop down clean lint check \
+        test soak demo bench
 SHELL := /bin/sh
 BIN := .venv/bin
 export VMJOBS_IMAGE_DIR := $(CURDIR)/build/images
@@ -42,15 +44,20 @@ logs stop:
 	@deploy/grid.sh $@
 
 down:
+	@deploy/test.sh down
 	@deploy/grid.sh down
 	@rm -rf build
 
 clean: down
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
-# Images that no part of vmjobs makes, for tests of jobs that bring their own; two at a time.
-foreign: setup
-	@printf '%s\n' uefi cloud bios bullseye trixie | xargs -P 2 -n 1 tests/foreign/build.sh >/dev/null
+# What tests need besides: images that no part of vmjobs makes, for jobs that bring their own, and an S3 server.
+test-images: images
+	@tests/foreign/build.sh bios trixie >/dev/null
+	@deploy/s3-server.sh >/dev/null
+
+soak-images: test-images gateway-images
+	@tests/foreign/build.sh uefi cloud bullseye >/dev/null
 
 lint: setup
 	@$(BIN)/ruff format --check -q .
@@ -61,12 +68,14 @@ lint: setup
 	    deploy/libexec/mmdebstrap-as-root condor/config/vm-universe-xml condor/worker/*.sh vmjobs/agent/inside/*.sh
 	@shellcheck -x condor/gateway/*.sh tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 
+check: lint
+	@$(BIN)/pytest -q -n 2 tests/unit -m 'not slow'
+	@$(BIN)/pytest -q -n 2 tests/contract -m 'not starts_processes and not slow and not soak'
+
 test: setup
-	@$(MAKE) --no-print-directory -j 3 lint gateway-images foreign
 	@deploy/test.sh
 
 soak: setup
-	@$(MAKE) --no-print-directory -j 2 gateway-images foreign
 	@deploy/test.sh soak
 
 demo: images grid

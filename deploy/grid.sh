@@ -1,11 +1,13 @@
 #!/bin/sh
-# The grid on this machine: grid.sh up|renew|down|remove|stop|logs. State is in build/grid.
+# The grid on this machine: grid.sh up|renew|down|remove|stop|logs. Its state is in build/grid, or in
+# VMJOBS_GRID_STATE.
 # renew brings up one that is empty. remove takes away containers and volumes; down also the images that were made
 # for them.
 set -eu
 cd "$(dirname "$0")/.."
 
-state=build/grid
+state=${VMJOBS_GRID_STATE:-build/grid}
+engine=build/engine # one engine serves all grids of this checkout
 made=build/container-images # names of those that were not there before; outlives the containers
 # shellcheck source=/dev/null
 . deploy/project
@@ -17,7 +19,7 @@ die() { echo "$*" >&2; exit 1; }
 
 compose() {
     files="-f docker-compose.yml"
-    [ ! -f $state/kvm.yml ] || files="$files -f $state/kvm.yml"
+    [ ! -f "$state/kvm.yml" ] || files="$files -f $state/kvm.yml"
     if docker compose version >/dev/null 2>&1; then
         # shellcheck disable=SC2086 # a list of words
         docker compose $files --project-directory . "$@"
@@ -34,10 +36,10 @@ free_port() {
 # Compose cannot say "this device if there is one", so the addition is written where it applies. The
 # processor's flags are asked too: without them /dev/kvm belongs to something that boots no stock kernel.
 write_kvm() {
-    rm -f $state/kvm.yml
+    rm -f "$state/kvm.yml"
     [ -c /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo || return 0
     group=$(stat -c %g /dev/kvm)
-    cat >$state/kvm.yml <<END
+    cat >"$state/kvm.yml" <<END
 services:
   node1: {devices: [/dev/kvm], group_add: ["$group"]}
   node2: {devices: [/dev/kvm], group_add: ["$group"]}
@@ -65,8 +67,8 @@ wait_healthy() {
 
 # Have a container engine, and nobody else's grid by this name.
 begin() {
-    mkdir -p $state
-    deploy/engine.sh start $state
+    mkdir -p "$state"
+    deploy/engine.sh start $engine
     require_ours
 }
 
@@ -79,7 +81,7 @@ up() {
     say "images that the grid stands on"
     deploy/images.sh $made
     say "images of vmjobs"
-    compose build secrets node1 builder >$state/build.log 2>&1 || die "$(tail -n 40 $state/build.log)"
+    compose build secrets node1 builder >"$state/build.log" 2>&1 || die "$(tail -n 40 "$state/build.log")"
     if [ -n "$(container api)" ]; then
         VMJOBS_API_PORT=$(docker port "$(container api)" 8080 | sed -n 's/.*://p;q')
     else
@@ -89,14 +91,14 @@ up() {
     say "containers"
     # One service at a time would wait for each; compose starts what it can side by side.
     # shellcheck disable=SC2086
-    compose up -d --no-build $services >$state/up.log 2>&1 || die "$(tail -n 40 $state/up.log)"
+    compose up -d --no-build $services >"$state/up.log" 2>&1 || die "$(tail -n 40 "$state/up.log")"
     wait_healthy
     docker exec -u vmjobs "$(container submit)" /usr/share/vmjobs/grid/standby
     (
         umask 077
-        docker exec "$(container api)" vmjobs token user "$(id -un)" >$state/token
+        docker exec "$(container api)" vmjobs token user "$(id -un)" >"$state/token"
     )
-    cat >$state/env <<END
+    cat >"$state/env" <<END
 export VMJOBS_API_URL=http://127.0.0.1:$VMJOBS_API_PORT
 export VMJOBS_TOKEN_FILE=$PWD/$state/token
 export VMJOBS_GRID=$COMPOSE_PROJECT_NAME
@@ -109,7 +111,7 @@ END
 
 renew() {
     begin
-    empty >$state/down.log 2>&1 || die "$(tail -n 40 $state/down.log)"
+    empty >"$state/down.log" 2>&1 || die "$(tail -n 40 "$state/down.log")"
     up
 }
 
@@ -120,19 +122,19 @@ publish() {
     VMJOBS_TOKEN_FILE=$PWD/$state/admin-token
     VMJOBS_IMAGE_DIR=${VMJOBS_IMAGE_DIR:-$PWD/build/images}
     export VMJOBS_API_URL VMJOBS_TOKEN_FILE VMJOBS_IMAGE_DIR
-    [ -s $state/admin-token ] || administrate
-    push_all || { administrate && push_all; } || die "$(tail -n 20 $state/publish.log)"
-    sed -n '/ unchanged$/!s/^library\/.*/    &/p' $state/publish.log
+    [ -s "$state/admin-token" ] || administrate
+    push_all || { administrate && push_all; } || die "$(tail -n 20 "$state/publish.log")"
+    sed -n '/ unchanged$/!s/^library\/.*/    &/p' "$state/publish.log"
 }
 
 push_all() {
-    .venv/bin/vmjobs image push --all-local --namespace library --public >$state/publish.log 2>&1
+    .venv/bin/vmjobs image push --all-local --namespace library --public >"$state/publish.log" 2>&1
 }
 
 administrate() {
     (
         umask 077
-        docker exec "$(container api)" vmjobs token user operator --admin >$state/admin-token
+        docker exec "$(container api)" vmjobs token user operator --admin >"$state/admin-token"
     )
 }
 
@@ -147,8 +149,8 @@ require_ours() {
 remove() {
     require_ours
     ! docker info >/dev/null 2>&1 || empty 2>/dev/null || true
-    deploy/engine.sh stop $state
-    rm -rf $state
+    deploy/engine.sh stop $engine
+    rm -rf "$state"
 }
 
 down() {
@@ -162,8 +164,8 @@ down() {
             tac $made | xargs -r -n 1 docker rmi >/dev/null 2>&1 || true
         fi
     fi
-    deploy/engine.sh stop $state
-    rm -rf $state
+    deploy/engine.sh stop $engine
+    rm -rf "$state"
 }
 
 case ${1:-} in

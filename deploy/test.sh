@@ -1,73 +1,86 @@
 #!/bin/sh
-# All tests but the linters: unit, contract, integration on a grid. test.sh [soak] [PYTEST ARGUMENT...]
-# A grid that is up already is used and left up; one that is started here is taken down again.
+# All tests: test.sh [soak] [PYTEST ARGUMENT...]. They have a grid and images of their own in build/test, which are
+# renewed at the start and taken down at the end; no other grid is touched. test.sh down removes what is left of one.
 # soak: tests that take minutes each: what dies under clusters and jobs, with a line about each, and large images.
+# What each phase and test took is in build/test/results; nothing that fails is run again.
 set -eu
 cd "$(dirname "$0")/.."
 # shellcheck source=/dev/null
 . deploy/project
-cache=build/pytest-cache
+export VMJOBS_PROJECT="$COMPOSE_PROJECT_NAME-test" VMJOBS_GRID_STATE=build/test/grid
+if [ "${1:-}" = down ]; then exec deploy/grid.sh down; fi
 
-# What takes longest is printed: the whole is to stay below an hour.
-slow="--durations=25 --durations-min=5"
+results=build/test/results
+rm -rf $results
+mkdir -p $results
+failed=
+images=
 
-# tests ARGUMENT...: runs them side by side. What fails then is run once more by itself, and said to be: deadlines
-# of processes, machines and containers are met or not with what else goes on. It has to pass there.
+# phase NAME COMMAND...: runs it, and notes how long it took.
+phase() {
+    name=$1
+    shift
+    echo "== $name"
+    began=$(date +%s)
+    outcome=passed
+    "$@" || outcome=failed
+    echo "$(($(date +%s) - began)) $outcome $name" >>$results/phases
+    [ $outcome = passed ] || failed="$failed $name"
+}
+
+# tests NAME ARGUMENT...
 tests() {
-    rm -rf $cache
-    # shellcheck disable=SC2086 # two words
-    .venv/bin/pytest -q -o cache_dir=$cache $slow "$@" && return
-    echo "== once more, one at a time: what failed beside others"
-    .venv/bin/pytest -q -o cache_dir=$cache "$@" -n 0 --last-failed --last-failed-no-failures none
+    name=$1
+    shift
+    phase "$name" .venv/bin/pytest -q -o cache_dir=build/test/cache -o junit_family=xunit1 \
+        --junit-xml="$results/$name.xml" "$@"
 }
 
-# alone ARGUMENT...: runs them one at a time, with nothing beside them: what fails there has failed.
-alone() {
-    # shellcheck disable=SC2086 # two words
-    .venv/bin/pytest -q -o cache_dir=$cache $slow "$@" -n 0
+finish() {
+    status=$?
+    trap '' EXIT INT TERM
+    [ -z "$images" ] || kill "$images" 2>/dev/null || true
+    deploy/grid.sh remove
+    .venv/bin/python tests/report.py $results || true
+    exit $status
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# Tests add images; those of build/images are not theirs. The files never change, so that links will do.
+own_images() {
+    rm -rf build/test/images
+    mkdir -p build/test
+    cp -al build/images build/test/images
 }
 
-began=$(date +%s)
-part() { printf '== %s, after %d min\n' "$1" $((($(date +%s) - began) / 60)); }
+grid() {
+    own_images
+    VMJOBS_IMAGE_DIR=$PWD/build/test/images
+    export VMJOBS_IMAGE_DIR
+    # shellcheck source=/dev/null
+    deploy/grid.sh renew && . $VMJOBS_GRID_STATE/env
+}
 
 if [ "${1:-}" = soak ]; then
     shift
-    soak=yes
-    part "soak: contract"
-    alone tests/contract -m soak "$@" || [ $? -eq 5 ] # none is meant
+    phase images make -s --no-print-directory -j 2 soak-images
+    tests soak-contract tests/contract -n 0 -m soak "$@"
+    phase grid grid
+    tests soak-grid tests/integration -n 0 -m soak "$@"
 else
-    soak=
-    part unit
-    tests tests/unit -n 2
-    part contract
+    # Images wait for Debian's servers and for compressors while the processors run the unit tests.
+    make -s --no-print-directory -j 2 test-images >$results/images.log 2>&1 &
+    images=$!
+    phase lint make -s --no-print-directory lint
+    tests unit tests/unit -n 2
+    phase images wait $images
     # They wait for machines to boot a good part of their time.
-    tests tests/contract -n 3 --dist loadfile -m 'not soak'
+    tests contract tests/contract -n 3 --dist loadfile -m 'not soak'
+    phase grid grid
+    # Jobs wait for the scheduler most of their time: files of tests run side by side.
+    tests integration tests/integration -n 4 --dist loadfile -m 'not disruptive and not soak' "$@"
+    tests faults tests/integration -n 0 -m 'disruptive and not soak' "$@"
 fi
-
-part grid
-ours="label=com.docker.compose.project=$COMPOSE_PROJECT_NAME"
-if [ -f build/grid/env ] && [ "$(docker ps -q --filter "$ours" 2>/dev/null)" ]; then
-    deploy/grid.sh up
-else
-    # Another checkout in this place, whose tests were killed, may have left one that comes back with the engine.
-    trap 'deploy/grid.sh remove' EXIT
-    # By which that happens then, too.
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
-    deploy/grid.sh renew
-fi
-# shellcheck source=/dev/null
-. build/grid/env
-
-if [ "$soak" ]; then
-    part "soak: integration"
-    alone tests/integration -m soak "$@"
-    exit
-fi
-part integration
-# Jobs wait for the scheduler most of their time: files of tests run side by side.
-tests tests/integration -n 4 --dist loadfile -m 'not disruptive and not soak' "$@"
-part "integration, with services that die"
-harness=tests/integration/test_every_step.py
-alone $harness -m 'not soak' "$@"
-tests tests/integration -n 0 -m 'disruptive and not soak' --ignore $harness "$@"
+[ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }

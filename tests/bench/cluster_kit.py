@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from grid_kit import NODES, ROOT, Grid, wait_for
+from grid_kit import NODES, Grid, wait_for
 
 from condor.pool_tokens import user_of
 from vmjobs.client import Client
@@ -35,7 +35,7 @@ _BY_HAND = "/tmp/vmjobs-bench"  # noqa: S108
 @contextmanager
 def operator(grid: Grid) -> Iterator[Client]:
     """The API, with the rights of an operator."""
-    token = (ROOT / "build" / "grid" / "admin-token").read_text("ascii").strip()
+    token = grid.admin_token.read_text("ascii").strip()
     with Client(grid.url, token) as api:
         yield api
 

@@ -135,10 +135,10 @@ def _grid(images: ImageStore) -> Iterator[Grid]:
     if missing:
         sys.exit(f"no grid: {', '.join(missing)} not set; run `make bench`")
     url = os.environ["VMJOBS_API_URL"]
-    token = Path(os.environ["VMJOBS_TOKEN_FILE"]).read_text("ascii").strip()
-    with Client(url, token) as api:
+    token = Path(os.environ["VMJOBS_TOKEN_FILE"])
+    with Client(url, token.read_text("ascii").strip()) as api:
         wait_for(lambda: len(api.nodes()) == len(NODES) or None, "both nodes", 120)
-        yield Grid(api, url, os.environ["VMJOBS_GRID"], images)
+        yield Grid(api, url, os.environ["VMJOBS_GRID"], images, token.with_name("admin-token"))
 
 
 def _about(probes: tuple[ProbeResult, ...]) -> dict[str, Any]:

@@ -238,6 +238,7 @@ def test_a_node_that_is_another_begins_anew(place: Place) -> None:
     assert any("the job begins anew" in message for message in told), told
 
 
+@pytest.mark.soak_for("2")
 @pytest.mark.parametrize("number", [2, 15])
 def test_whoever_is_not_to_be_saved_is_stopped(place: Place, number: int) -> None:
     place.submit(checkpoint=number == 2)
@@ -253,6 +254,7 @@ def test_whoever_is_not_to_be_saved_is_stopped(place: Place, number: int) -> Non
     assert max(place.out(), default=0) < before, "it has begun anew"
 
 
+@pytest.mark.soak
 def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(place: Place) -> None:
     place.submit()
     first = place.node()
@@ -272,6 +274,7 @@ def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(plac
     assert place.out() == list(range(1, LAST + 1))
 
 
+@pytest.mark.soak
 def test_a_machine_that_could_not_send_all_is_not_saved(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +296,7 @@ def test_a_machine_that_could_not_send_all_is_not_saved(
     assert place.out() == list(range(1, LAST + 1))
 
 
+@pytest.mark.soak
 def test_a_guest_that_is_not_answered_for_long_loses_nothing(place: Place) -> None:
     """Its script ends meanwhile. Whatever it has to say it says again."""
     place.submit()
@@ -336,6 +340,7 @@ def test_a_repository_that_is_away_for_a_while_gets_it_all_the_same(place: Place
     assert place.out() == list(range(1, LAST + 1))
 
 
+@pytest.mark.soak_for("why1")
 @pytest.mark.parametrize("why", [SignalSent(2), LeaseLost()])
 def test_whoever_is_told_to_end_while_its_machine_is_sent_sends_no_more(
     place: Place, why: Observation
@@ -442,6 +447,7 @@ class Unable(Libvirt):
         raise HypervisorError(f"{name} cannot be saved to {path.name}")
 
 
+@pytest.mark.soak
 def test_an_agent_that_stops_tells_no_script_to_end(place: Place) -> None:
     """It would end by that signal: an end of its own, for whoever asked for the job."""
     place.submit(COUNTS.replace("n=0\n", "trap 'exit 0' TERM\nn=0\n", 1))

@@ -39,6 +39,9 @@ from vmjobs.model import JobState, now
 from vmjobs.ports import PoolMachine
 from vmjobs.wire import BuildRequest
 
+#: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
+pytestmark = pytest.mark.soak_for("postgresql")
+
 SERVE_COMMAND = "from vmjobs.cli.main import main; main(['serve'])"
 
 Samples = dict[tuple[str, ...], float]

@@ -20,6 +20,9 @@ from repository.service import Repository
 from vmjobs.client import Client
 from vmjobs.config import Config
 
+#: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
+pytestmark = pytest.mark.soak_for("postgresql")
+
 ADA = Viewer("ada")
 
 

@@ -143,6 +143,7 @@ def test_what_is_neither_taken_nor_refused_is_told(
     assert tries == ["sub/a b%.csv"] * 2
 
 
+@pytest.mark.soak
 def test_what_is_not_sent_in_time_is_told(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
     write_job_disk(guest.place / "job.disk", guest.briefing("go", online=True), guest.place / "inputs")
     monkeypatch.setattr(cloud_kit, "FLUSH_SECONDS", 1.0)

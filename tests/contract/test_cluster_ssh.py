@@ -310,6 +310,7 @@ def test_killing_the_agent_ends_sessions_and_the_next_one_lets_in_again(grid: Gr
     wait_until(lambda: is_as_before(grid), SECONDS, "nothing is left of the session")
 
 
+@pytest.mark.soak
 def test_killing_the_services_processes_ends_sessions_and_no_more(grid: Grid) -> None:
     session = begun(grid)
     for pid in children(grid.service):
@@ -318,6 +319,7 @@ def test_killing_the_services_processes_ends_sessions_and_no_more(grid: Grid) ->
     wait_until(lambda: is_as_before(grid), SECONDS, "nothing is left of the session")
 
 
+@pytest.mark.soak
 def test_killing_the_client_leaves_nothing(grid: Grid) -> None:
     session = begun(grid)
     session.kill()

@@ -306,6 +306,7 @@ def test_a_backup_while_it_runs_is_restored_under_another_name(site: Site) -> No
     assert site.states("third") == ["stopped", "stopped"]
 
 
+@pytest.mark.soak
 def test_a_backup_is_all_that_another_computer_needs(site: Site) -> None:
     site.install("one")
     site.supervise("one")

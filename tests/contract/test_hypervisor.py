@@ -83,6 +83,10 @@ class Bench:
         return said(machine.console)
 
 
+#: Hypervisors that save machines; the others say that they do not.
+SAVES = pytest.mark.parametrize("driver", [HypervisorKind.QEMU, HypervisorKind.KVM], indirect=True)
+
+
 @pytest.fixture(scope="session")
 def connection() -> Connection:
     return node_connection()
@@ -193,12 +197,12 @@ def test_pause_and_resume(bench: Bench) -> None:
     assert bench.driver.state(machine.name) is MachineState.GONE
 
 
+@SAVES
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_machine_that_was_saved_goes_on_where_it_was(bench: Bench, paused: bool) -> None:
     """With other files, at other places; what it has on its disks is there, too."""
     driver, first = bench.driver, bench.machine("count")
-    if not driver.platform:
-        pytest.skip(f"no machine of {driver.kind} can be saved")  # the next test says how it refuses
+    assert driver.platform
     driver.start(first)
     wait_until(lambda: "count=5" in said(first.console), BOOT, "the guest counts")
     if paused:
@@ -256,11 +260,10 @@ def test_what_is_no_saved_machine_does_not_start(bench: Bench) -> None:
     assert bench.driver.state(machine.name) is MachineState.GONE
 
 
+@SAVES
 def test_a_saved_machine_does_not_open_files_that_its_disk_names(bench: Bench) -> None:
     """Its overlay comes from another node, and may have been made by anybody."""
     driver, machine = bench.driver, bench.machine("count")
-    if not driver.platform:
-        pytest.skip(f"no machine of {driver.kind} can be saved")
     driver.start(machine)
     wait_until(lambda: "count=1" in said(machine.console), BOOT, "the guest counts")
     memory, overlay = bench.directory / "memory", machine.workdir / "overlay.qcow2"
@@ -311,6 +314,7 @@ def test_a_machine_that_is_killed_did_not_power_off(bench: Bench, number: signal
     assert bench.driver.ending(machine.name) in {Ending.KILLED, Ending.CRASHED}
 
 
+@pytest.mark.soak_for("qemu")
 def test_what_a_machine_has_used_is_seen_while_it_runs(bench: Bench) -> None:
     machine = bench.machine("work", words=("lines=-1",))
     assert bench.driver.usage(machine.name) == Usage()
@@ -345,6 +349,7 @@ def test_what_a_machine_has_used_is_known_after_its_end(bench: Bench) -> None:
     assert bench.driver.usage(machine.name) == used, "it is remembered"
 
 
+@pytest.mark.soak_for("qemu")
 def test_console_is_complete(bench: Bench) -> None:
     lines = 120_000
     text = bench.run("flood", words=(f"lines={lines}",))
@@ -372,6 +377,7 @@ def test_disks(bench: Bench) -> None:
     assert (digest(bench.image.root), digest(job)) == before
 
 
+@pytest.mark.soak_for("qemu")
 def test_an_overlay_that_is_to_be_kept_outlives_its_machine(bench: Bench) -> None:
     before = digest(bench.image.root)
     kept, workdir = bench.directory / "kept, a:b", bench.directory / "same"
@@ -403,6 +409,7 @@ def test_guest_reaches_its_endpoint(bench: Bench) -> None:
     assert [path for path, _ in server.requests] == ["/small", "/large", "/upload"]
 
 
+@pytest.mark.soak_for("qemu")
 def test_endpoint_and_workdir_may_lie_deep(bench: Bench) -> None:
     deep = bench.directory / ("d" * 60) / ("e" * 50)
     deep.mkdir(parents=True)
@@ -414,6 +421,7 @@ def test_endpoint_and_workdir_may_lie_deep(bench: Bench) -> None:
         assert "small=hello" in bench.run("confined", network=network, workdir=workdir)
 
 
+@pytest.mark.soak_for("qemu")
 @pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
 def test_guest_waits_at_its_door(bench: Bench, mode: NetworkMode) -> None:
     """Whoever listens may come later than the machine, and go, and come again."""
@@ -463,9 +471,8 @@ def test_guest_does_not_reach_the_host(bench: Bench, mode: NetworkMode) -> None:
                 listener.accept()
 
 
+@pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
 def test_guest_does_not_mount_the_host(bench: Bench) -> None:
-    if bench.driver.kind is not HypervisorKind.UML:
-        pytest.skip("only UML has a hostfs")
     text = bench.run("hostfs")
     assert "guest: done" in text
     assert "mounted" not in text.partition("guest: up")[2]

@@ -20,7 +20,6 @@ NAME = "vmjobs-test-driver"
 
 @pytest.fixture
 def driver() -> Iterator[Libvirt]:
-    pytest.importorskip("libvirt")
     driver = Libvirt(HypervisorKind.QEMU, Connection("test:///default"), domain_type="test")
     yield driver
     driver.destroy(NAME)
@@ -112,7 +111,6 @@ def test_root_disk_that_is_not_there(driver: Libvirt, machine: Machine) -> None:
 
 
 def test_no_daemon(tmp_path: Path) -> None:
-    pytest.importorskip("libvirt")
     driver = Libvirt(
         HypervisorKind.QEMU,
         Connection(f"qemu+unix:///session?socket={tmp_path}/none"),

@@ -102,7 +102,6 @@ def uml(uml_guest: BootImage, tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def qemu(tmp_path: Path) -> Iterator[Bench]:
-    pytest.importorskip("libvirt")
     driver, directory = Libvirt(HypervisorKind.QEMU, node_connection()), tmp_path / "qemu"
     directory.mkdir()
     yield from _bench(driver, direct_boot_guest(directory, kernel_tree()), directory)

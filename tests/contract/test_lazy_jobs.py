@@ -218,6 +218,7 @@ def test_the_block_server_is_killed(node: Node) -> None:
     assert "serves the image's blocks" in ended.reason.message
 
 
+@pytest.mark.soak
 def test_the_agent_is_killed(place: Place, driver: Libvirt, image: str) -> None:
     script = lazy_node.__file__
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 from hypervisor_host import wait_until
 from members_node import (
     UML,
@@ -75,6 +76,7 @@ def test_a_limited_machine_of_a_cluster(tmp_path: Path) -> None:
         clear(parts.journal.prefix)
 
 
+@pytest.mark.soak
 def test_a_limited_machine_that_somebody_froze_is_replaced(tmp_path: Path) -> None:
     service = Service(tmp_path / "service")
     service.folder.mkdir()

@@ -667,6 +667,7 @@ def test_no_console_is_left_of_a_member_though_the_worker_is_killed_once_it_is_f
     assert not folder.exists()
 
 
+@pytest.mark.soak_for("postgresql")
 def test_the_history_keeps_its_last_thousand_lines(world: World) -> None:
     world.apply()
     for number in range(1005):

@@ -15,6 +15,9 @@ from vmjobs.cluster.member import Goal, MemberState
 from vmjobs.config import Config
 from vmjobs.errors import NotFound
 
+#: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
+pytestmark = pytest.mark.soak_for("postgresql")
+
 
 @pytest.fixture
 def config(config: Config) -> Config:

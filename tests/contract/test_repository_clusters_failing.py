@@ -19,6 +19,9 @@ from vmjobs.cluster.wire import Cluster, Outcome
 from vmjobs.config import Config
 from vmjobs.errors import Conflict, ImageInUse, NotFound
 
+#: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
+pytestmark = pytest.mark.soak_for("postgresql")
+
 
 @pytest.fixture
 def config(config: Config) -> Config:

@@ -134,6 +134,7 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
+@pytest.mark.soak_for("sqlite")
 def test_questions_about_many_machines_take_few_statements(
     world: World, repository: Repository
 ) -> None:

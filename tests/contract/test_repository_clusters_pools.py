@@ -14,6 +14,9 @@ from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.ports import PoolMachine, ProbeState
 
+#: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
+pytestmark = pytest.mark.soak_for("postgresql")
+
 EARLIER = "e" * 32
 
 

@@ -33,6 +33,9 @@ from vmjobs.wire import (
     Visibility,
 )
 
+#: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
+pytestmark = pytest.mark.soak_for("postgresql")
+
 NODE = Viewer("node1", node=True)
 DISK = noise(1000)
 

@@ -205,6 +205,7 @@ def test_a_killed_upload_leaves_no_row_without_object(images: Images, place: str
     check_whole(images)
 
 
+@pytest.mark.soak_for("sqlite")
 def test_under_load(config: Config, images: Images, repository: Repository) -> None:
     """Nothing that an image, job or upload needs ever goes, and nothing else stays."""
     done = load(config, STEPS)

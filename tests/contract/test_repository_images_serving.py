@@ -19,6 +19,9 @@ from vmjobs.config import Config
 from vmjobs.errors import NotFound
 from vmjobs.wire import ImageChange, ImageDetail, Share, Visibility
 
+#: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
+pytestmark = pytest.mark.soak_for("postgresql")
+
 NODE = Viewer("node1", node=True)
 #: Three segments, few of whose bytes differ.
 DISK = b"".join(noise(1000, n) + bytes(SEGMENT - 1000) for n in range(3))

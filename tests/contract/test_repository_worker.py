@@ -125,8 +125,7 @@ def listens(port: int) -> bool:
 
 @pytest.fixture
 def rabbit(tmp_path: Path) -> Iterator[Rabbit]:
-    if not RABBITMQ:
-        pytest.skip("rabbitmq-server is not installed")
+    assert RABBITMQ, "rabbitmq-server is not installed"
     (tmp_path / "rabbit").mkdir()
     server = Rabbit(tmp_path / "rabbit")
     server.start()

@@ -238,6 +238,7 @@ def test_more_than_the_disk_holds(site: Site) -> None:
     assert not (job.place / "big").exists()
 
 
+@pytest.mark.soak
 def test_large_and_many_files(site: Site) -> None:
     def many(place: Path) -> None:
         (place / "many").mkdir()

@@ -98,6 +98,7 @@ def test_a_job_that_did_not_ask_has_its_own_attributes_alone(site: Site, chirp: 
     assert chirp.notes == []
 
 
+@pytest.mark.soak
 def test_many_connections_at_once(site: Site, chirp: ChirpService) -> None:
     script = """
         for n in 1 2 3 4 5 6; do condor_chirp set_job_attr_delayed "ChirpN$n" $n & done; wait

@@ -30,10 +30,10 @@ def grid() -> Iterator[Grid]:
     if missing:
         pytest.fail(f"no grid to test: {', '.join(missing)} not set; run `make test`")
     url = os.environ["VMJOBS_API_URL"]
-    token = Path(os.environ["VMJOBS_TOKEN_FILE"]).read_text("ascii").strip()
+    token = Path(os.environ["VMJOBS_TOKEN_FILE"])
     store = ImageStore(Path(os.environ.get("VMJOBS_IMAGE_DIR", ROOT / "build" / "images")))
-    with Client(url, token) as api:
-        up = Grid(api, url, os.environ["VMJOBS_GRID"], store)
+    with Client(url, token.read_text("ascii").strip()) as api:
+        up = Grid(api, url, os.environ["VMJOBS_GRID"], store, token.with_name("admin-token"))
         wait_for(
             lambda: len(api.nodes()) == len(NODES) or None, "both nodes to announce themselves", 120
         )

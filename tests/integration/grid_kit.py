@@ -34,6 +34,8 @@ class Grid:
     url: str
     project: str
     images: ImageStore
+    #: The file with an operator's token.
+    admin_token: Path
 
     def container(self, service: str) -> str:
         """The container of a service, whatever compose calls it."""
@@ -125,7 +127,7 @@ def blank_disk(grid: Grid) -> str:
 
 def publish(grid: Grid) -> None:
     """Have all images of the local store in the grid's library, as `make grid` does."""
-    token = {"VMJOBS_TOKEN_FILE": str(ROOT / "build" / "grid" / "admin-token")}
+    token = {"VMJOBS_TOKEN_FILE": str(grid.admin_token)}
     environment = {**os.environ, **token, "VMJOBS_IMAGE_DIR": str(grid.images.root)}
     program = str(Path(sys.executable).with_name("vmjobs"))
     command = [program, "image", "push", "--all-local", "--namespace", "library", "--public"]

@@ -274,6 +274,7 @@ def test_an_image_is_built_booted_published_and_runs_elsewhere(service: Service,
     assert again.stdout == done.stdout
 
 
+@pytest.mark.soak_for("BUILDING")
 @pytest.mark.parametrize("state", [BuildState.BUILDING, BuildState.TESTING])
 def test_a_builder_that_is_killed_in_the_middle(
     service: Service, folder: Path, state: BuildState
@@ -309,6 +310,7 @@ def test_a_builder_that_is_killed_while_packages_are_installed(service: Service,
     service.nothing_is_left()
 
 
+@pytest.mark.soak
 def test_a_build_is_canceled_while_packages_are_installed(service: Service, folder: Path) -> None:
     mine, _ = recipe(folder, 'packages = ["hello"]')
     build = service.build(mine)

@@ -105,6 +105,7 @@ def test_a_job_that_is_held_goes_on_when_it_is_released(grid: Grid) -> None:
     grid.assert_clean(job)
 
 
+@pytest.mark.soak
 def test_a_job_that_is_canceled_is_not_saved(grid: Grid) -> None:
     (job,) = grid.submit(COUNTS, hypervisor="qemu", memory=192, checkpoint=True)
     grid.until(job, JobState.RUNNING, timeout=180)

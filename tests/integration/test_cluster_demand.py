@@ -85,6 +85,7 @@ def full(user: Submitter, node: str) -> Iterator[None]:
         user("condor_rm", *fillers)
 
 
+@pytest.mark.soak
 @pytest.mark.disruptive  # it takes a whole node, for which jobs of other tests would wait
 def test_htcondor_wakes_a_cluster_for_a_job_that_another_machine_has_no_room_for(
     grid: Grid,

@@ -263,6 +263,7 @@ def test_a_machine_that_is_frozen_is_replaced(
     assert MemberCode.GUEST_LOST in {e.code for e in told}
 
 
+@pytest.mark.soak
 def test_an_image_that_never_joins_is_told_of_and_tried_again(operator: Client, name: str) -> None:
     operator.clusters.put(declared(name, 1, image="generic", join_seconds=5))
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from grid_kit import NODES, PATIENCE, ROOT, Grid, wait_for
+from grid_kit import NODES, PATIENCE, Grid, wait_for
 
 from vmjobs.client import Client
 from vmjobs.client.transport import Retries
@@ -24,7 +24,7 @@ UP_SECONDS = 240.0
 
 @pytest.fixture(scope="session")
 def operator(grid: Grid) -> Iterator[Client]:
-    token = (ROOT / "build" / "grid" / "admin-token").read_text("ascii").strip()
+    token = grid.admin_token.read_text("ascii").strip()
     with Client(grid.url, token, retries=Retries(deadline=15.0 * PATIENCE)) as api:
         yield api
 
@@ -223,6 +223,7 @@ def test_a_cluster_runs_jobs_of_the_pool_and_leaves_nothing(
     )
 
 
+@pytest.mark.soak
 def test_a_dag_runs_in_a_cluster(grid: Grid, operator: Client, name: str) -> None:
     operator.clusters.put(ClusterSpec(name=name, image="worker", size=1, memory=512, disk=512))
     up(operator, name, 1)
@@ -261,8 +262,8 @@ def test_an_operator_logs_in_and_a_job_cannot(grid: Grid, operator: Client, name
     spec = ClusterSpec(name=name, image="worker", size=1, memory=512, disk=512)
     operator.clusters.put(spec)
     up(operator, name, 1)
-    token = ROOT / "build" / "grid" / "admin-token"
-    environ = {**os.environ, "VMJOBS_API_URL": grid.url, "VMJOBS_TOKEN_FILE": str(token)}
+    token = str(grid.admin_token)
+    environ = {**os.environ, "VMJOBS_API_URL": grid.url, "VMJOBS_TOKEN_FILE": token}
 
     def ssh(command: str) -> tuple[str, int]:
         argv = [sys.executable, "-c", "from vmjobs.cli.main import main; main()"]

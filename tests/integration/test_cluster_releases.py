@@ -27,7 +27,7 @@ def vmjobs(*words: str, grid: Grid, state: Path, columns: int = 0) -> str:
         **os.environ,
         "VMJOBS_IMAGE_DIR": str(grid.images.root),
         "VMJOBS_STATE_DIR": str(state),
-        "VMJOBS_TOKEN_FILE": str(ROOT / "build" / "grid" / "admin-token"),
+        "VMJOBS_TOKEN_FILE": str(grid.admin_token),
         **({"COLUMNS": str(columns), "FORCE_COLOR": "1"} if columns else {}),
     }
     program = str(Path(sys.executable).with_name("vmjobs"))

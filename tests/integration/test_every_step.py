@@ -117,12 +117,15 @@ TOGETHER = {
     "the node's network": ("the node's network",),
     LIBVIRTD: (LIBVIRTD,),
 }
+#: The others are for the soak.
+IN_EVERY_RUN = {"the agent", "all of HTCondor"}
 #: What dies without any job noticing.
 UNNOTICED = {"the origin's schedd", "the API", "the worker", "the database", "the broker", LIBVIRTD}
 #: Of machines that are not User Mode Linux.
 HYPERVISOR = {LIBVIRTD: "qemu"}
 
 
+@pytest.mark.soak_for(*TOGETHER.keys() - IN_EVERY_RUN)
 @pytest.mark.parametrize("what", TOGETHER)
 def test_it_dies(grid: Grid, node: None, what: str, record_property: Tell) -> None:
     with fired(grid, HYPERVISOR.get(what, "uml")) as volley:
@@ -204,6 +207,7 @@ def small_disks(grid: Grid) -> Iterator[None]:
         yield
 
 
+@pytest.mark.soak
 def test_the_disk_is_full(grid: Grid, node: None) -> None:
     """Jobs of both kinds are begun again, though they have nowhere else to go."""
     with small_disks(grid), fired(grid) as volley:
@@ -272,6 +276,7 @@ def _at_rest(volley: Volley) -> set[str]:
     return before if _standing(volley) == before else set()
 
 
+@pytest.mark.soak
 def test_they_are_removed(volley: Volley) -> None:
     with removed(volley):
         volley.open()

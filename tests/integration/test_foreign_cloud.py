@@ -10,6 +10,8 @@ from foreign_kit import LocalRun, imported, run
 
 from vmjobs.model import ExitChannel, JobState, ReasonCode
 
+pytestmark = pytest.mark.soak
+
 SCRIPT = """#!/bin/sh
 echo "$1 from $(. /etc/os-release; echo $ID)"
 wc -l < table.txt > lines.txt

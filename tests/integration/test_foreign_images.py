@@ -18,6 +18,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("node")
 
 
+@pytest.mark.soak_for("uefi")
 @pytest.mark.parametrize(("image", "network"), [("bios", "repository"), ("uefi", "none")])
 def test_a_disk_that_boots_by_itself_and_powers_off(place: Path, image: str, network: str) -> None:
     """The one by GRUB does not know that it has a network; the one by mkosi has none."""
@@ -32,6 +33,7 @@ def test_a_disk_that_boots_by_itself_and_powers_off(place: Path, image: str, net
     assert LIFETIME in done.console
 
 
+@pytest.mark.soak_for("bullseye", "qemu")
 @pytest.mark.parametrize(
     ("image", "version", "hypervisor"),
     [("bullseye", "11", "uml"), ("trixie", "13", "uml"), ("trixie", "13", "qemu")],
@@ -71,6 +73,7 @@ def test_a_line_of_the_console_ends_one_that_never_powers_off(place: Path) -> No
     assert done.outputs["fit.csv"] == FIT
 
 
+@pytest.mark.soak_for("qemu")
 @pytest.mark.parametrize(
     ("hypervisor", "rule"),
     [("uml", "poweroff"), ("qemu", "poweroff"), ("uml", "console:muon lifetime 9")],
@@ -81,6 +84,7 @@ def test_a_panic_is_told_as_one_whatever_is_waited_for(place: Path, hypervisor: 
     assert "Attempted to kill init" in done.report.reason.message
 
 
+@pytest.mark.soak_for("qemu")
 @pytest.mark.parametrize("hypervisor", ["uml", "qemu"])
 def test_a_restart_is_no_power_off(place: Path, hypervisor: str) -> None:
     done = run("resets", place, "--exit", "poweroff", "--hypervisor", hypervisor, "--output", "fit.csv")

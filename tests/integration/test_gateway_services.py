@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 from grid_kit import ROOT, wait_for
 
+#: Five virtual machines and their images.
+pytestmark = pytest.mark.soak
+
 #: Seconds that commands may take, and a job on its way through the gateway and back.
 COMMAND = 300.0
 JOB = 180.0

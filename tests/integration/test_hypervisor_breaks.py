@@ -81,6 +81,7 @@ def test_jobs_go_where_it_works(grid: Grid, kind: str, instead: str) -> None:
         assert ad["LastRemoteHost"].endswith(f"@{SOUND}.grid")
 
 
+@pytest.mark.soak
 def test_one_that_hangs_its_guests_is_found_out(grid: Grid) -> None:
     """Any of them could be its image's fault. After three in a row the agent has it boot its probe."""
     desk = Desk(grid, "site")

@@ -186,6 +186,7 @@ def in_vm(vms: Bench, digest: str, *words: str) -> Ended:
     return Ended(out, err, guest.report.exit.shell_code)
 
 
+@pytest.mark.soak_for("user")
 @pytest.mark.parametrize("image", ["root", "user"])
 def test_commands_do_the_same(
     names: dict[str, str], digests: dict[str, str], vms: Bench, image: str

@@ -223,6 +223,7 @@ def test_a_job_goes_over_the_endpoint(generic: str, vms: Bench) -> None:
     assert guest.said("exit") == "code=3"
 
 
+@pytest.mark.soak_for("none")
 @pytest.mark.parametrize("network", [NetworkMode.NONE, NetworkMode.REPOSITORY])
 def test_qemu_runs_the_same_image(generic: str, vms: Bench, network: NetworkMode) -> None:
     script = "uname -r; echo x > o; exit 3"

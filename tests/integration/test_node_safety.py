@@ -213,6 +213,7 @@ def test_nothing_of_an_unchanged_jobs_machine_is_in_anothers_reach(grid: Grid) -
         desk("condor_rm", cluster, check=False)
 
 
+@pytest.mark.soak_for("qemu")
 @pytest.mark.usefixtures("domain")
 def test_nothing_of_a_machine_is_in_anothers_reach(victim: Victim) -> None:
     """The agent's own user gets everywhere by the same tries; the job's token is its owner's."""

@@ -35,6 +35,7 @@ def impatient(grid: Grid) -> Client:
     return Client(grid.url, read_token(config().token_file), retries=Retries(deadline=3.0))
 
 
+@pytest.mark.soak_for("rabbitmq")
 @pytest.mark.parametrize(("service", "named"), [("rabbitmq", "broker"), ("postgres", "database")])
 def test_submission_says_what_is_down_and_stores_nothing(grid: Grid, service: str, named: str) -> None:
     spec = JobSpec(image="generic", script=TRUE, name=f"while {named} is down")

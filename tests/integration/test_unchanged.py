@@ -437,6 +437,7 @@ def test_a_removed_job_takes_its_machine_along(site: Desk) -> None:
     )
 
 
+@pytest.mark.soak_for("qemu")
 @pytest.mark.parametrize("hypervisor", ["uml", "qemu"])
 def test_a_suspended_job_stands_still(site: Desk, hypervisor: str) -> None:
     script = "n=0; while [ $n -lt 80 ]; do n=$((n + 1)); echo $n; sleep 0.2; done"

@@ -471,6 +471,7 @@ def left_alone(grid: Grid) -> Iterator[tuple[Desk, str]]:
 ODD = {"TIMED_OUT", "INTERNAL", STRANGE}
 
 
+@pytest.mark.soak_for("FORBIDDEN", "NODE_FAILED1")
 @pytest.mark.disruptive
 @pytest.mark.parametrize(
     ("code", "fault"),

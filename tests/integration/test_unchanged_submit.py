@@ -204,6 +204,7 @@ def test_an_image_by_its_tag_and_by_its_digest(site: Desk) -> None:
         assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
 
 
+@pytest.mark.soak
 def test_the_rescue_of_a_dag_begins_where_it_failed(site: Desk) -> None:
     rescue_dag(site)
 
