@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -168,8 +169,9 @@ def test_an_address_of_nobody_is_told(metrics: AgentMetrics) -> None:
 
 
 def test_nothing_is_served_unless_it_is_asked_for(metrics: AgentMetrics) -> None:
+    before = set(threading.enumerate())
     with serving(metrics, ""):
-        pass
+        assert set(threading.enumerate()) == before, "something waits for connections"
 
 
 def test_it_serves_at_an_address_of_version_6(metrics: AgentMetrics) -> None:
