@@ -13,7 +13,7 @@
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
-.PHONY: help setup images gateway-images test-images soak-images grid env logs stop down clean lint check \
+.PHONY: help setup images gateway-images foreign test-images soak-images grid env logs stop down clean lint check \
         test soak demo bench
 SHELL := /bin/sh
 BIN := .venv/bin
@@ -52,9 +52,11 @@ clean: down
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
 # What tests need besides: images that no part of vmjobs makes, for jobs that bring their own, and an S3 server.
-test-images: images
+foreign: setup
 	@tests/foreign/build.sh bios trixie >/dev/null
 	@deploy/s3-server.sh >/dev/null
+
+test-images: images foreign
 
 soak-images: test-images gateway-images
 	@tests/foreign/build.sh uefi cloud bullseye >/dev/null
