@@ -261,6 +261,13 @@ def test_what_the_job_asks_for_cannot_be(site: Desk) -> None:
     assert "VMJobBootTimeout" in ad["HoldReason"]
 
 
+def test_an_image_without_quotes_is_a_hold_that_says_what_to_write(desk: Desk) -> None:
+    """To HTCondor it is the name of an attribute that there is not."""
+    ad = desk.ended(desk.submit("true", image="", __VMJobImage="generic"))
+    assert (ad["JobStatus"], ad.get("HoldReasonSubCode")) == (5, 104), ad
+    assert '+VMJobImage = "generic"' in ad["HoldReason"]
+
+
 def test_a_released_job_runs(site: Desk) -> None:
     cluster = site.submit("echo ran", image="no-such-image")
     assert site.ended(cluster)["JobStatus"] == 5

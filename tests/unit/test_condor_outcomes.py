@@ -100,9 +100,39 @@ def decided(name: str, **job: object) -> bool:
     policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
     set_there = dict(re.findall(r"^   SET (\w+) (.*)$", policy, re.MULTILINE))
     ad = classad2.ClassAd({"VMJobImage": "x", "VMJobMaxStarts": 5, names.VM_VACATED: 0, **job})
-    for needed in ("VMJobTries", "VMJobAgain"):
+    if job.get("VMJobImage", "") is None:
+        del ad["VMJobImage"]
+    for needed in ("VMJobTries", "VMJobWanted", "VMJobAgain"):
         ad[needed] = classad2.ExprTree(set_there[needed])
     return classad2.ExprTree(set_there[name]).eval(ad) is True
+
+
+#: What may stand behind VMJobImage, as HTCondor has it in the job's ad, and whether that asks for a machine.
+#: A word without quotes is the name of an attribute that there is not.
+IMAGES = [('"generic"', True), ("generic", True), ("5", True), ("undefined", False), (None, False)]
+
+
+@pytest.mark.parametrize(("written", "wanted"), IMAGES)
+@pytest.mark.parametrize("name", ["schedd", "submit", "submit-router"])
+def test_a_job_with_an_image_has_the_policy_however_it_was_written(
+    name: str, written: str | None, *, wanted: bool
+) -> None:
+    config = (ROOT / f"condor/config/{name}.conf").read_text("utf-8")
+    (demand,) = re.findall(r"^   REQUIREMENTS (.*VMJobImage.*)$", config, re.MULTILINE)
+    grid = {"JobUniverse": 9, "GridResource": "condor site.grid site.grid"}
+    ad = classad2.ClassAd(grid if name == "submit" else {"JobUniverse": 5})
+    if written is not None:
+        ad["VMJobImage"] = classad2.ExprTree(written)
+    assert (classad2.ExprTree(demand).eval(ad) is True) is wanted
+
+
+@pytest.mark.parametrize(("written", "wanted"), IMAGES)
+def test_a_job_is_held_however_its_image_was_written(written: str | None, *, wanted: bool) -> None:
+    image = None if written is None else classad2.ExprTree(written)
+    told = {"VMJobImage": image, names.VM_OUTCOME: outcomes.HOLD, "NumJobStarts": 1}
+    assert decided("VMJobHold", **told) is wanted
+    told[names.VM_OUTCOME] = outcomes.AGAIN
+    assert decided("VMJobAgain", **told) is wanted
 
 
 def waits(tried: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bool:
