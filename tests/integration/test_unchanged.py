@@ -110,13 +110,20 @@ class Desk:
 
         return wait_for(look, f"job {cluster} to end at {self.host}", PATIENT)
 
+    def shown(self, cluster: str) -> tuple[str, str]:
+        """State and reason, as HTCondor's tools evaluate them: while it runs they are expressions."""
+        ask = ("-limit", "1", "-af", "ChirpVMState", "ChirpVMReason")
+        said = self("condor_q", cluster, *ask).strip() or self("condor_history", cluster, *ask).strip()
+        state, _, reason = said.partition(" ")
+        return state, reason
+
     def running(self, cluster: str) -> dict[str, Any]:
         """The job's ad once its machine runs it."""
 
         def look() -> dict[str, Any] | None:
             ad = self.ad(cluster)
             assert ad.get("JobStatus") != 5, ad["HoldReason"]
-            return ad if ad.get("ChirpVMState") == "RUNNING" else None
+            return ad if self.shown(cluster)[0] == "RUNNING" else None
 
         return wait_for(look, f"job {cluster} to run", PATIENT)
 
