@@ -209,6 +209,7 @@ def _judge_success(run: Run, disk: DiskContents, success: Success) -> Verdict:
         disk_full=disk_full,
         too_large=run.tray.too_large,
         missing=run.tray.missing(),
+        lacking=run.tray.lacking,
         disk=run.ticket.spec.disk,
         subject=success.subject,
         deed=success.deed,

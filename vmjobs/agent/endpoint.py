@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -391,8 +391,10 @@ def _channel_of(link: GuestLink) -> type[waitress.channel.HTTPChannel]:
                 consumed: int = super().received(data)
             except OSError as error:  # there is no room, for one
                 if self.path.startswith(OUTPUTS):
-                    link.tray.lost[self.path.removeprefix(OUTPUTS)] = error
+                    link.tray.lost[self._output] = error
                 raise
+            if in_headers and isinstance(self.error, waitress.utilities.RequestEntityTooLarge):
+                self._note_refusal()
             if in_headers and self.headers_finished and not (self.error or self.empty):
                 self._refuse(self._admit())
             elif self.chunked and self.body_bytes_received > MAX_LOG_CHUNK:
@@ -403,6 +405,18 @@ def _channel_of(link: GuestLink) -> type[waitress.channel.HTTPChannel]:
             super().close()
             if self.taken is not None:
                 self.taken()
+
+        @property
+        def _output(self) -> str:
+            path: str = self.path  # as WSGI has it
+            return path.removeprefix(OUTPUTS).encode("latin-1").decode("utf-8", "replace")
+
+        def _note_refusal(self) -> None:
+            """An output is too large for all of them: the application does not hear of it."""
+            told = self.path.startswith(OUTPUTS) and link.admits(self.headers.get("AUTHORIZATION", ""))
+            if told:
+                with suppress(Refused):
+                    link.tray.check(self._output, self.content_length)
 
         def _admit(self) -> waitress.utilities.Error | None:
             """Why nothing of the body is to be read. Else there is room for it."""
