@@ -236,6 +236,8 @@ def test_outputs_are_taken_or_refused_with_the_right_status(guest: Guest) -> Non
     assert guest.ask("POST", "/v1/outputs/%61%62.csv", b"3")[0] == 201
     assert guest.ask("POST", "/v1/outputs/a.txt", b"1")[0] == 422
     assert guest.ask("POST", "/v1/outputs/..%2f..%2fx.csv", b"1")[0] == 422
+    assert guest.ask("POST", "/v1/outputs/new%0aline.csv", b"1")[0] == 422
+    assert set(guest.link.tray.lacking) == {"new\nline.csv"}
     assert guest.ask("POST", "/v1/outputs/big.csv", b"1" * 200)[0] == 413
     assert sorted(guest.link.tray.kept) == ["a.csv", "ab.csv"]
 

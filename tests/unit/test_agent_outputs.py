@@ -183,6 +183,21 @@ def test_a_tar_that_breaks_off_is_told(tmp_path: Path) -> None:
     assert set(receiving.lacking) == {"a"}
 
 
+def test_what_a_guest_leaves_out_is_refused(tmp_path: Path) -> None:
+    """As is what it would not have left out of its own accord."""
+    listing = (
+        b"0 new%0aline\n2199023255552 large\n5 small\nx y\n0 ..%2fout\n99\n" + b"9" * 5000 + b" z\n"
+    )
+    disk = write_disk(tmp_path / "disk", [entry("undelivered", listing), entry("outputs/there", b"1")])
+    (tmp_path / "tray").mkdir()
+    receiving = tray(tmp_path / "tray")
+    assert read_output_disk(disk, receiving, {}, 1000).complete
+    assert receiving.too_large
+    assert list(receiving.kept) == ["there"]
+    assert set(receiving.lacking) == {"new\nline", "large", "small"}
+    assert {entry.path for entry in receiving.rejected} == {"new\nline", "large", "small", "../out"}
+
+
 def test_more_entries_than_are_looked_at_are_not_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ import waitress.receiver
 import waitress.server
 import waitress.utilities
 from flask import Flask, Request, Response, g, request, send_file
+from werkzeug.routing import PathConverter
 
 from vmjobs.agent.inbox import ExitReported, Observer, Ready, ScriptEnded
 from vmjobs.agent.outputs import OutputTray, Refused
@@ -237,9 +238,17 @@ class GuestLink:
             return self.orders.give(certain=done is not None)
 
 
+class _OutputName(PathConverter):
+    """A path of any characters: what is wrong with it the tray says."""
+
+    regex = "(?s:.+)"
+    part_isolating = False
+
+
 def create_endpoint(link: GuestLink) -> Flask:
     """The endpoint's application."""
     app = Flask("vmjobs-endpoint", static_folder=None)
+    app.url_map.converters["output"] = _OutputName
 
     @app.before_request
     def _authenticate() -> Response | None:
@@ -291,7 +300,7 @@ def create_endpoint(link: GuestLink) -> Flask:
         link.inbox.put(ScriptEnded(ended, disk_full=words.get("disk") == "full"))
         return _plain("", 204)
 
-    @app.post(f"{OUTPUTS}<path:name>")
+    @app.post(f"{OUTPUTS}<output:name>")
     def _output(name: str) -> Response:
         size = request.content_length
         if size is None:

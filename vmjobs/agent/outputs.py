@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import IO, Any, cast
+from urllib.parse import unquote
 
 from vmjobs.model import ExitChannel, ExitStatus, RejectedEntry
 from vmjobs.paths import matches, refusal
@@ -24,6 +25,9 @@ MAX_FILES = 10_000
 MAX_REJECTED = 1000
 CHUNK = 1024 * 1024
 MAX_EXIT_JSON = 4096
+#: Bytes of what a guest says of outputs that it left out, and digits of the size of one.
+MAX_UNDELIVERED = 1024 * 1024
+MAX_DIGITS = 19
 #: What tarfile may read to find the next entry: headers that stand before it and say more of it
 #: (long names, pax, sparse maps) are read into memory, each within the one before. Bytes and reads
 #: for one entry, and bytes for all.
@@ -217,7 +221,7 @@ class Guarded:
 def read_output_disk(
     disk: Path, tray: OutputTray, streams: dict[str, Path], max_stream: int
 ) -> DiskContents:
-    """Read the guest's tar stream: ``exit.json``, streams by name, and outputs.
+    """Read the guest's tar stream: ``exit.json``, streams by name, outputs, and what are none.
 
     Nothing is extracted by its own name; every entry goes to a place we choose. Of a stream
     ``max_stream`` bytes are kept.
@@ -234,6 +238,8 @@ def read_output_disk(
                 begun = True
                 if entry.name == "exit.json" and content is not None:
                     found = parse_exit_json(content.read(MAX_EXIT_JSON))
+                elif entry.name == "undelivered" and content is not None:
+                    _refuse_all(content.read(MAX_UNDELIVERED), tray)
                 elif entry.name in streams and content is not None:
                     with streams[entry.name].open("wb") as sink:
                         _copy(content, sink, min(entry.size, max_stream))
@@ -259,6 +265,20 @@ def _entries(file: Guarded) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]
             with file.content():
                 yield entry, content
             cast(Any, tar).members.clear()  # it would keep all of them, with all that they say
+
+
+def _refuse_all(listing: bytes, tray: OutputTray) -> None:
+    """Outputs that the guest left out: size and percent-encoded name, one a line."""
+    for line in listing.decode("ascii", "replace").splitlines():
+        size, _, name = line.partition(" ")
+        name = unquote(name, errors="surrogateescape")
+        if not name or not size.isdigit() or len(size) > MAX_DIGITS:
+            continue
+        try:
+            tray.check(name, int(size))
+        except Refused:
+            continue
+        tray.refuse(name, "the guest left it out")
 
 
 def _take(entry: tarfile.TarInfo, content: IO[bytes] | None, tray: OutputTray) -> None:
