@@ -44,6 +44,17 @@ NOT_AUTHORIZED: Final = b"-2\n"
 _ATTRIBUTE: Final = re.compile(r"Chirp[A-Za-z0-9_]{1,60}")
 
 
+@dataclass(frozen=True)
+class Expression:
+    """A ClassAd expression of our own making; any string of others stands in it as a literal."""
+
+    text: str
+
+
+#: What a job's ad may be told.
+Told = ClassAdValue | Expression
+
+
 class ChirpReporter:
     """Writes attributes into the ad of the job this process runs in.
 
@@ -55,25 +66,23 @@ class ChirpReporter:
     def __init__(self, config: Path | None = None, timeout: float = 5.0) -> None:
         self._config = config or Path(os.environ.get("_CONDOR_CHIRP_CONFIG") or names.CHIRP_CONFIG)
         self._timeout = timeout
-        self._told: dict[str, ClassAdValue] = {}
-        self._told_later: dict[str, ClassAdValue] = {}
+        self._told: dict[str, Told] = {}
+        self._told_later: dict[str, Told] = {}
 
-    def publish(self, attributes: Mapping[str, ClassAdValue]) -> bool:
+    def publish(self, attributes: Mapping[str, Told]) -> bool:
         """Write attributes into the job ad; failing to is logged, never raised. False: it failed.
 
         Only what has changed since: each attribute is an event of the job's log.
         """
         return self._tell(attributes, self._told, b"set_job_attr")
 
-    def publish_later(self, attributes: Mapping[str, ClassAdValue]) -> bool:
+    def publish_later(self, attributes: Mapping[str, Told]) -> bool:
         """The same, but the starter passes them on with its own next update: they are no events, and
         at the job's end they may not have come.
         """
         return self._tell(attributes, self._told_later, b"set_job_attr_delayed")
 
-    def _tell(
-        self, attributes: Mapping[str, ClassAdValue], told: dict[str, ClassAdValue], command: bytes
-    ) -> bool:
+    def _tell(self, attributes: Mapping[str, Told], told: dict[str, Told], command: bytes) -> bool:
         unset = object()
         fresh = {n: value for n, value in attributes.items() if told.get(n, unset) != value}
         if not fresh or not self._config.is_file():
@@ -184,7 +193,7 @@ def _carry_granted(job: socket.socket, starter: socket.socket, first: bytes) -> 
             job.sendall(answer)
 
 
-def set_command(name: str, value: ClassAdValue, command: bytes = b"set_job_attr") -> bytes:
+def set_command(name: str, value: Told, command: bytes = b"set_job_attr") -> bytes:
     """The line that sets an attribute. command: now, or later (``set_job_attr_delayed``).
 
     Raises:
@@ -192,7 +201,8 @@ def set_command(name: str, value: ClassAdValue, command: bytes = b"set_job_attr"
     """
     if not _ATTRIBUTE.fullmatch(name):
         raise ValueError(f"{name!r} is not an attribute that travels back")
-    line = command + b" " + _quote(name) + b" " + _quote(literal(value)) + b"\n"
+    text = value.text if isinstance(value, Expression) else literal(value)
+    line = command + b" " + _quote(name) + b" " + _quote(text) + b"\n"
     if len(line) > LINE_MAX:
         raise ValueError(f"the value of {name} is too long")
     return line

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Final
 
 from condor import names
+from condor.chirp import Expression, Told, literal
 from vmjobs.errors import (
     Forbidden,
     InvalidRequest,
@@ -31,9 +32,9 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.model import ReasonCode
+from vmjobs.model import ExitStatus, JobState, ReasonCode
 from vmjobs.ports import ClassAdValue
-from vmjobs.unchanged import UNSUITABLE
+from vmjobs.unchanged import UNSUITABLE, End
 
 HOLD: Final = "hold"
 AGAIN: Final = "again"
@@ -111,10 +112,14 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
         ),
     }
 )
-#: The reason of a job's own end, where that may be why.
+#: The code of a job's own end, where a lack of memory may be why.
+STARVED: Final = "OUT_OF_MEMORY"
 STARVED_WHY: Final = "the machine had no memory left, and its kernel killed processes"
 STARVED_REMEDY: Final = "ask for more with request_memory"
-STARVED: Final = f"OUT_OF_MEMORY: {STARVED_WHY}; {STARVED_REMEDY}"
+#: Whether HTCondor has a job run: it does, brings its output back, or has suspended it.
+_RUNS: Final = "(JobStatus == 2 || JobStatus == 6 || JobStatus == 7)"
+#: Characters of what a job's ad says of how far it is.
+_LAST_WORD: Final = 300
 UNKNOWN: Final = Outcome(AGAIN, 199, "something else")
 
 
@@ -144,10 +149,40 @@ def waits(tries: str) -> str:
     )
 
 
-def own(*, starved: bool = False) -> dict[str, ClassAdValue]:
+def under_way(state: str, reason: str) -> dict[str, Told]:
+    """What the job's ad has to say of a job that has come this far, for as long as HTCondor has it run.
+
+    What runs it may be killed and have no time to say more, as by ``condor_vacate_job -fast``: then the
+    same attributes say that, until something else is told.
+    """
+    lost = f"{LOST}: {OUTCOMES[LOST].why}; its last word: "
+    return {
+        names.VM_STATE: Expression(
+            f"ifThenElse({_RUNS}, {literal(state)}, {literal(JobState.PREEMPTED.value)})"
+        ),
+        names.VM_REASON: Expression(
+            f'strcat(ifThenElse({_RUNS}, "", {literal(lost)}), {literal(reason, _LAST_WORD)})'
+        ),
+    }
+
+
+def own(exit: ExitStatus, *, starved: bool = False) -> dict[str, ClassAdValue]:
     """What the job's ad has to say of the job's own end. starved: its machine had no memory left."""
-    told: dict[str, ClassAdValue] = {names.VM_REASON: STARVED} if starved else {}
-    return {**told, names.VM_OUTCOME: OWN}
+    code = "SUCCEEDED" if exit.ok else "JOB_FAILED" if exit.signal is None else "JOB_KILLED"
+    why = f"the job {_exited(exit)}"
+    if starved:
+        code, why = STARVED, f"{why}; {STARVED_WHY}; {STARVED_REMEDY}"
+    return {
+        names.VM_STATE: (JobState.COMPLETED if exit.ok else JobState.FAILED).value,
+        names.VM_REASON: f"{code}: {why}",
+        names.VM_OUTCOME: OWN,  # last: until then it counts as lost
+    }
+
+
+def _exited(exit: ExitStatus) -> str:
+    if exit.signal is not None:
+        return f"was killed by signal {exit.signal}"
+    return f"exited with status {exit.code}"
 
 
 def attributes(code: str, why: str, now: float) -> dict[str, ClassAdValue]:
@@ -157,22 +192,24 @@ def attributes(code: str, why: str, now: float) -> dict[str, ClassAdValue]:
         why = f"{outcome.why}; {outcome.remedy}"
     if outcome.about:
         why = f"{outcome.why}; {why} ({outcome.about})"
+    state = JobState.FAILED if outcome.deed == HOLD else JobState.PREEMPTED
     return {
         names.VM_SUBCODE: outcome.subcode,
+        names.VM_STATE: state.value,
         names.VM_REASON: f"{code}: {why}",
         names.VM_TRIED: int(now),
         names.VM_OUTCOME: outcome.deed,  # last: where the others are missing nobody acts
     }
 
 
-def begun(now: float) -> dict[str, ClassAdValue]:
+def begun(now: float) -> dict[str, Told]:
     """The same of a job that has begun. That becomes of it unless something else is told; the reason is
     how far it is, and the policy has one of its own for this end.
     """
     lost = OUTCOMES[LOST]
     return {
         names.VM_SUBCODE: lost.subcode,
-        names.VM_REASON: "the job began",
+        **under_way(JobState.STAGING.value, "the job began"),
         names.VM_TRIED: int(now),
         names.VM_OUTCOME: lost.deed,
     }
@@ -186,6 +223,25 @@ def elsewhere(now: float) -> dict[str, ClassAdValue]:
 def vacated(before: int) -> dict[str, ClassAdValue]:
     """The same of a job that leaves because it was told to. before: how often it has done so."""
     return {names.VM_VACATED: before + 1}
+
+
+def left(end: End, before: int) -> dict[str, ClassAdValue]:
+    """The same of an unchanged job, with how its run ended then. It may be vacated, held or removed."""
+    code, why = (
+        ReasonCode.EVICTED.value,
+        f"HTCondor told the job to leave its node (signal {end.stopped})",
+    )
+    if end.exit is not None:
+        why = f"{why}, and it {_exited(end.exit)}"
+    elif end.code == ReasonCode.CHECKPOINTED:
+        code, why = end.code, end.why
+    elif end.code and end.code != code:
+        why = f"{why}; {end.code}: {end.why}"
+    return {
+        names.VM_STATE: JobState.PREEMPTED.value,
+        names.VM_REASON: f"{code}: {why}",
+        **vacated(before),
+    }
 
 
 def failure(error: VMJobsError, now: float) -> dict[str, ClassAdValue]:

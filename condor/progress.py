@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from condor import names
-from condor.chirp import ChirpReporter
+from condor import names, outcomes
+from condor.chirp import ChirpReporter, Told
 from vmjobs.agent.protocol import EndMessage, ProgressMessage
-from vmjobs.model import Report
+from vmjobs.model import JobState, Report
 from vmjobs.ports import ClassAdValue
 
 _SECONDS: Final[Mapping[str, str]] = {
@@ -18,6 +18,9 @@ _SECONDS: Final[Mapping[str, str]] = {
     "collecting": names.VM_COLLECT_SECONDS,
 }
 
+_UNDER_WAY: Final = frozenset(
+    {JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING}
+)
 
 _BYTES: Final[Mapping[str, str]] = {
     "image": names.VM_IMAGE_BYTES,
@@ -31,11 +34,21 @@ _BYTES: Final[Mapping[str, str]] = {
 }
 
 
-def tell(reporter: ChirpReporter, message: ProgressMessage | EndMessage) -> None:
+def tell(
+    reporter: ChirpReporter, message: ProgressMessage | EndMessage, *, unchanged: bool = False
+) -> None:
     """Have the job's ad say what the agent says: states at once, what grows all the time along with
     HTCondor's own numbers, and all of it at once at the end, when there will be no more of those.
+
+    unchanged: how the run ended is not how the job did, which is told apart from it.
     """
-    reporter.publish(attributes(message.node, message.report))
+    report = message.report
+    told: dict[str, Told] = {**attributes(message.node, report)}
+    if report.state in _UNDER_WAY:
+        told |= outcomes.under_way(report.state.value, _sentence(report))
+    elif unchanged:
+        del told[names.VM_STATE], told[names.VM_REASON]
+    reporter.publish(told)
     used = usage(message.report)
     reporter.publish_later(used)
     if isinstance(message, EndMessage):

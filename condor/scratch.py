@@ -30,6 +30,7 @@ MIN_MEMORY: Final = 96
 MIN_DISK: Final = 1024
 
 _STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,200}")
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
 
 
@@ -51,7 +52,10 @@ class Ad:
             return ""
         found = _STRING.fullmatch(text)
         if not found:
-            raise InvalidRequest(f"{name} of the job is {text[:200]}, and has to be a string")
+            # HTCondor takes a word without quotes for the name of another attribute.
+            word = _WORD.fullmatch(text)
+            write = f'; write +{name} = "{text}"' if word else ""
+            raise InvalidRequest(f"{name} of the job is {text[:200]}, and has to be a string{write}")
         return re.sub(r"\\(.)", r"\1", found[1])
 
     def number(self, name: str) -> int | None:

@@ -125,7 +125,7 @@ def of_status(job: JobFacts) -> list[Finding]:
     if code == "REMOVING":
         message += "; it leaves the queue once it is known to have stopped"
     findings = [Finding(code, message)]
-    if code == "COMPLETED" and job.text(names.VM_REASON) == outcomes.STARVED:
+    if code == "COMPLETED" and job.text(names.VM_REASON).startswith(outcomes.STARVED):
         findings.append(Finding("OUT_OF_MEMORY", outcomes.STARVED_WHY, outcomes.STARVED_REMEDY))
     return findings
 

@@ -57,8 +57,9 @@ STDIN, OUT, ERR = 0, 1, 2
 class End:
     """How it ended: by the job's own status, or with ``code`` and ``why`` of who could not run it.
 
-    stopped: the signal to stop that came before its end, 0 if none. starved: its machine's kernel has
-    killed processes before, for want of memory.
+    stopped: the signal to stop that came before its end, 0 if none; ``code`` and ``why`` then say how
+    the run ended, as far as that is known. starved: its machine's kernel has killed processes before,
+    for want of memory.
     """
 
     exit: ExitStatus | None = None
@@ -276,7 +277,7 @@ class _Conversation:
         kind, _, rest = message.ended.partition(" ")
         exit = _exit_of(kind) if len(left) < MAX_LEFT else None
         if self.signals.stopping and (state is not JobState.COMPLETED or exit is None):
-            return End(stopped=self.signals.stopping)
+            return End(code=reason.code.value, why=reason.message, stopped=self.signals.stopping)
         if state is JobState.PREEMPTED and reason.code is not ReasonCode.NOT_RESUMED:
             return None
         if state is not JobState.COMPLETED:

@@ -27,6 +27,7 @@ from typing import Any, Dict, Iterator, List, Tuple, Union
 HOME = Path("/var/lib/vmjobs")
 WORK = HOME / "work"
 SCRIPT = HOME / "script"
+STREAMS = ("stdout", "stderr")
 MAX_CHUNK = 1024 * 1024
 #: Seconds after each of the times that something is asked, where that may help.
 PAUSES = (1, 2, 4, 8, 0)
@@ -296,7 +297,7 @@ def outputs(globs: List[str]) -> Iterator[str]:
         for name in sorted(glob.glob(pattern)):  # noqa: PTH207 - as a shell: hidden files are hidden
             path = Path(name)
             plain = path.is_file() and not path.is_symlink() and inside in path.resolve().parents
-            if plain and name not in seen and "\n" not in name:
+            if plain and name not in seen:
                 seen.add(name)
                 yield name
 
@@ -309,19 +310,35 @@ def send_outputs(host: Host, globs: List[str]) -> None:
             say(f"vmjobs: error: output {name} was not taken (status {status})")
 
 
+def add(tar: tarfile.TarFile, name: str, text: str) -> None:
+    """A file of such content."""
+    entry, content = tarfile.TarInfo(name), text.encode()
+    entry.size = len(content)
+    tar.addfile(entry, io.BytesIO(content))
+
+
 def write_output_disk(device: Path, result: str, globs: List[str]) -> None:
     """One tar stream, the exit status first, so that it arrives whatever follows."""
     key, _, number = result.partition("=")
     try:
         with device.open("r+b") as disk:
+            left = disk.seek(0, os.SEEK_END) - 65536 - sum((HOME / n).stat().st_size for n in STREAMS)
+            disk.seek(0)
+            fitting, others = [], []
+            for name in outputs(globs):
+                size = (WORK / name).stat().st_size
+                if size + 2560 <= left:  # the header, with a long name, and what fills the last block
+                    left -= size + 2560
+                    fitting.append(name)
+                else:
+                    others.append(f"{size} {urllib.parse.quote(name)}\n")
             with tarfile.open(fileobj=disk, mode="w|", format=tarfile.GNU_FORMAT) as tar:
-                report = json.dumps({key: int(number)}).encode()
-                entry = tarfile.TarInfo("exit.json")
-                entry.size = len(report)
-                tar.addfile(entry, io.BytesIO(report))
-                for name in ("stdout", "stderr"):
+                add(tar, "exit.json", json.dumps({key: int(number)}))
+                for name in STREAMS:
                     tar.add(str(HOME / name), name)
-                for name in outputs(globs):
+                if others:
+                    add(tar, "undelivered", "".join(others))
+                for name in fitting:
                     tar.add(str(WORK / name), f"outputs/{name}")
             disk.flush()
             os.fsync(disk.fileno())

@@ -22,7 +22,9 @@ disk_full() {
 }
 
 # list_outputs: paths that match the job's globs, relative to its directory, each once. Regular files
-# only, and none that a symbolic link would take from outside. False: that is not all, for want of room.
+# only, and none that a symbolic link would take from outside. Percent-encoded, with a slash before it, where
+# it has more than one line: the host does not take it, and is to say so. False: that is not all, for want
+# of room.
 list_outputs() {
     cd "$work" || return 0
     real_work=$(readlink -f .)
@@ -41,9 +43,11 @@ list_outputs() {
 matches() {
     IFS=
     for path in $1; do
-        case $path in *"$newline"*) continue ;; esac
         if [ -f "$path" ] && [ ! -L "$path" ] && inside "$path"; then
-            printf '%s\n' "$path"
+            case $path in
+            *"$newline"*) encode "$path" && printf '/%s\n' "$encoded" ;;
+            *) printf '%s\n' "$path" ;;
+            esac
         fi
     done
     unset IFS
@@ -81,8 +85,11 @@ deliver_outputs() {
     # shellcheck disable=SC2034 # http.sh
     http_patience=
     while IFS= read -r path; do
-        encode "$path"
-        post_file main "/v1/outputs/$encoded" "$work/$path" "$(size_of "$work/$path")" ||
+        case $path in
+        /*) encoded=${path#/} file=/dev/null size=0 ;;
+        *) encode "$path" && file=$work/$path && size=$(size_of "$file") ;;
+        esac
+        post_file main "/v1/outputs/$encoded" "$file" "$size" ||
             say "vmjobs: error: output $path was not taken (status $http_status)"
     done <"$run/outputs.list"
 }
@@ -103,10 +110,28 @@ write_output_disk() {
         fi
     done
     ln -s "$work" "$collect/outputs"
-    set -- exit.json stdout stderr
+    read -r left <"/sys/class/block/${output_disk##*/}/size" && left=$((left * 512 - 65536))
+    left=$((left - $(size_of "$job/stdout" || echo 0) - $(size_of "$job/stderr" || echo 0)))
+    set --
     while IFS= read -r path; do
-        set -- "$@" "outputs/$path"
+        size=0
+        case $path in
+        /*) encoded=${path#/} ;;
+        *)
+            size=$(size_of "$work/$path")
+            # The header, with a long name, and what fills the last block.
+            if [ $((size + 2560)) -le "$left" ]; then
+                left=$((left - size - 2560))
+                set -- "$@" "outputs/$path"
+                continue
+            fi
+            encode "$path"
+            ;;
+        esac
+        echo "$size $encoded" >>"$collect/undelivered"
     done <"$run/outputs.list"
+    [ ! -e "$collect/undelivered" ] || set -- undelivered "$@"
+    set -- exit.json stdout stderr "$@"
     {
         bb tar -chf - -C "$collect" "$@" 2>"$run/tar.log" || {
             say "vmjobs: error: cannot collect the outputs: $(cat "$run/tar.log")"

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import classad2
+
 COOKIE = "c00kie-of-the-job"
+#: ``JobStatus`` of a job that waits, and of one that runs.
+IDLE, RUNNING = 1, 2
 
 
 @dataclass
@@ -27,6 +31,13 @@ class ChirpService:
     def config(self) -> bytes:
         """What a starter writes into a job's ``.chirp.config``."""
         return f"127.0.0.1 {self.port} {COOKIE}\n".encode()
+
+    def shown(self, status: int = RUNNING) -> tuple[str, str]:
+        """State and reason as ``condor_q -af`` shows them. status: what HTCondor has of the job."""
+        ad = classad2.ClassAd({"JobStatus": status})
+        for name, value in self.attributes.items():
+            ad[name] = classad2.ExprTree(value)
+        return str(ad.eval("ChirpVMState")), str(ad.eval("ChirpVMReason"))
 
     def serve(self, connection: socket.socket) -> None:
         files: dict[int, IO[bytes]] = {}

@@ -6,6 +6,8 @@ import http.client
 import io
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -43,6 +45,7 @@ from vmjobs.model import (
 )
 from vmjobs.ports import JobSource
 
+VMJOBS = "from vmjobs.cli.main import main; main()"
 QUICK = Retries(deadline=5.0, first=0.05)
 SPEC = JobSpec(image="tiny", script="#!/bin/sh\necho hello\n", outputs=("*",), disk=64)
 
@@ -254,6 +257,30 @@ def test_other_bytes_are_not_kept(site: Site, url: str, client: Client, tmp_path
     with pytest.raises(DigestMismatch):
         client.download_output(job.id, wrong, tmp_path / "results")
     assert list((tmp_path / "results").iterdir()) == []
+
+
+def test_outputs_that_cannot_be_written_keep_no_other_back(
+    site: Site, url: str, client: Client, tmp_path: Path
+) -> None:
+    """A job of before may have both a file and what would be in a directory of its name."""
+    (job,) = client.submit(SPEC.model_copy(update={"outputs": ("*", "*/*")})).jobs
+    agent = agent_for(site, url, job.id)
+    tell(agent, *UP, JobState.COLLECTING)
+    for name in ("dir", "dir/file", "other"):
+        agent.put_output(name, io.BytesIO(name.encode()), len(name))
+    tell(agent, JobState.COMPLETED, exit={"code": 0, "channel": "endpoint"})
+    (tmp_path / "token").write_text(site.issuer.user_token("ada"))
+    settings = {"VMJOBS_API_URL": url, "VMJOBS_TOKEN_FILE": str(tmp_path / "token")}
+    argv = (sys.executable, "-c", VMJOBS, "job", "outputs", job.id, "--fetch", tmp_path / "results")
+    done = subprocess.run(
+        argv, env={**os.environ, **settings}, capture_output=True, text=True, check=False
+    )
+    fetched = [tmp_path / "results" / name for name in ("dir", "other")]
+    assert done.stdout.splitlines() == list(map(str, fetched))
+    assert [path.read_text() for path in fetched] == ["dir", "other"]
+    assert done.returncode != 0
+    assert f"1 of 3 outputs not fetched: {job.id} dir/file: cannot write" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_rest_of_the_service(site: Site, client: Client) -> None:

@@ -27,6 +27,8 @@ cat data/in.txt
 echo "$1 $WHO" >&2
 seq 1 200000
 mkdir sub; echo 1 > 'sub/a b%.csv'; echo 2 > other.txt
+[ "$1" != odd ] || { truncate -s 2T sub/large.csv && touch 'sub/new
+line.csv'; }
 [ "$1" != wait ] || sleep 1000
 exit 7
 """
@@ -176,6 +178,20 @@ def test_without_a_network(guest: Guest) -> None:
     assert found.exit == ExitStatus(code=7, channel=ExitChannel.OUTPUT_DISK)
     assert streams["stdout"].read_text().endswith("\n200000\n")
     assert [k.path for k in guest.link.tray.kept.values()] == ["sub/a b%.csv"]
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_what_cannot_be_taken_is_named_and_the_rest_is(guest: Guest, *, online: bool) -> None:
+    briefing = guest.briefing("odd", online=online)
+    write_job_disk(guest.place / "job.disk", briefing, guest.place / "inputs")
+    blank_disk(guest.place / "output.disk", 4 * MIB)
+    cloud_kit.main()
+    tray = guest.link.tray
+    if not online:
+        assert read_output_disk(guest.place / "output.disk", tray, {}, 16 * MIB).complete
+    assert list(tray.kept) == ["sub/a b%.csv"]
+    assert tray.too_large
+    assert set(tray.lacking) == {"sub/large.csv", "sub/new\nline.csv"}
 
 
 def test_an_output_disk_that_is_too_small_is_told(guest: Guest) -> None:

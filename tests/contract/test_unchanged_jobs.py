@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from chirp_service import ChirpService, chirp_service
+from chirp_service import IDLE, ChirpService, chirp_service
 from hypervisor_host import wait_until
 from unchanged_kit import BOOT, GID, UID, Site, serving_site
 
@@ -32,6 +32,12 @@ from vmjobs.ports import ImageSource
 def site() -> Iterator[Site]:
     with serving_site() as site:
         yield site
+
+
+@pytest.fixture
+def chirp(tmp_path: Path) -> Iterator[ChirpService]:
+    with chirp_service(tmp_path) as service:
+        yield service
 
 
 def test_it_is_the_same_job_in_there(site: Site) -> None:
@@ -123,11 +129,21 @@ def test_a_job_that_removes_all_removes_nothing_of_the_starters(site: Site) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "status"),
-    [("exit 0", 0), ("exit 137", 137), ("exit 255", 255), ("kill -9 $$", -9), ("kill -15 $$", -15)],
+    ("words", "status", "state", "reason"),
+    [
+        ("exit 0", 0, "COMPLETED", "SUCCEEDED: the job exited with status 0"),
+        ("exit 1", 1, "FAILED", "JOB_FAILED: the job exited with status 1"),
+        ("exit 137", 137, "FAILED", "JOB_FAILED: the job exited with status 137"),
+        ("kill -9 $$", -9, "FAILED", "JOB_KILLED: the job was killed by signal 9"),
+        ("kill -15 $$", -15, "FAILED", "JOB_KILLED: the job was killed by signal 15"),
+    ],
 )
-def test_ends_as_the_job_ends(site: Site, words: str, status: int) -> None:
-    assert site.run("/bin/sh", "-c", words).status == status
+def test_ends_as_the_job_ends(
+    site: Site, chirp: ChirpService, words: str, status: int, state: str, reason: str
+) -> None:
+    job = site.run("/bin/sh", "-c", words, files={".chirp.config": chirp.config})
+    assert job.status == status
+    assert chirp.shown() == (state, reason)
 
 
 def test_what_a_job_leaves_running_ends_with_it(site: Site) -> None:
@@ -151,22 +167,44 @@ def test_output_comes_while_the_job_runs(site: Site) -> None:
     wait_until(lambda: not site.machines(), 30, "the machine to be gone")
 
 
-def test_a_signal_reaches_the_job(site: Site) -> None:
-    job = site.start(
-        "/bin/sh", "-c", "trap 'echo stopped; exit 5' TERM; echo up; while :; do sleep 0.1; done"
-    )
+def test_the_ad_of_a_job_that_was_cut_short_does_not_say_that_it_runs(
+    site: Site, chirp: ChirpService
+) -> None:
+    """What a starter kills at once says nothing any more: HTCondor itself has the job idle then."""
+    files = {".chirp.config": chirp.config}
+    job = site.start("/bin/sh", "-c", "echo up; sleep 1000", files=files)
+    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    state, reason = chirp.shown()
+    assert (state, reason.partition(":")[0]) == ("RUNNING", "PROGRESS")
+    job.process.kill()
+    job.process.wait(10)
+    lost = f"EXEC_LOST: what runs the job on its node was killed; its last word: {reason}"
+    assert chirp.shown(status=IDLE) == ("PREEMPTED", lost)
+    wait_until(lambda: not site.machines(), 30, "the machine to be gone")
+
+
+#: What the ad of a job says that was told to leave, by SIGTERM.
+TOLD_TO_LEAVE = "EVICTED: HTCondor told the job to leave its node (signal 15)"
+
+
+def test_a_signal_reaches_the_job(site: Site, chirp: ChirpService) -> None:
+    script = "trap 'echo stopped; exit 5' TERM; echo up; while :; do sleep 0.1; done"
+    job = site.start("/bin/sh", "-c", script, files={".chirp.config": chirp.config})
     wait_until(lambda: "up" in job.out, BOOT, "the job")
     job.process.send_signal(signal.SIGTERM)
     assert job.process.wait(60) == 5
     assert job.out == "up\nstopped\n"
+    assert chirp.shown() == ("PREEMPTED", f"{TOLD_TO_LEAVE}, and it exited with status 5")
     wait_until(lambda: not site.machines(), 30, "the machine to be gone")
 
 
-def test_a_job_that_does_nothing_about_a_signal_ends_by_it(site: Site) -> None:
-    job = site.start("/bin/sh", "-c", "echo up; exec sleep 1000")
+def test_a_job_that_does_nothing_about_a_signal_ends_by_it(site: Site, chirp: ChirpService) -> None:
+    files = {".chirp.config": chirp.config}
+    job = site.start("/bin/sh", "-c", "echo up; exec sleep 1000", files=files)
     wait_until(lambda: "up" in job.out, BOOT, "the job")
     job.process.send_signal(signal.SIGTERM)
     assert job.process.wait(60) == -signal.SIGTERM
+    assert chirp.shown() == ("PREEMPTED", f"{TOLD_TO_LEAVE}, and it was killed by signal 15")
     wait_until(lambda: not site.machines(), 30, "the machine to be gone")
 
 
@@ -206,12 +244,15 @@ def test_a_job_that_is_suspended_stands_still(site: Site) -> None:
     wait_until(lambda: not site.machines(), 30, "the machine to be gone")
 
 
-def test_a_machine_that_is_killed_is_no_end_of_the_job(site: Site) -> None:
-    job = site.start("/bin/sh", "-c", "echo up; sleep 1000")
+def test_a_machine_that_is_killed_is_no_end_of_the_job(site: Site, chirp: ChirpService) -> None:
+    files = {".chirp.config": chirp.config}
+    job = site.start("/bin/sh", "-c", "echo up; sleep 1000", files=files)
     wait_until(lambda: "up" in job.out, BOOT, "the job")
     (name,) = site.machines()
     site.driver.destroy(name)
     assert job.process.wait(60) == -signal.SIGKILL
+    state, reason = chirp.shown(status=IDLE)
+    assert (state, reason.partition(":")[0]) == ("PREEMPTED", "GUEST_LOST")
 
 
 @pytest.mark.parametrize(
@@ -300,12 +341,6 @@ def small_disk(place: Path, mib: int) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-@pytest.fixture
-def chirp(tmp_path: Path) -> Iterator[ChirpService]:
-    with chirp_service(tmp_path) as service:
-        yield service
-
-
 def test_a_node_whose_disk_is_full_says_so(site: Site, chirp: ChirpService) -> None:
     """There is no room to note how it ended, either."""
     with small_disk(site.folder / "runs", 2):
@@ -322,7 +357,10 @@ def test_a_job_for_which_its_machine_has_not_the_memory(site: Site, chirp: Chirp
     job = site.run("/bin/sh", "-c", "exec tail /dev/zero", files={".chirp.config": chirp.config})
     assert job.status == -signal.SIGKILL
     assert chirp.attributes["ChirpVMOutcome"] == '"own"'
-    assert chirp.attributes["ChirpVMReason"] == f'"{outcomes.STARVED}"'
+    state, reason = chirp.shown()
+    assert state == "FAILED"
+    assert reason.startswith("OUT_OF_MEMORY: the job was killed by signal 9; ")
+    assert reason.endswith(outcomes.STARVED_REMEDY)
 
 
 def test_no_room_for_what_the_job_left(site: Site, chirp: ChirpService) -> None:

@@ -379,6 +379,26 @@ def test_what_has_no_room_on_the_disk_is_no_success(generic: str, vms: Bench) ->
     assert guest.text.count("lost bytes") == 1
 
 
+@pytest.mark.parametrize("network", [NetworkMode.NONE, NetworkMode.REPOSITORY])
+def test_outputs_that_cannot_be_taken_are_named_and_the_rest_is(
+    generic: str, vms: Bench, network: NetworkMode
+) -> None:
+    """One is larger than any disk, one than the job's, and one has a name that no host takes."""
+    script = "truncate -s 2T a; truncate -s 400M b; echo x >c; echo y >'d\ne'"
+    guest = vms.start(generic, script, network=network, outputs=("*",), disk=100).end()
+    assert guest.outputs == {"c": b"x\n"}, guest.text
+    assert {entry.path for entry in guest.report.rejected} == {"a", "b", "d\ne"}
+    found = (guest.report.state, guest.report.reason.code, guest.exit)
+    assert found == (JobState.FAILED, ReasonCode.OUTPUT_TOO_LARGE, {"code": 0})
+
+
+def test_an_output_whose_name_no_host_takes_is_no_success(generic: str, vms: Bench) -> None:
+    guest = offline(vms, generic, "echo x >c; echo y >'d\ne'", outputs=("*",))
+    assert guest.outputs == {"c": b"x\n"}, guest.text
+    assert [entry.path for entry in guest.report.rejected] == ["d\ne"]
+    assert guest.report.reason.code is ReasonCode.OUTPUT_MISSING
+
+
 def test_an_output_that_cannot_be_read_is_no_success(generic: str, vms: Bench) -> None:
     script = "echo x >a; echo >b; busybox mount --bind /sys/bus/platform/drivers_probe b; echo y >c"
     guest = offline(vms, generic, script, outputs=("*",))

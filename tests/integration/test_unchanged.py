@@ -110,13 +110,20 @@ class Desk:
 
         return wait_for(look, f"job {cluster} to end at {self.host}", PATIENT)
 
+    def shown(self, cluster: str) -> tuple[str, str]:
+        """State and reason, as HTCondor's tools evaluate them: while it runs they are expressions."""
+        ask = ("-limit", "1", "-af", "ChirpVMState", "ChirpVMReason")
+        said = self("condor_q", cluster, *ask).strip() or self("condor_history", cluster, *ask).strip()
+        state, _, reason = said.partition(" ")
+        return state, reason
+
     def running(self, cluster: str) -> dict[str, Any]:
         """The job's ad once its machine runs it."""
 
         def look() -> dict[str, Any] | None:
             ad = self.ad(cluster)
             assert ad.get("JobStatus") != 5, ad["HoldReason"]
-            return ad if ad.get("ChirpVMState") == "RUNNING" else None
+            return ad if self.shown(cluster)[0] == "RUNNING" else None
 
         return wait_for(look, f"job {cluster} to run", PATIENT)
 
@@ -259,6 +266,13 @@ def test_what_the_job_asks_for_cannot_be(site: Desk) -> None:
     assert ad["HoldReasonSubCode"] == 104
     assert "VMJobHypervisor" in ad["HoldReason"]
     assert "VMJobBootTimeout" in ad["HoldReason"]
+
+
+def test_an_image_without_quotes_is_a_hold_that_says_what_to_write(desk: Desk) -> None:
+    """To HTCondor it is the name of an attribute that there is not."""
+    ad = desk.ended(desk.submit("true", image="", __VMJobImage="generic"))
+    assert (ad["JobStatus"], ad.get("HoldReasonSubCode")) == (5, 104), ad
+    assert '+VMJobImage = "generic"' in ad["HoldReason"]
 
 
 def test_a_released_job_runs(site: Desk) -> None:

@@ -271,6 +271,62 @@ def test_what_is_tried_again_waits_for_longer_each_time_and_not_for_ever(images:
         remove(desk)
 
 
+# --------------------------------------------------------------------------- what the record says then
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("exit 0", ("COMPLETED", "SUCCEEDED: the job exited with status 0")),
+        ("exit 1", ("FAILED", "JOB_FAILED: the job exited with status 1")),
+        ("kill -9 $$", ("FAILED", "JOB_KILLED: the job was killed by signal 9")),
+    ],
+)
+def test_a_job_that_is_over_says_how_it_ended(grid: Grid, script: str, told: tuple[str, str]) -> None:
+    """As it is seen where it came from, a hop of Condor-C away."""
+    desk = Desk(grid, "submit", BY_CONDOR_C)
+    cluster = desk.submit(script)
+    try:
+        assert desk.ended(cluster)["JobStatus"] == 4
+        assert desk.shown(cluster) == told
+    finally:
+        remove(desk)
+
+
+TOLD_TO_LEAVE = "EVICTED: HTCondor told the job to leave its node (signal 15)"
+
+
+@pytest.mark.parametrize(
+    ("deed", "status", "told"),
+    [
+        (("condor_rm",), 3, TOLD_TO_LEAVE),
+        (("condor_hold",), 5, TOLD_TO_LEAVE),
+        (("condor_vacate_job",), 1, TOLD_TO_LEAVE),
+        # What runs it has no time to say more: what it said before is not to be taken for true.
+        (("condor_vacate_job", "-fast"), 1, "EXEC_LOST: what runs the job on its node was killed"),
+    ],
+)
+def test_a_job_that_was_stopped_says_so(
+    grid: Grid, deed: tuple[str, ...], status: int, told: str
+) -> None:
+    desk = Desk(grid, "site")
+    cluster = desk.submit("exec sleep 1000")
+    try:
+        desk.running(cluster)
+        desk("condor_qedit", cluster, "VMJobOwnRequirements", "false")  # no node takes it again
+        desk(*deed, cluster)
+
+        def look() -> str | None:
+            state, reason = desk.shown(cluster)
+            ad = desk.ad(cluster) or desk.ad(cluster, ended=True)
+            there = ad.get("JobStatus") == status and reason.startswith(told)
+            return state if there else None
+
+        assert wait_for(look, f"job {cluster} to say how it left", PATIENT) == "PREEMPTED"
+    finally:
+        remove(desk)
+
+
 # --------------------------------------------------------------------------- what disturbs a node
 
 

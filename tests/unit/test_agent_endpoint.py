@@ -236,6 +236,8 @@ def test_outputs_are_taken_or_refused_with_the_right_status(guest: Guest) -> Non
     assert guest.ask("POST", "/v1/outputs/%61%62.csv", b"3")[0] == 201
     assert guest.ask("POST", "/v1/outputs/a.txt", b"1")[0] == 422
     assert guest.ask("POST", "/v1/outputs/..%2f..%2fx.csv", b"1")[0] == 422
+    assert guest.ask("POST", "/v1/outputs/new%0aline.csv", b"1")[0] == 422
+    assert set(guest.link.tray.lacking) == {"new\nline.csv"}
     assert guest.ask("POST", "/v1/outputs/big.csv", b"1" * 200)[0] == 413
     assert sorted(guest.link.tray.kept) == ["a.csv", "ab.csv"]
 
@@ -274,6 +276,19 @@ def test_only_outputs_may_be_large(guest: Guest) -> None:
     assert status_after(guest.path, "/v1/outputs/a.csv", CHUNKED) == 411
     assert status_after(guest.path, "/v1/log/out?offset=0", CHUNKED, chunked(b"hello")) == 204
     assert guest.link.logs["out"].read_bytes() == b"hello"
+
+
+def test_an_output_that_is_far_too_large_is_named(guest: Guest) -> None:
+    """Nothing of it is read, so that the application does not hear of it."""
+    tray, size = guest.link.tray, f"Content-Length: {2**41}"
+    assert status_after(guest.path, "/v1/outputs/h%C3%BCge.csv", size) == 413
+    assert [entry.path for entry in tray.rejected] == list(tray.lacking) == ["h\u00fcge.csv"]
+    assert tray.too_large
+    with connect(guest.path) as stranger:
+        stranger.settimeout(10)
+        stranger.sendall(f"POST /v1/outputs/b.csv HTTP/1.1\r\nHost: x\r\n{size}\r\n\r\n".encode())
+        assert status_of(stranger) == 413
+    assert len(tray.rejected) == 1
 
 
 def test_outputs_on_their_way_lie_on_the_disk_of_their_run_and_have_so_much_room(guest: Guest) -> None:

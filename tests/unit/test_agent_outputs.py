@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from vmjobs.agent import outputs
 from vmjobs.agent.outputs import OutputTray, Refused, read_output_disk
 from vmjobs.model import ExitChannel, ExitStatus
 from vmjobs.paths import matches, refusal
@@ -92,6 +93,31 @@ def test_a_short_upload_is_not_an_output(tmp_path: Path) -> None:
     assert receiving.kept == {}
 
 
+@pytest.mark.parametrize("names", [("dir", "dir/file"), ("dir/deep/file", "dir")])
+def test_a_file_and_a_directory_of_one_name_are_not_both_taken(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    """They could be written nowhere."""
+    receiving = tray(tmp_path, "*", "*/*", "*/*/*")
+    accept(receiving, names[0])
+    with pytest.raises(Refused, match=f"an output {names[0]} too"):
+        accept(receiving, names[1])
+    accept(receiving, "directory")
+    assert list(receiving.kept) == [names[0], "directory"]
+    assert [entry.path for entry in receiving.rejected] == [names[1]]
+
+
+def test_what_was_asked_for_and_did_not_arrive_is_lacking(tmp_path: Path) -> None:
+    receiving = tray(tmp_path, "*", limit=10)
+    for name, size in (("new\nline", 1), ("large", 11), ("dir/other", 1), ("late", 5)):
+        with pytest.raises(Refused):
+            receiving.accept(name, io.BytesIO(b"1234"), size)
+    assert set(receiving.lacking) == {"new\nline", "large", "late"}, "nothing asks for dir/other"
+    assert len(receiving.rejected) == 4
+    accept(receiving, "late", b"12345")  # sent again
+    assert set(receiving.lacking) == {"new\nline", "large"}
+
+
 def write_disk(path: Path, entries: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
         for info, data in entries:
@@ -150,9 +176,39 @@ def test_a_tar_that_breaks_off_is_told(tmp_path: Path) -> None:
     )
     os.truncate(disk, 4096)
     (tmp_path / "tray").mkdir()
-    found = read_output_disk(disk, tray(tmp_path / "tray", limit=10**6), {}, 1000)
+    receiving = tray(tmp_path / "tray", limit=10**6)
+    found = read_output_disk(disk, receiving, {}, 1000)
     assert found.exit is not None
     assert not found.complete
+    assert set(receiving.lacking) == {"a"}
+
+
+def test_what_a_guest_leaves_out_is_refused(tmp_path: Path) -> None:
+    """As is what it would not have left out of its own accord."""
+    listing = (
+        b"0 new%0aline\n2199023255552 large\n5 small\nx y\n0 ..%2fout\n99\n" + b"9" * 5000 + b" z\n"
+    )
+    disk = write_disk(tmp_path / "disk", [entry("undelivered", listing), entry("outputs/there", b"1")])
+    (tmp_path / "tray").mkdir()
+    receiving = tray(tmp_path / "tray")
+    assert read_output_disk(disk, receiving, {}, 1000).complete
+    assert receiving.too_large
+    assert list(receiving.kept) == ["there"]
+    assert set(receiving.lacking) == {"new\nline", "large", "small"}
+    assert {entry.path for entry in receiving.rejected} == {"new\nline", "large", "small", "../out"}
+
+
+def test_more_entries_than_are_looked_at_are_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "MAX_FILES", 3)
+    names = [f"outputs/{number}" for number in range(9)]
+    disk = write_disk(tmp_path / "disk", [entry(name) for name in names])
+    (tmp_path / "tray").mkdir()
+    receiving = tray(tmp_path / "tray")
+    assert not read_output_disk(disk, receiving, {}, 1000).complete
+    assert len(receiving.kept) == 3
+    assert "more than 3 files" in receiving.lacking["3"]
 
 
 @pytest.mark.parametrize("content", [b"\0" * 8192, b"\xff" * 8192, b"", b"exit.json" * 2000])
@@ -184,6 +240,7 @@ def test_a_sparse_entry_does_not_fill_the_host(tmp_path: Path) -> None:
     read_output_disk(disk, receiving, {"stdout": tmp_path / "out"}, 1000)
     assert not (tmp_path / "out").exists()
     assert "sparse" in receiving.rejected[0].why
+    assert set(receiving.lacking) == {"stdout"}
 
 
 def test_a_stream_is_cut_at_its_limit(tmp_path: Path) -> None:

@@ -59,6 +59,15 @@ def test_verdicts(
     assert verdict.exit == exit
 
 
+def test_a_job_whose_outputs_did_not_all_arrive_has_failed() -> None:
+    exit = ExitStatus(code=0, channel=ExitChannel.ENDPOINT)
+    lacking = {f"odd\n{number}": "not printable" for number in range(5)}
+    verdict = judge(exit, disk_full=False, too_large=False, missing=[], lacking=lacking, disk=10)
+    assert (verdict.state, verdict.reason.code) == (JobState.FAILED, ReasonCode.OUTPUT_MISSING)
+    assert r"'odd\n0' was not taken: not printable" in verdict.reason.message
+    assert verdict.reason.message.endswith("; 2 more were not taken")
+
+
 @pytest.mark.parametrize(
     ("panic", "ready", "code"),
     [

@@ -13,7 +13,7 @@ import classad2
 import pytest
 
 from condor import chirp, jobad, machine_ad, names, progress
-from condor.chirp import ChirpReporter
+from condor.chirp import ChirpReporter, Told
 from vmjobs.agent.protocol import EndMessage, ImageNeeds, ProgressMessage
 from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.model import (
@@ -29,7 +29,6 @@ from vmjobs.model import (
     now,
     reason,
 )
-from vmjobs.ports import ClassAdValue
 
 HOSTILE = [
     'a" + Owner + "',
@@ -207,11 +206,11 @@ class Noting(ChirpReporter):
         self.at_once: list[str] = []
         self.later: list[str] = []
 
-    def publish(self, attributes: Mapping[str, ClassAdValue]) -> bool:
+    def publish(self, attributes: Mapping[str, Told]) -> bool:
         self.at_once += attributes
         return True
 
-    def publish_later(self, attributes: Mapping[str, ClassAdValue]) -> bool:
+    def publish_later(self, attributes: Mapping[str, Told]) -> bool:
         self.later += attributes
         return True
 
@@ -233,6 +232,17 @@ def test_what_was_used_is_told_along_with_htcondors_numbers_and_at_the_end_at_on
     progress.tell(reporter, EndMessage(node="n1", report=report, exit_code=0))
     assert set(used) < set(reporter.at_once)
     assert len(reporter.later) == 2 * len(used), "what waits would be told last, and be of earlier"
+
+
+def test_how_the_run_of_an_unchanged_job_ended_is_not_how_the_job_did() -> None:
+    report = Report(state=JobState.COMPLETED, reason=reason(ReasonCode.SUCCEEDED), time=now())
+    reporter = Noting()
+    for message in (
+        ProgressMessage(node="n1", report=report),
+        EndMessage(node="n1", report=report, exit_code=0),
+    ):
+        progress.tell(reporter, message, unchanged=True)
+    assert set(reporter.at_once) == {"ChirpVMNode"}
 
 
 def test_what_an_image_demands_of_nodes_is_told_where_this_one_does_not_have_it() -> None:

@@ -10,8 +10,10 @@ import classad2
 import pytest
 
 from condor import names, outcomes
+from condor.chirp import Expression, set_command
 from vmjobs.errors import NotFound
-from vmjobs.model import ReasonCode
+from vmjobs.model import ExitChannel, ExitStatus, ReasonCode
+from vmjobs.unchanged import End
 
 ROOT = Path(__file__).parents[2]
 NOW = 1795228200.7
@@ -47,8 +49,9 @@ def test_sub_codes_differ() -> None:
 
 def test_nobody_acts_before_all_is_told() -> None:
     told = outcomes.failure(NotFound("there is no image x"), NOW)
-    assert list(told) == [names.VM_SUBCODE, names.VM_REASON, names.VM_TRIED, names.VM_OUTCOME]
+    assert list(told)[-1] == names.VM_OUTCOME
     assert told[names.VM_OUTCOME] == outcomes.HOLD
+    assert told[names.VM_STATE] == "FAILED"
     assert told[names.VM_REASON] == "NOT_FOUND: there is no image x"
 
 
@@ -66,11 +69,66 @@ def test_nobody_takes_our_script_for_the_job(code: str) -> None:
     assert told.endswith("not the job)")
 
 
-def test_the_jobs_own_end_is_left_alone() -> None:
-    assert outcomes.own() == {names.VM_OUTCOME: outcomes.OWN}
-    starved = outcomes.own(starved=True)
-    assert starved[names.VM_OUTCOME] == outcomes.OWN
-    assert "request_memory" in str(starved[names.VM_REASON])
+def ended(code: int | None = None, signal: int | None = None) -> ExitStatus:
+    return ExitStatus(code=code, signal=signal, channel=ExitChannel.ENDPOINT)
+
+
+@pytest.mark.parametrize(
+    ("exit", "state", "reason"),
+    [
+        (ended(0), "COMPLETED", "SUCCEEDED: the job exited with status 0"),
+        (ended(1), "FAILED", "JOB_FAILED: the job exited with status 1"),
+        (ended(signal=9), "FAILED", "JOB_KILLED: the job was killed by signal 9"),
+    ],
+)
+def test_the_jobs_own_end_is_told_as_it_was(exit: ExitStatus, state: str, reason: str) -> None:
+    told = {names.VM_STATE: state, names.VM_REASON: reason, names.VM_OUTCOME: outcomes.OWN}
+    assert outcomes.own(exit) == told
+    starved = outcomes.own(exit, starved=True)
+    assert starved[names.VM_STATE] == state
+    why = str(starved[names.VM_REASON])
+    assert why.startswith(f"OUT_OF_MEMORY: {reason.partition(': ')[2]}; ")
+    assert why.endswith("; ask for more with request_memory")
+
+
+TOLD_TO_LEAVE = "EVICTED: HTCondor told the job to leave its node (signal 15)"
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (End(stopped=15), TOLD_TO_LEAVE),
+        (End(stopped=15, code="EVICTED", why="stopped by signal 15"), TOLD_TO_LEAVE),
+        (End(ended(5), stopped=15), f"{TOLD_TO_LEAVE}, and it exited with status 5"),
+        (End(ended(signal=15), stopped=15), f"{TOLD_TO_LEAVE}, and it was killed by signal 15"),
+        (End(stopped=15, code="GUEST_LOST", why="gone"), f"{TOLD_TO_LEAVE}; GUEST_LOST: gone"),
+        (End(stopped=15, code="CHECKPOINTED", why="saved"), "CHECKPOINTED: saved"),
+    ],
+)
+def test_a_job_that_was_told_to_leave_says_so(end: End, reason: str) -> None:
+    told = outcomes.left(end, 2)
+    assert told == {names.VM_STATE: "PREEMPTED", names.VM_REASON: reason, names.VM_VACATED: 3}
+
+
+@pytest.mark.parametrize(
+    ("status", "lost"), [(1, True), (2, False), (3, True), (4, True), (5, True), (6, False), (7, False)]
+)
+def test_how_far_a_job_is_holds_only_as_long_as_it_runs(status: int, *, lost: bool) -> None:
+    """What runs it may be killed with the starter: nothing is told then."""
+    ad = classad2.ClassAd({"JobStatus": status})
+    for name, value in outcomes.under_way("RUNNING", 'PROGRESS: "run"').items():
+        assert isinstance(value, Expression)
+        assert set_command(name, value)
+        ad[name] = classad2.ExprTree(value.text)
+    assert ad.eval(names.VM_STATE) == ("PREEMPTED" if lost else "RUNNING")
+    before = "EXEC_LOST: what runs the job on its node was killed; its last word: " if lost else ""
+    assert ad.eval(names.VM_REASON) == f'{before}PROGRESS: "run"'
+
+
+def test_however_long_the_last_word_is_it_gets_into_the_ad() -> None:
+    for text in ("\U0001f600 " * 999, '" ' * 999):
+        for name, value in outcomes.under_way("RUNNING", text).items():
+            assert set_command(name, value)
 
 
 def test_what_nobody_thought_of_is_tried_again() -> None:
@@ -100,9 +158,39 @@ def decided(name: str, **job: object) -> bool:
     policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
     set_there = dict(re.findall(r"^   SET (\w+) (.*)$", policy, re.MULTILINE))
     ad = classad2.ClassAd({"VMJobImage": "x", "VMJobMaxStarts": 5, names.VM_VACATED: 0, **job})
-    for needed in ("VMJobTries", "VMJobAgain"):
+    if job.get("VMJobImage", "") is None:
+        del ad["VMJobImage"]
+    for needed in ("VMJobTries", "VMJobWanted", "VMJobAgain"):
         ad[needed] = classad2.ExprTree(set_there[needed])
     return classad2.ExprTree(set_there[name]).eval(ad) is True
+
+
+#: What may stand behind VMJobImage, as HTCondor has it in the job's ad, and whether that asks for a
+#: machine. A word without quotes is the name of an attribute that there is not.
+IMAGES = [('"generic"', True), ("generic", True), ("5", True), ("undefined", False), (None, False)]
+
+
+@pytest.mark.parametrize(("written", "wanted"), IMAGES)
+@pytest.mark.parametrize("name", ["schedd", "submit", "submit-router"])
+def test_a_job_with_an_image_has_the_policy_however_it_was_written(
+    name: str, written: str | None, *, wanted: bool
+) -> None:
+    config = (ROOT / f"condor/config/{name}.conf").read_text("utf-8")
+    (demand,) = re.findall(r"^   REQUIREMENTS (.*VMJobImage.*)$", config, re.MULTILINE)
+    grid = {"JobUniverse": 9, "GridResource": "condor site.grid site.grid"}
+    ad = classad2.ClassAd(grid if name == "submit" else {"JobUniverse": 5})
+    if written is not None:
+        ad["VMJobImage"] = classad2.ExprTree(written)
+    assert (classad2.ExprTree(demand).eval(ad) is True) is wanted
+
+
+@pytest.mark.parametrize(("written", "wanted"), IMAGES)
+def test_a_job_is_held_however_its_image_was_written(written: str | None, *, wanted: bool) -> None:
+    image = None if written is None else classad2.ExprTree(written)
+    told = {"VMJobImage": image, names.VM_OUTCOME: outcomes.HOLD, "NumJobStarts": 1}
+    assert decided("VMJobHold", **told) is wanted
+    told[names.VM_OUTCOME] = outcomes.AGAIN
+    assert decided("VMJobAgain", **told) is wanted
 
 
 def waits(tried: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bool:

@@ -96,6 +96,14 @@ def test_expressions_are_no_strings(tmp_path: Path, text: str) -> None:
         ad(tmp_path, text).string("VMJobImage")
 
 
+def test_a_word_without_quotes_is_told_to_have_some(tmp_path: Path) -> None:
+    """HTCondor takes it for the name of another attribute."""
+    with pytest.raises(InvalidRequest) as told:
+        ad(tmp_path, "VMJobImage = generic").string("VMJobImage")
+    said = 'VMJobImage of the job is generic, and has to be a string; write +VMJobImage = "generic"'
+    assert told.value.message == said
+
+
 def test_quotes_in_strings(tmp_path: Path) -> None:
     assert ad(tmp_path, r'A = "a \"b\" \\ c"').string("a") == r'a "b" \ c'
 

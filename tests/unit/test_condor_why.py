@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from why_kit import Collector, Daemons, Schedd, ad, daemons, node, queued
 
-from condor import outcomes, why_call
+from condor import why_call
 from condor.outcomes import AGAIN, OUTCOMES
 from condor.why_read import Explanation, Place, Reader
 from vmjobs.errors import NotFound, Unavailable
@@ -128,7 +128,7 @@ def test_a_hold_for_what_has_no_code_of_its_own() -> None:
 
 
 def test_a_job_whose_machine_had_no_memory_left() -> None:
-    reason = f'"{outcomes.STARVED}"'
+    reason = '"OUT_OF_MEMORY: the job was killed by signal 9; the machine had no memory left"'
     ended = queued(JobStatus="4", ExitBySignal="true", ExitSignal="9", ChirpVMReason=reason)
     first, second = explain(daemons(ended=[ended])).findings
     assert (first.code, second.code) == ("COMPLETED", "OUT_OF_MEMORY")

@@ -199,7 +199,8 @@ def _judge_success(run: Run, disk: DiskContents, success: Success) -> Verdict:
     for error in (*run.tray.lost.values(), *run.link.lost.values()):
         raise error
     disk_full = run.script_ended is not None and run.script_ended.disk_full
-    if run.undelivered and not disk_full:
+    # (One that sends what is too large may not see the answer to it.)
+    if run.undelivered and not disk_full and not run.tray.too_large:
         message = "the guest could not send all that the job printed and left"
         return failed(ReasonCode.GUEST_LOST, message, success.exit).verdict
     if run.undelivered or (disk.begun and not disk.complete):
@@ -209,6 +210,7 @@ def _judge_success(run: Run, disk: DiskContents, success: Success) -> Verdict:
         disk_full=disk_full,
         too_large=run.tray.too_large,
         missing=run.tray.missing(),
+        lacking=run.tray.lacking,
         disk=run.ticket.spec.disk,
         subject=success.subject,
         deed=success.deed,

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,7 @@ import waitress.receiver
 import waitress.server
 import waitress.utilities
 from flask import Flask, Request, Response, g, request, send_file
+from werkzeug.routing import PathConverter
 
 from vmjobs.agent.inbox import ExitReported, Observer, Ready, ScriptEnded
 from vmjobs.agent.outputs import OutputTray, Refused
@@ -237,9 +238,17 @@ class GuestLink:
             return self.orders.give(certain=done is not None)
 
 
+class _OutputName(PathConverter):
+    """A path of any characters: what is wrong with it the tray says."""
+
+    regex = "(?s:.+)"
+    part_isolating = False
+
+
 def create_endpoint(link: GuestLink) -> Flask:
     """The endpoint's application."""
     app = Flask("vmjobs-endpoint", static_folder=None)
+    app.url_map.converters["output"] = _OutputName
 
     @app.before_request
     def _authenticate() -> Response | None:
@@ -291,7 +300,7 @@ def create_endpoint(link: GuestLink) -> Flask:
         link.inbox.put(ScriptEnded(ended, disk_full=words.get("disk") == "full"))
         return _plain("", 204)
 
-    @app.post(f"{OUTPUTS}<path:name>")
+    @app.post(f"{OUTPUTS}<output:name>")
     def _output(name: str) -> Response:
         size = request.content_length
         if size is None:
@@ -391,8 +400,10 @@ def _channel_of(link: GuestLink) -> type[waitress.channel.HTTPChannel]:
                 consumed: int = super().received(data)
             except OSError as error:  # there is no room, for one
                 if self.path.startswith(OUTPUTS):
-                    link.tray.lost[self.path.removeprefix(OUTPUTS)] = error
+                    link.tray.lost[self._output] = error
                 raise
+            if in_headers and isinstance(self.error, waitress.utilities.RequestEntityTooLarge):
+                self._note_refusal()
             if in_headers and self.headers_finished and not (self.error or self.empty):
                 self._refuse(self._admit())
             elif self.chunked and self.body_bytes_received > MAX_LOG_CHUNK:
@@ -403,6 +414,18 @@ def _channel_of(link: GuestLink) -> type[waitress.channel.HTTPChannel]:
             super().close()
             if self.taken is not None:
                 self.taken()
+
+        @property
+        def _output(self) -> str:
+            path: str = self.path  # as WSGI has it
+            return path.removeprefix(OUTPUTS).encode("latin-1").decode("utf-8", "replace")
+
+        def _note_refusal(self) -> None:
+            """An output is too large for all of them: the application does not hear of it."""
+            told = self.path.startswith(OUTPUTS) and link.admits(self.headers.get("AUTHORIZATION", ""))
+            if told:
+                with suppress(Refused):
+                    link.tray.check(self._output, self.content_length)
 
         def _admit(self) -> waitress.utilities.Error | None:
             """Why nothing of the body is to be read. Else there is room for it."""

@@ -13,9 +13,10 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import IO, Any, cast
+from urllib.parse import unquote
 
 from vmjobs.model import ExitChannel, ExitStatus, RejectedEntry
 from vmjobs.paths import matches, refusal
@@ -24,6 +25,9 @@ MAX_FILES = 10_000
 MAX_REJECTED = 1000
 CHUNK = 1024 * 1024
 MAX_EXIT_JSON = 4096
+#: Bytes of what a guest says of outputs that it left out, and digits of the size of one.
+MAX_UNDELIVERED = 1024 * 1024
+MAX_DIGITS = 19
 #: What tarfile may read to find the next entry: headers that stand before it and say more of it
 #: (long names, pax, sparse maps) are read into memory, each within the one before. Bytes and reads
 #: for one entry, and bytes for all.
@@ -62,6 +66,8 @@ class OutputTray:
     kept: dict[str, Kept] = field(default_factory=dict)
     rejected: list[RejectedEntry] = field(default_factory=list)
     too_large: bool = False
+    #: Why outputs that the job asks for did not arrive, by name.
+    lacking: dict[str, str] = field(default_factory=dict)
     #: Of those that this node could not keep, why; until they come again, and can be kept.
     lost: dict[str, OSError] = field(default_factory=dict)
     _files: int = 0
@@ -75,12 +81,7 @@ class OutputTray:
             OSError, tarfile.TarError: it could not be read or kept; there is none of it.
         """
         with self._lock:
-            try:
-                self._check(name, size)
-            except Refused as refused:
-                self.refuse(name, str(refused))
-                self.too_large = self.too_large or refused.too_large
-                raise
+            self.check(name, size)
             self._files += 1
             file = self.directory / f"{self._files:05d}"
             before = self.kept.get(name)
@@ -102,31 +103,61 @@ class OutputTray:
             before.file.unlink(missing_ok=True)
         if whole:
             self.lost.pop(name, None)
+            self.lacking.pop(name, None)
             return
         file.unlink(missing_ok=True)
         if (kept := self.kept.get(name)) is not None and kept.file == file:
             del self.kept[name]
 
-    def refuse(self, name: str, why: str) -> None:
-        """Note something that is not taken."""
+    def refuse(self, name: str, why: str, place: str = "") -> None:
+        """Note something that is not taken. place: where it lay, where that is not its name."""
+        if len(self.lacking) < MAX_REJECTED and self._is_wanted(name):
+            self.lacking[_shown(name)] = why
         if len(self.rejected) < MAX_REJECTED:
-            shown = name.encode("utf-8", "backslashreplace").decode()[:1024]
-            self.rejected.append(RejectedEntry(path=shown, why=why))
+            self.rejected.append(RejectedEntry(path=_shown(place or name), why=why))
 
     def missing(self) -> list[str]:
         """The globs that nothing answered to."""
         return [g for g in self.globs if not any(matches(name, g) for name in self.kept)]
 
+    def check(self, name: str, size: int) -> None:
+        """Look at a file that is offered.
+
+        Raises:
+            Refused: it is not taken, and is listed under ``rejected``.
+        """
+        try:
+            self._check(name, size)
+        except Refused as refused:
+            self.refuse(name, str(refused))
+            self.too_large = self.too_large or refused.too_large
+            raise
+
+    def _is_wanted(self, name: str) -> bool:
+        return any(matches(name, glob) for glob in self.globs)
+
     def _check(self, name: str, size: int) -> None:
         if why := refusal(name):
             raise Refused(why)
-        if not any(matches(name, glob) for glob in self.globs):
+        if not self._is_wanted(name):
             raise Refused("no output glob of the job asks for it")
+        if other := self._in_the_way(name):
+            raise Refused(f"there is an output {other} too, and a file is no directory")
         if len(self.kept) >= MAX_FILES:
             raise Refused(f"more than {MAX_FILES} files")
         others = sum(kept.size for path, kept in self.kept.items() if path != name)
         if size < 0 or others + size > self.limit:
             raise Refused(f"the outputs have more than {self.limit} bytes", too_large=True)
+
+    def _in_the_way(self, name: str) -> str:
+        """An accepted output that cannot be in one directory with this; ``""``: there is none."""
+        above = (str(path) for path in PurePosixPath(name).parents)
+        found = (path for path in self.kept if path.startswith(f"{name}/"))
+        return next((path for path in above if path in self.kept), "") or next(found, "")
+
+
+def _shown(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()[:1024]
 
 
 @dataclass(frozen=True)
@@ -190,7 +221,7 @@ class Guarded:
 def read_output_disk(
     disk: Path, tray: OutputTray, streams: dict[str, Path], max_stream: int
 ) -> DiskContents:
-    """Read the guest's tar stream: ``exit.json``, streams by name, and outputs.
+    """Read the guest's tar stream: ``exit.json``, streams by name, outputs, and what are none.
 
     Nothing is extracted by its own name; every entry goes to a place we choose. Of a stream
     ``max_stream`` bytes are kept.
@@ -207,6 +238,8 @@ def read_output_disk(
                 begun = True
                 if entry.name == "exit.json" and content is not None:
                     found = parse_exit_json(content.read(MAX_EXIT_JSON))
+                elif entry.name == "undelivered" and content is not None:
+                    _refuse_all(content.read(MAX_UNDELIVERED), tray)
                 elif entry.name in streams and content is not None:
                     with streams[entry.name].open("wb") as sink:
                         _copy(content, sink, min(entry.size, max_stream))
@@ -225,7 +258,7 @@ def _entries(file: Guarded) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]
     with tarfile.open(fileobj=cast("IO[bytes]", file), mode="r:", errorlevel=2) as tar:
         for count, entry in enumerate(tar):
             if count > MAX_FILES + 3:
-                return
+                raise tarfile.ReadError("there are too many entries")
             # A sparse entry of a few bytes may stand for a file of any size.
             plain = entry.isreg() and not entry.issparse()
             content = tar.extractfile(entry) if plain else None
@@ -234,12 +267,26 @@ def _entries(file: Guarded) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]
             cast(Any, tar).members.clear()  # it would keep all of them, with all that they say
 
 
+def _refuse_all(listing: bytes, tray: OutputTray) -> None:
+    """Outputs that the guest left out: size and percent-encoded name, one a line."""
+    for line in listing.decode("ascii", "replace").splitlines():
+        size, _, name = line.partition(" ")
+        name = unquote(name, errors="surrogateescape")
+        if not name or not size.isdigit() or len(size) > MAX_DIGITS:
+            continue
+        try:
+            tray.check(name, int(size))
+        except Refused:
+            continue
+        tray.refuse(name, "the guest left it out")
+
+
 def _take(entry: tarfile.TarInfo, content: IO[bytes] | None, tray: OutputTray) -> None:
     name = entry.name.removeprefix("outputs/")
     if entry.isdir():
         return
     if content is None:
-        tray.refuse(entry.name, f"not a regular file but a {_type_name(entry)}")
+        tray.refuse(name, f"not a regular file but a {_type_name(entry)}", entry.name)
         return
     if name == entry.name:
         tray.refuse(entry.name, "outside of outputs/" if not refusal(name) else refusal(name))
@@ -248,6 +295,9 @@ def _take(entry: tarfile.TarInfo, content: IO[bytes] | None, tray: OutputTray) -
         tray.accept(name, content, entry.size)
     except Refused:
         return  # listed by the tray; the next entry may be good
+    except tarfile.TarError:
+        tray.refuse(name, "what the guest wrote to its output disk ends in the middle of it")
+        raise
 
 
 def _type_name(entry: tarfile.TarInfo) -> str:

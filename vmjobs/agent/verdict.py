@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from types import MappingProxyType
 
 from vmjobs.agent.inbox import LeaseLost, Observation, Superseded
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, Unavailable, VMJobsError
@@ -31,6 +33,7 @@ STOPPING = frozenset({2, 3, VACATING})
 #: (env(1), nice(1) and their like use 125 for their own failures.)
 NO_STATUS = 125
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 #: What an x86 kernel panics with that waits for a timer in vain (arch/x86/kernel/apic/io_apic.c).
 NO_TIMER = "IO-APIC + timer doesn't work"
 
@@ -149,13 +152,15 @@ def judge(
     disk_full: bool,
     too_large: bool,
     missing: Sequence[str],
+    lacking: Mapping[str, str] = _NOTHING,
     disk: int,
     subject: str = "the script",
     deed: str = "succeeded",
 ) -> Verdict:
     """The outcome of a job whose status is known and whose outputs have been looked at.
 
-    disk: MiB that the job had; disk_full: it was used up when the script ended.
+    disk: MiB that the job had; disk_full: it was used up when the script ended. missing: patterns that
+    no output answers to. lacking: outputs that did not arrive, and why.
     """
     if (not exit.ok and disk_full) or too_large:
         message = f"the job wrote more than its disk of {disk} MiB; ask for more with --disk"
@@ -166,8 +171,12 @@ def judge(
     if not exit.ok:
         message = f"{subject} exited with status {exit.code}"
         return Verdict(JobState.FAILED, reason(ReasonCode.SCRIPT_FAILED, message), exit)
-    if missing:
-        message = f"{subject} {deed} but left nothing that matches {', '.join(missing)}"
+    if missing or lacking:
+        faults = [f"left nothing that matches {', '.join(missing)}"] if missing else []
+        told = islice(lacking.items(), 3)
+        faults += [f"its output {name[:255]!r} was not taken: {why}" for name, why in told]
+        faults += [f"{len(lacking) - 3} more were not taken"] if len(lacking) > 3 else []
+        message = f"{subject} {deed} but {'; '.join(faults)}"
         return Verdict(JobState.FAILED, reason(ReasonCode.OUTPUT_MISSING, message), exit)
     return Verdict(JobState.COMPLETED, reason(ReasonCode.SUCCEEDED, f"{subject} {deed}"), exit)
 

@@ -50,12 +50,12 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
     reporter = ChirpReporter(own / names.CHIRP_CONFIG)
 
     def on_progress(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
-        progress.tell(reporter, message)
+        progress.tell(reporter, message, unchanged=True)
 
     def settle(end: End) -> bool:
-        if end.exit is not None:
-            _insist(lambda: reporter.publish(outcomes.own(starved=end.starved)))
-        return end.exit is not None or outcomes.is_held(end.code)
+        if (exit := end.exit) is not None:
+            _insist(lambda: reporter.publish(outcomes.own(exit, starved=end.starved)))
+        return exit is not None or outcomes.is_held(end.code)
 
     def run() -> End:
         directory = scratch.scratch_directory(pairs)
@@ -80,7 +80,7 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         reporter.publish(outcomes.attributes("NODE_FAILED", f"the node failed: {error!r}", time.time()))
         _give_up(own)
     if end.stopped:
-        reporter.publish(outcomes.vacated(scratch.times_vacated(own / names.JOB_AD)))
+        reporter.publish(outcomes.left(end, scratch.times_vacated(own / names.JOB_AD)))
     if end.exit is not None:
         # One that was told to leave is not at its end for HTCondor, however it left.
         if not end.stopped:

@@ -9,6 +9,7 @@ import click
 from vmjobs.cli.job_table import expand
 from vmjobs.cli.support import client, json_option, print_json, print_table
 from vmjobs.cli.transfer import download_all
+from vmjobs.errors import InvalidRequest
 
 
 @click.command()
@@ -26,15 +27,20 @@ def outputs(jobs: tuple[str, ...], directory: Path | None, as_json: bool) -> Non
     found = expand(api, jobs)
     if directory is not None:
         one_array = len({job.array for job in found}) == 1
-        fetched = []
+        fetched, failed = list[str](), list[str]()
         for job in found:
             own = str(job.index) if one_array else job.id
             target = directory / own if len(found) > 1 else directory
-            fetched += [str(path) for path in download_all(api, job.id, job.outputs, target)]
+            paths, faults = download_all(api, job.id, job.outputs, target)
+            fetched += map(str, paths)
+            failed += faults
         if as_json:
             print_json(fetched)
         else:
             click.echo("\n".join(fetched))
+        if failed:
+            wanted = len(fetched) + len(failed)
+            raise InvalidRequest(f"{len(failed)} of {wanted} outputs not fetched: {'; '.join(failed)}")
         return
     if as_json:
         print_json([{"job": j.id, "outputs": j.outputs, "rejected": j.rejected} for j in found])

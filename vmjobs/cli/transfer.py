@@ -17,7 +17,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from vmjobs.errors import Fault, InvalidSpec
+from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
 from vmjobs.model import InputFile, Output
 
 if TYPE_CHECKING:
@@ -67,10 +67,18 @@ def _upload(api: Client, name: str, path: Path, shown: Progress) -> InputFile:
     )
 
 
-def download_all(api: Client, job_id: str, wanted: tuple[Output, ...], directory: Path) -> list[Path]:
-    """Fetch outputs of one job into a directory, each whole and verified."""
+def download_all(
+    api: Client, job_id: str, wanted: tuple[Output, ...], directory: Path
+) -> tuple[list[Path], list[str]]:
+    """Fetch outputs of one job into a directory, each whole and verified; of others say why not."""
+    fetched, failed = [], []
     with bars() as shown:
-        return [_download(api, job_id, output, directory, shown) for output in wanted]
+        for output in wanted:
+            try:
+                fetched.append(_download(api, job_id, output, directory, shown))
+            except InvalidRequest as error:  # this host cannot have it; the next may be good
+                failed.append(f"{job_id} {output.path}: {error.message}")
+    return fetched, failed
 
 
 def _download(api: Client, job_id: str, output: Output, directory: Path, shown: Progress) -> Path:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import requests
@@ -57,7 +58,8 @@ def fetch(
     except OSError as error:
         raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # its directory may be none
+            partial.unlink(missing_ok=True)
     return target
 
 
