@@ -75,8 +75,8 @@ def wrapper_to(folder: Path, scratch: Path) -> Path:
     return build_wrapper(folder / "wrapper", shows)
 
 
-#: Variables by which programs on a node could be had to run a job's own code, and values that try. In the
-#: job's directory (HERE) are a shared object, shell words, Python modules and programs that leave a mark.
+#: Variables by which programs on a node could be had to run a job's own code, and values that try.
+#: In the job's directory (HERE) are a library, shell words, modules and programs that leave a mark.
 TRIES = {
     "LD_PRELOAD": "./evil.so",
     "LD_AUDIT": "./evil.so",

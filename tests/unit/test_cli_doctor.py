@@ -136,9 +136,7 @@ ROUTER = {
         ),
         (
             {**NODE, "USER_JOB_WRAPPER": "{folder}/script/job-wrapper"},
-            [
-                "USER_JOB_WRAPPER: {folder}/script/job-wrapper is a script, so a job's LD_PRELOAD runs code"
-            ],
+            ["USER_JOB_WRAPPER: {folder}/script/job-wrapper is a script"],
         ),
     ],
 )

@@ -110,8 +110,7 @@ class OutputTray:
     def refuse(self, name: str, why: str) -> None:
         """Note something that is not taken."""
         if len(self.rejected) < MAX_REJECTED:
-            shown = name.encode("utf-8", "backslashreplace").decode()[:1024]
-            self.rejected.append(RejectedEntry(path=shown, why=why))
+            self.rejected.append(rejected_entry(name, why))
 
     def missing(self) -> list[str]:
         """The globs that nothing answered to."""
@@ -127,6 +126,12 @@ class OutputTray:
         others = sum(kept.size for path, kept in self.kept.items() if path != name)
         if size < 0 or others + size > self.limit:
             raise Refused(f"the outputs have more than {self.limit} bytes", too_large=True)
+
+
+def rejected_entry(name: str, why: str) -> RejectedEntry:
+    """The record of an output that was not taken, whatever its name is made of."""
+    shown, said = (text.encode("utf-8", "backslashreplace").decode() for text in (name, why))
+    return RejectedEntry(path=shown[:1024], why=said[:512])
 
 
 @dataclass(frozen=True)
