@@ -108,14 +108,14 @@ def test_links_that_lead_out_lead_to_files_of_the_guest(site: Site, chirp: Chirp
     """HTCondor would follow them on the node."""
     script = """
         mkdir -p in/deep; echo mine >in/file; echo x >/tmp/outside; chmod 640 /tmp/outside
-        ln -s /etc/hostname a; ln -s ../../../../../../../../etc/hostname in/deep/b; ln -s /tmp t
+        ln -s /etc/passwd a; ln -s ../../../../../../../../etc/passwd in/deep/b; ln -s /tmp t
         ln -s t/outside c; ln -s c chain; ln -s a hard; ln hard hard2
         ln -s "$PWD/in/file" absolute; ln -s in/deep/../file crooked; ln -s ../file in/deep/up
         ln -s in/file plain; ln -s plain plainer; ln -s . in/self
         ln -s /nothing none; ln -s loop loop; ln -s /dev/zero device; mkfifo fifo; ln -s fifo tofifo
         ln -s /etc/shadow secret; ln -s "$PWD/in" 'odd
 '
-        cat /etc/hostname
+        cat /etc/passwd
     """
     job = site.run("/bin/sh", "-c", script, files={".chirp.config": chirp.config})
     assert job.status == 0, job.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-SOURCES = Path(__file__).parents[2] / "deploy/job-wrapper"
+SOURCES = Path(__file__).parents[1] / "deploy/job-wrapper"
 #: Runs wherever a loader takes it in, as a library, an auditor or a converter of characters.
 _EVIL = """
 #include <fcntl.h>
