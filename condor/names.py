@@ -44,6 +44,8 @@ VM_SUBCODE: Final = "ChirpVMSubCode"
 VM_TRIED: Final = "ChirpVMTried"
 #: How often it was told to leave, and did: so many of its starts count for nothing.
 VM_VACATED: Final = "ChirpVMVacated"
+#: What it left and did not come back, and why.
+VM_REJECTED: Final = "ChirpVMRejected"
 #: What its image demands of nodes, once one has found out; and what the image was called then.
 VM_IMAGE_KINDS: Final = "ChirpVMImageKinds"
 VM_IMAGE_ARCH: Final = "ChirpVMImageArch"

@@ -15,7 +15,7 @@ again     the node or something that passes failed: back to idle, to be tried el
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -32,7 +32,7 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.model import ExitStatus, JobState, ReasonCode
+from vmjobs.model import ExitStatus, JobState, ReasonCode, RejectedEntry
 from vmjobs.ports import ClassAdValue
 from vmjobs.unchanged import UNSUITABLE, End
 
@@ -45,6 +45,8 @@ LOST: Final = "EXEC_LOST"
 #: Seconds from the first try of a job to the second, and from any to the next at most.
 FIRST_PAUSE: Final = 5
 LONGEST_PAUSE: Final = 600
+#: How many things that did not come back a job's ad names.
+MOST_REJECTED: Final = 20
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,14 @@ def under_way(state: str, reason: str) -> dict[str, Told]:
             f'strcat(ifThenElse({_RUNS}, "", {literal(lost)}), {literal(reason, _LAST_WORD)})'
         ),
     }
+
+
+def rejected(entries: Sequence[RejectedEntry]) -> dict[str, ClassAdValue]:
+    """What the job's ad has to say of what the job left and did not come back."""
+    said = [f"{entry.path[:200]!r}: {entry.why}" for entry in entries[:MOST_REJECTED]]
+    if len(entries) > MOST_REJECTED:
+        said.append(f"and {len(entries) - MOST_REJECTED} more")
+    return {names.VM_REJECTED: "; ".join(said)}
 
 
 def own(exit: ExitStatus, *, starved: bool = False) -> dict[str, ClassAdValue]:

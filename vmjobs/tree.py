@@ -1,6 +1,9 @@
 """A job's directory as tar streams: on its way into a machine, and what has changed on its way back.
 
 What comes back was made by a guest: nothing of it may lead out of the directory, whatever lies there.
+HTCondor follows links there, perhaps while they still arrive. So each link is one that can never lead
+out, whatever comes before or after it: its target first goes up, no higher than to that directory,
+and then only down.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from vmjobs.agent.outputs import Guarded
+from vmjobs.agent.outputs import MAX_REJECTED, Guarded
 from vmjobs.errors import InvalidRequest
 
 CHUNK = 1024 * 1024
@@ -48,8 +51,9 @@ def pack(directory: Path, sink: IO[bytes], without: Collection[str] = ()) -> fro
     return frozenset(sent)
 
 
-def unpack(stream: IO[bytes], directory: Path, without: Collection[str] = ()) -> None:
-    """Put the entries of a tar stream in place of what a directory has; devices are left out.
+def unpack(stream: IO[bytes], directory: Path, without: Collection[str] = ()) -> dict[str, str]:
+    """Put the entries of a tar stream in place of what a directory has. Links that may lead out of it,
+    devices and FIFOs are left out: returns their names, and why.
 
     without: names at its top that stay as they are.
 
@@ -58,13 +62,16 @@ def unpack(stream: IO[bytes], directory: Path, without: Collection[str] = ()) ->
     """
     top = os.open(directory, _DIRECTORY)
     modes: dict[tuple[str, ...], int] = {}
+    refused: dict[str, str] = {}
     try:
         guarded = cast("IO[bytes]", Guarded(stream, max_headers=None))
         with tarfile.open(fileobj=guarded, mode="r:", errorlevel=2) as tar:
             for entry in tar:
                 parts = _parts(entry.name)
                 if parts and parts[0] not in without:
-                    _put(top, parts, entry, tar, cast(Any, guarded))
+                    why = _put(top, parts, entry, tar, cast(Any, guarded))
+                    if why and len(refused) < MAX_REJECTED:
+                        refused["/".join(parts)] = why
                     if entry.isdir():
                         modes[tuple(parts)] = entry.mode & _PLAIN
                 cast(Any, tar).members.clear()
@@ -77,6 +84,7 @@ def unpack(stream: IO[bytes], directory: Path, without: Collection[str] = ()) ->
         raise InvalidRequest(f"what the job left is not to be read: {error}") from error
     finally:
         os.close(top)
+    return refused
 
 
 def remove(directory: Path, names: Collection[str]) -> None:
@@ -116,23 +124,28 @@ def _directory(top: int, parts: Sequence[str]) -> Iterator[int]:
         os.close(at)
 
 
-def _put(
-    top: int, parts: list[str], entry: tarfile.TarInfo, tar: tarfile.TarFile, guarded: Any
-) -> None:
+def _put(top: int, parts: list[str], entry: tarfile.TarInfo, tar: tarfile.TarFile, guarded: Any) -> str:
+    """Put an entry in its place; why it was left out, if it was."""
     name = parts[-1]
     with _parent(top, parts) as parent:
         if entry.isdir():
             _make_directory(parent, name)
         elif entry.issym():
-            _unlink(parent, name)
-            os.symlink(entry.linkname, name, dir_fd=parent)
+            return _link(parent, parts, entry.linkname)
         elif entry.islnk():
             source = _parts(entry.linkname)
             if not source:
                 raise InvalidRequest("what the job left has a link to its directory itself")
             with _parent(top, source) as other:
+                if (target := _target(other, source[-1])) is not None:
+                    return _link(parent, parts, target)  # of another place: it counts from there
                 _unlink(parent, name)
-                os.link(source[-1], name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
+                try:
+                    os.link(
+                        source[-1], name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False
+                    )
+                except FileNotFoundError:
+                    return "another name of what was left out"
         elif entry.issparse():  # a few bytes may stand for a file of any size
             raise InvalidRequest(f"what the job left has a sparse entry: {entry.name[:200]!r}")
         elif entry.isreg() and (content := tar.extractfile(entry)) is not None:
@@ -143,6 +156,28 @@ def _put(
                     shutil.copyfileobj(content, sink, CHUNK)
                 os.fchmod(sink.fileno(), entry.mode & _PLAIN)
                 os.utime(sink.fileno(), (entry.mtime, entry.mtime))
+        else:
+            _unlink(parent, name)
+            return "neither a file nor a directory"
+    return ""
+
+
+def _link(parent: int, parts: Sequence[str], target: str) -> str:
+    _unlink(parent, parts[-1])
+    steps = [step for step in target.split("/") if step not in ("", ".")]
+    up = next((at for at, step in enumerate(steps) if step != ".."), len(steps))
+    if target.startswith("/") or up >= len(parts) or ".." in steps[up:]:
+        return "a link that may lead out of the job's directory"
+    os.symlink(target, parts[-1], dir_fd=parent)
+    return ""
+
+
+def _target(parent: int, name: str) -> str | None:
+    """Where a link leads; None of anything else."""
+    try:
+        return os.readlink(name, dir_fd=parent)
+    except OSError:
+        return None
 
 
 def _make_directory(parent: int, name: str) -> None:

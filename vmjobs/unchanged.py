@@ -28,11 +28,12 @@ from typing import IO, cast
 
 from vmjobs import tree
 from vmjobs.agent import protocol
+from vmjobs.agent.outputs import rejected_entry
 from vmjobs.agent.protocol import Channel, DataMessage, EndMessage, ErrorMessage, ProgressMessage
 from vmjobs.agent.streams import Streams
 from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError
 from vmjobs.execute import NotNow, Signals, insist
-from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode
+from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode, RejectedEntry
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class End:
 
     stopped: the signal to stop that came before its end, 0 if none; ``code`` and ``why`` then say how
     the run ended, as far as that is known. starved: its machine's kernel has killed processes before,
-    for want of memory.
+    for want of memory. rejected: what it left and could not be put back.
     """
 
     exit: ExitStatus | None = None
@@ -67,6 +68,7 @@ class End:
     why: str = ""
     stopped: int = 0
     starved: bool = False
+    rejected: tuple[RejectedEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -288,23 +290,35 @@ class _Conversation:
             why = "the guest did not say how the job ended, or names more files than any job leaves"
             return End(code=ReasonCode.NO_EXIT_REPORT.value, why=why)
         try:
-            self._put_back(sent, left, changed)
+            refused = self._put_back(sent, left, changed)
         except OSError as error:
             raise Unavailable("node", f"what the job left cannot be put back: {error}") from error
-        return End(exit=exit, stopped=self.signals.stopping, starved=rest == "starved")
+        rejected = (*message.report.rejected, *(rejected_entry(*found) for found in refused.items()))
+        return End(
+            exit=exit,
+            stopped=self.signals.stopping,
+            starved=rest == "starved",
+            rejected=rejected,
+        )
 
-    def _put_back(self, sent: frozenset[str], left: bytearray, changed: IO[bytes]) -> None:
+    def _put_back(self, sent: frozenset[str], left: bytearray, changed: IO[bytes]) -> dict[str, str]:
+        """What of it is refused, and why."""
         changed.seek(0)
         directory = self.handing.directory
-        tree.unpack(changed, directory, SAFE)
+        refused = tree.unpack(changed, directory, SAFE)
         names = bytes(left).split(b"\0")[:-1]
         there = {name.decode("utf-8", "surrogateescape").removeprefix("./") for name in names}
         tree.remove(directory, sent - there - SAFE)
         if self.handing.message.checkpoint:
             there &= sent  # what another node sent, and the job never touched, this one need not have
-        missing = [name for name in sorted(there - SAFE) if not os.path.lexists(directory / name)]
+        missing = [
+            name
+            for name in sorted(there - SAFE - refused.keys())
+            if not os.path.lexists(directory / name)
+        ]
         if missing:
             raise FileNotFoundError(f"{missing[0]} and {len(missing) - 1} others did not come")
+        return refused
 
 
 @contextmanager

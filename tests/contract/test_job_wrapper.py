@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from wrapper_kit import SOURCES, build_evil, build_wrapper
 
-WRAPPER = Path(__file__).parents[2] / "deploy/libexec/job-wrapper"
 #: Nothing that a shell, or Python itself, would leave as it is.
 ODD = {"odd.name": "1", "BASH_FUNC_x%%": "() { :; }", "EMPTY": "", "LINES": "a\nb", "PYTHONHOME": "/x"}
 
 
-def start(
-    *command: str, wrapper: Path = WRAPPER, **variables: str
-) -> subprocess.CompletedProcess[bytes]:
+@pytest.fixture(scope="module")
+def wrapper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wrapper, beside the settings of its SSH server."""
+    folder = tmp_path_factory.mktemp("libexec")
+    shutil.copy(SOURCES.with_name("libexec") / "ssh-to-job.sshd", folder)
+    return build_wrapper(folder / "job-wrapper")
+
+
+def start(wrapper: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """Run the wrapper as the starter does."""
     return subprocess.run(
         [str(wrapper), *command], env={**ODD, **variables}, capture_output=True, check=False, timeout=30
@@ -22,49 +30,170 @@ def start(
 
 
 @pytest.mark.parametrize("ad", ["", "Cmd = 1\nVMJobImage = undefined\n", "VMJobImages = 1\n"])
-def test_a_job_that_asks_for_no_machine_starts_as_it_is(tmp_path: Path, ad: str) -> None:
+def test_a_job_that_asks_for_no_machine_starts_as_it_is(tmp_path: Path, wrapper: Path, ad: str) -> None:
     (tmp_path / "ad").write_text(ad)
     path = str(tmp_path / "ad")
-    done = start("/bin/cat", "/proc/self/environ", _CONDOR_JOB_AD=path)
+    done = start(wrapper, "/bin/cat", "/proc/self/environ", _CONDOR_JOB_AD=path)
     assert done.returncode == 0
     found = dict(word.split("=", 1) for word in done.stdout.decode().split("\0")[:-1])
     assert found == {**ODD, "_CONDOR_JOB_AD": path}
 
 
-def test_exit_status_and_arguments_pass(tmp_path: Path) -> None:
-    done = start("/bin/sh", "-c", 'printf "<%s>" "$@"; exit 7', "sh", "", "a b", "*")
+def test_exit_status_and_arguments_pass(tmp_path: Path, wrapper: Path) -> None:
+    done = start(wrapper, "/bin/sh", "-c", 'printf "<%s>" "$@"; exit 7', "sh", "", "a b", "*")
     assert (done.returncode, done.stdout) == (7, b"<><a b><*>")
 
 
-def test_a_program_that_is_not_there_is_told_to_the_starter(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_told_to_the_starter(tmp_path: Path, wrapper: Path) -> None:
     told = tmp_path / "error"
-    done = start("/none/such", _CONDOR_WRAPPER_ERROR_FILE=str(told))
+    done = start(wrapper, "/none/such", _CONDOR_WRAPPER_ERROR_FILE=str(told))
     assert done.returncode == 1
     assert "/none/such" in told.read_text()
 
 
-def test_an_ad_that_cannot_be_read_is_no_reason_to_run_bare(tmp_path: Path) -> None:
+def test_an_ad_that_cannot_be_read_is_no_reason_to_run_bare(tmp_path: Path, wrapper: Path) -> None:
     told = tmp_path / "error"
-    done = start("/bin/echo", "bare", _CONDOR_JOB_AD="/none", _CONDOR_WRAPPER_ERROR_FILE=str(told))
+    done = start(
+        wrapper, "/bin/echo", "bare", _CONDOR_JOB_AD="/none", _CONDOR_WRAPPER_ERROR_FILE=str(told)
+    )
     assert done.returncode == 1
     assert done.stdout == b""
     assert "cannot run" in told.read_text()
 
 
 #: Prints what it was given, in what environment, and what is where the job is to be.
-_SHOWS = """#!/bin/sh
-printf '%s\\n' "$*"; env; echo; cat "$3"; ls -A FOLDER
+_SHOWS = """#!/bin/bash
+printf '%s\\n' "$*"; env; echo; cat "$3"; ls -A FOLDER; python3 -c pass
 """
 
 
 def wrapper_to(folder: Path, scratch: Path) -> Path:
     """The wrapper, with a program that shows all in place of `vmjobs`."""
-    shows, wrapper = folder / "shows", folder / "wrapper"
+    shows = folder / "shows"
     shows.write_text(_SHOWS.replace("FOLDER", str(scratch)))
-    wrapper.write_text(WRAPPER.read_text().replace('"/usr/bin/vmjobs"', f'"{shows}"'))
-    for program in (shows, wrapper):
-        program.chmod(0o755)
-    return wrapper
+    shows.chmod(0o755)
+    return build_wrapper(folder / "wrapper", shows)
+
+
+#: Variables by which programs on a node could be had to run a job's own code, and values that try.
+#: In the job's directory (HERE) are a library, shell words, modules and programs that leave a mark.
+TRIES = {
+    "LD_PRELOAD": "./evil.so",
+    "LD_AUDIT": "./evil.so",
+    "LD_LIBRARY_PATH": "HERE/lib",
+    "LD_DEBUG": "all",
+    "LD_DEBUG_OUTPUT": "HERE/mark",
+    "LD_PROFILE": "libc.so.6",
+    "LD_PROFILE_OUTPUT": "HERE",
+    "LD_SHOW_AUXV": "1",
+    "LD_TRACE_LOADED_OBJECTS": "1",
+    "LD_BIND_NOW": "1",
+    "LD_ORIGIN_PATH": "HERE/lib",
+    "LD_WARN": "1",
+    "LD_VERBOSE": "1",
+    "LD_ASSUME_KERNEL": "2.2.5",
+    "LD_HWCAP_MASK": "0",
+    "PYTHONSTARTUP": "HERE/python/sitecustomize.py",
+    "PYTHONPATH": "HERE/python",
+    "PYTHONHOME": "HERE/python",
+    "PYTHONUSERBASE": "HERE/python",
+    "PYTHONINSPECT": "1",
+    "PYTHONVERBOSE": "1",
+    "PYTHONBREAKPOINT": "sitecustomize.x",
+    "PYTHONPYCACHEPREFIX": "HERE/mark",
+    "PYTHONWARNINGS": "error:::sitecustomize",
+    "BASH_ENV": "HERE/words",
+    "ENV": "HERE/words",
+    "SHELLOPTS": "xtrace",
+    "BASHOPTS": "extdebug",
+    "PS4": "$(touch HERE/mark)",
+    "PROMPT_COMMAND": "touch HERE/mark",
+    "BASH_FUNC_ls%%": "() { touch HERE/mark; }",
+    "IFS": "/",
+    "PATH": "HERE/bin",
+    "HOME": "HERE",
+    "TMPDIR": "HERE/tmp",
+    "GCONV_PATH": "HERE",
+    "LOCPATH": "HERE",
+    "NLSPATH": "HERE/%N",
+    "LC_ALL": "x.EVIL",
+    "OUTPUT_CHARSET": "EVIL",
+    "GETCONF_DIR": "HERE/bin",
+    "HOSTALIASES": "HERE/words",
+    "RES_OPTIONS": "debug",
+    "MALLOC_CHECK_": "3",
+    "MALLOC_PERTURB_": "7",
+    "MALLOC_TRACE": "HERE/mark",
+    "GLIBC_TUNABLES": "glibc.malloc.check=3:glibc.malloc.perturb=7:glibc.rtld.enable_secure=1",
+    "OPENSSL_CONF": "HERE/words",
+    "GODEBUG": "inittrace=1",
+}
+
+
+def lay_out(place: Path) -> Path:
+    """Lay out in a job's directory what its variables speak of; the mark that each of it leaves."""
+    mark = place / "mark"
+    evil = build_evil(place, mark)
+    for folder in ("lib", "python", "bin", "tmp"):
+        (place / folder).mkdir()
+    shutil.copy(evil, place / "lib/libc.so.6")
+    (place / "gconv-modules").write_text(
+        "module EVIL// INTERNAL evil 1\nmodule INTERNAL EVIL// evil 1\n"
+    )
+    (place / "python/sitecustomize.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    (place / "words").write_text(f"touch {mark}\n")
+    for name in ("vmjobs", "python3", "env", "cat", "ls", "sh", "bash"):
+        (place / "bin" / name).write_text(f"#!/bin/sh\n/usr/bin/touch {mark}\n")
+        (place / "bin" / name).chmod(0o755)
+    return mark
+
+
+@pytest.mark.parametrize("name", TRIES)
+def test_no_variable_of_a_job_gives_orders_on_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """And each comes to what runs the job as it was."""
+    (tmp_path / "ad").write_text('VMJobImage = "x"\n')
+    place = tmp_path / "scratch"
+    place.mkdir()
+    mark = lay_out(place)
+    wrapper = wrapper_to(tmp_path, place)
+    monkeypatch.chdir(place)
+    variables = {name: TRIES[name].replace("HERE", str(place)), "_CONDOR_JOB_AD": str(tmp_path / "ad")}
+    before = sorted(os.listdir(place))  # noqa: PTH208
+    done = start(wrapper, "/bin/true", **variables)
+    assert not mark.exists()
+    assert sorted(os.listdir(place)) == before  # noqa: PTH208
+    assert (done.returncode, done.stderr) == (0, b"")
+    told = b"".join(f"{n}={v}\0".encode() for n, v in {**ODD, **variables}.items())
+    assert done.stdout.split(b"\n\n", 1)[1].startswith(told)
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_AUDIT"])
+def test_a_job_that_asks_for_no_machine_has_its_variables_obeyed(
+    tmp_path: Path, wrapper: Path, name: str
+) -> None:
+    mark = lay_out(tmp_path)
+    assert start(wrapper, "/bin/true", **{name: str(tmp_path / "evil.so")}).returncode == 0
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("way", ["file", "link"])
+def test_the_ssh_server_loads_no_library_of_a_job(tmp_path: Path, wrapper: Path, way: str) -> None:
+    """HTCondor names one in the same variable, by this very name."""
+    (tmp_path / "ad").write_text('VMJobImage = "x"\n')
+    mark = lay_out(tmp_path)
+    library = tmp_path / "libgetpwnam.so"
+    if way == "file":
+        shutil.copy(tmp_path / "evil.so", library)
+    else:
+        library.symlink_to("evil.so")
+    place = tmp_path / ".condor_ssh_to_job_1"
+    place.mkdir()
+    variables = {"_CONDOR_JOB_AD": str(tmp_path / "ad"), "_CONDOR_SCRATCH_DIR": str(tmp_path)}
+    server = ("/usr/sbin/sshd", "-i", "-e", "-f", str(place / "sshd_config"))
+    start(wrapper, *server, **variables, LD_PRELOAD=str(library))
+    assert not mark.exists()
 
 
 def test_what_runs_the_job_has_its_variables_by_a_file_that_is_gone_with_it(tmp_path: Path) -> None:
@@ -74,17 +203,20 @@ def test_what_runs_the_job_has_its_variables_by_a_file_that_is_gone_with_it(tmp_
     scratch.mkdir()
     wrapper = wrapper_to(tmp_path, scratch)
     ad, place = str(tmp_path / "ad"), str(scratch)
-    done = start("/bin/true", "a b", wrapper=wrapper, _CONDOR_JOB_AD=ad, _CONDOR_SCRATCH_DIR=place)
+    done = start(wrapper, "/bin/true", "a b", _CONDOR_JOB_AD=ad, _CONDOR_SCRATCH_DIR=place)
     said, variables = done.stdout.split(b"\n\n", 1)
     words, *environment = said.decode().splitlines()
     assert words.startswith("exec-unchanged --environment /proc/self/fd/")
     assert words.endswith(" -- /bin/true a b")
-    assert {word.partition("=")[0] for word in environment} == {"PATH", "LANG", "HOME", "PWD"}
+    assert {word.partition("=")[0] for word in environment} == {
+        *("PATH", "LANG", "HOME"),
+        *("PWD", "SHLVL", "_"),  # the shell's own
+    }
     expected = {**ODD, "_CONDOR_JOB_AD": ad, "_CONDOR_SCRATCH_DIR": place}
     assert variables == b"".join(f"{name}={value}\0".encode() for name, value in expected.items())
 
 
-def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(tmp_path: Path) -> None:
+def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(tmp_path: Path, wrapper: Path) -> None:
     """HTCondor starts the server of condor_ssh_to_job like a job, and a job may name its program."""
     (tmp_path / "ad").write_text('VMJobImage = "x"\n')
     place = tmp_path / ".condor_ssh_to_job_1"
@@ -94,9 +226,9 @@ def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(tmp_path: Path) -
     (place / "sshd_config").write_text(config)
     variables = {"_CONDOR_JOB_AD": str(tmp_path / "ad"), "_CONDOR_SCRATCH_DIR": str(tmp_path)}
     server = ("/usr/sbin/sshd", "-i", "-e", "-f")
-    start(*server, str(place / "sshd_config"), **variables)
+    start(wrapper, *server, str(place / "sshd_config"), **variables)
     assert not mark.exists()
-    wrapper = wrapper_to(tmp_path, place)
+    shows = wrapper_to(tmp_path, place)
     for other in ("/etc/ssh/sshd_config", str(tmp_path / "sshd_config"), f"{place}/../sshd_config"):
-        done = start(*server, other, wrapper=wrapper, **variables)
+        done = start(shows, *server, other, **variables)
         assert done.stdout.startswith(b"exec-unchanged "), other

@@ -18,6 +18,7 @@ import pytest
 from chirp_service import IDLE, ChirpService, chirp_service
 from hypervisor_host import wait_until
 from unchanged_kit import BOOT, GID, UID, Site, serving_site
+from wrapper_kit import build_evil
 
 from condor import outcomes
 from vmjobs.agent.standing import Standing
@@ -74,6 +75,73 @@ def test_arguments_and_variables_pass_untouched(site: Site) -> None:
     assert job.status == 0, job.err
     assert job.out.startswith("".join(f"<{word}>" for word in words))
     assert {"odd.name=1", "odd-name=2"} <= set(job.out.splitlines())
+
+
+def test_variables_that_command_programs_are_the_jobs_alone(site: Site, tmp_path: Path) -> None:
+    """On the node they command none; in the guest they are all there, as they were."""
+    mark = tmp_path / "mark"
+    evil = build_evil(tmp_path, mark).read_bytes()
+    said = {
+        "LD_PRELOAD": "./evil.so",
+        "LD_AUDIT": "./none.so",
+        "LD_LIBRARY_PATH": ".",
+        "PYTHONHOME": "/none",
+        "BASH_ENV": "./words",
+        "GLIBC_TUNABLES": "glibc.malloc.check=3",
+        "IFS": "/",
+        "ODD": "a\nb",
+    }
+    tmp_path.chmod(0o777)
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)
+    # (A program of busybox's is static, as this shell need not be.)
+    command = ("/bin/busybox", "cat", "/proc/self/environ")
+    ad = 'VMJobImage = "generic"'
+    job = site.run(*command, ad=ad, files={"evil.so": evil}, environment=with_ad(said), wrapped=True)
+    assert job.status == 0, job.err
+    assert not mark.exists()
+    found = dict(word.split("=", 1) for word in job.out.split("\0")[:-1])
+    assert {name: found.get(name) for name in said} == said
+    assert found.keys() - said.keys() == {"_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_AD", "PATH"}
+
+
+def with_ad(variables: dict[str, str]) -> dict[str, str]:
+    """The same with that by which the wrapper finds the ad: it is in the job's directory."""
+    return {**variables, "_CONDOR_JOB_AD": ".job.ad"}
+
+
+def test_links_that_lead_out_lead_to_files_of_the_guest(site: Site, chirp: ChirpService) -> None:
+    """HTCondor would follow them on the node."""
+    script = """
+        mkdir -p in/deep; echo mine >in/file; echo x >/tmp/outside; chmod 640 /tmp/outside
+        ln -s /etc/passwd a; ln -s ../../../../../../../../etc/passwd in/deep/b; ln -s /tmp t
+        ln -s t/outside c; ln -s c chain; ln -s a hard; ln hard hard2
+        ln -s "$PWD/in/file" absolute; ln -s in/deep/../file crooked; ln -s ../file in/deep/up
+        ln -s in/file plain; ln -s plain plainer; ln -s . in/self
+        ln -s /nothing none; ln -s loop loop; ln -s /dev/zero device; mkfifo fifo; ln -s fifo tofifo
+        ln -s /etc/shadow secret; ln -s "$PWD/in" 'odd
+'
+        cat /etc/passwd
+    """
+    job = site.run("/bin/sh", "-c", script, files={".chirp.config": chirp.config})
+    assert job.status == 0, job.err
+    place = job.place
+    for name in ("a", "in/deep/b", "hard", "hard2"):
+        assert (place / name).read_text() == job.out, name
+        assert not (place / "a").is_symlink()
+    assert (place / "c").read_text() == (place / "chain").read_text() == "x\n"
+    assert (place / "c").stat().st_mode & 0o777 == 0o640
+    for name in ("absolute", "crooked", "in/deep/up", "plain", "plainer", "in/self/file", "odd\n/file"):
+        assert (place / name).read_text() == "mine\n", name
+    assert (place / "absolute").readlink() == Path("in/file")
+    assert (place / "plainer").readlink() == Path("plain")
+    for path in place.rglob("*"):
+        assert path.resolve().is_relative_to(place), path
+    said = chirp.attributes["ChirpVMRejected"]
+    for name in ("none", "loop", "device", "fifo", "tofifo", "secret", "t"):
+        assert not os.path.lexists(place / name), name
+        assert f"'{name}': " in said, said
+    assert said.count(";") == 6, said
 
 
 def test_changes_come_back_and_nothing_else(site: Site) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wrapper_kit import build_wrapper
+
 from images.store import ImageStore
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import Parts, RunSettings
@@ -51,8 +53,12 @@ class Site:
         environment: Mapping[str, str] | None = None,
         given: bytes | None = None,
         prepare: Callable[[Path], object] = lambda _: None,
+        wrapped: bool = False,
     ) -> Job:
-        """Start a job as the starter does: in a directory of its own, as its user."""
+        """Start a job as the starter does: in a directory of its own, as its user.
+
+        wrapped: by the job wrapper, in the job's environment.
+        """
         place = Path(tempfile.mkdtemp(prefix="dir_", dir=self.folder))
         self.places.append(place)
         (place / ".job.ad").write_text(f"ClusterId = 7\nProcId = 0\n{ad}\n")
@@ -70,6 +76,17 @@ class Site:
         os.fchown(variables, UID, GID)
         told = f"/proc/self/fd/{variables}"
         argv = [program, "exec-unchanged", "--environment", told, "--", *command]
+        around = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/nonexistent",
+            "VMJOBS_SOCKET": str(self.socket),
+        }
+        if wrapped:
+            stand_in = self.folder / "vmjobs"
+            stand_in.write_text(f'#!/bin/sh\nVMJOBS_SOCKET={self.socket} exec {program} "$@"\n')
+            stand_in.chmod(0o755)
+            argv = [str(build_wrapper(self.folder / "job-wrapper", stand_in)), *command]
+            around = own
         with (
             (place / "_condor_stdout").open("wb") as out,
             (place / "_condor_stderr").open("wb") as err,
@@ -83,11 +100,7 @@ class Site:
                 stdin=subprocess.DEVNULL if given is None else source,
                 stdout=out,
                 stderr=err,
-                env={
-                    "PATH": "/usr/bin:/bin",
-                    "HOME": "/nonexistent",
-                    "VMJOBS_SOCKET": str(self.socket),
-                },
+                env=around,
                 user=UID,
                 group=GID,
                 extra_groups=[],

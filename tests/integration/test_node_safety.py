@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import uuid
@@ -15,6 +16,7 @@ import requests
 from grid_kit import NODES, Grid, wait_for
 from secrets_kit import STRANGER, feed
 from test_unchanged import Desk, where
+from wrapper_kit import build_evil
 
 from vmjobs.client import Client
 from vmjobs.model import Job, JobSpec, JobState, StreamName
@@ -323,3 +325,51 @@ def test_the_spool_is_the_services_alone(victim: Victim) -> None:
     place = f"/var/lib/vmjobs/spool/{victim.job.array}/{victim.job.id}/job.token"
     assert victim.grid.on("submit", "cat", place, user=OWNER)
     assert victim.grid.on("submit", "cat", place, user=STRANGER, check=False) == ""
+
+
+@pytest.fixture
+def desk(grid: Grid) -> Iterator[Desk]:
+    desk = Desk(grid, "site")
+    yield desk
+    for cluster in desk.clusters:
+        desk("condor_rm", "-forcex", cluster, check=False)
+
+
+@pytest.mark.parametrize("variable", ["LD_PRELOAD", "LD_AUDIT"])
+def test_a_library_of_a_jobs_is_loaded_on_no_node(
+    grid: Grid, desk: Desk, tmp_path: Path, variable: str
+) -> None:
+    """HTCondor starts the wrapper in the job's environment."""
+    mark = Path(f"/run/lock/loaded-{uuid.uuid4().hex}")
+    evil = base64.b64encode(build_evil(tmp_path, mark).read_bytes()).decode()
+    more = {
+        "environment": f'"{variable}=./evil.so MINE=1"',
+        "transfer_input_files": "data, evil.so",
+    }
+    script = f"tr '\\0' '\\n' </proc/$$/environ | grep -e ^MINE= -e ^{variable}="
+    desk.describe(script, **more)
+    desk("sh", "-c", 'echo "$1" | base64 -d >"$2"', "sh", evil, f"{desk.folder}/evil.so")
+    desk.tool("condor_submit", "-terse", "job.sub")
+    ad = desk.ended(desk.clusters[-1])
+    assert ad["JobStatus"] == 4, ad.get("HoldReason")
+    assert sorted(desk.read("out").splitlines()) == [f"{variable}=./evil.so", "MINE=1"]
+    for node in NODES:
+        assert grid.on(node, "find", "/run/lock", "-name", mark.name).strip() == "", node
+
+
+def test_links_that_a_job_leaves_bring_no_file_of_its_node(desk: Desk) -> None:
+    """HTCondor's starter follows them, on the node."""
+    script = """
+        ln -s /etc/passwd a; ln -s /var/log/condor/StartLog b; ln -s /etc d; ln -s d/passwd through
+        mkdir in; ln -s ../../../../../../../etc/passwd in/deep; ln -s "$PWD/data" inner
+        sha256sum </etc/passwd
+    """
+    ad = desk.ended(desk.submit(script, transfer_output_files="a, through, in, inner"))
+    assert ad["JobStatus"] == 4, ad.get("HoldReason")
+    guests = desk.read("out")
+    for name in ("a", "through", "in/deep"):
+        found = desk("sh", "-c", 'sha256sum <"$1"', "sh", f"{desk.folder}/{name}")
+        assert found == guests, name
+    assert desk.read("inner") == "from a file\n"
+    assert "'b': a link to nothing" in ad["ChirpVMRejected"]
+    assert "'d': a link out of" in ad["ChirpVMRejected"]

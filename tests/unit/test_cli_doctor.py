@@ -134,6 +134,10 @@ ROUTER = {
             {**NODE, "USER_JOB_WRAPPER": "{folder}/alone/job-wrapper"},
             ["{folder}/alone/ssh-to-job.sshd is not there"],
         ),
+        (
+            {**NODE, "USER_JOB_WRAPPER": "{folder}/script/job-wrapper"},
+            ["USER_JOB_WRAPPER: {folder}/script/job-wrapper is a script"],
+        ),
     ],
 )
 def test_what_htcondor_lacks_for_unchanged_jobs(
@@ -179,8 +183,9 @@ def configured(values: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
     )
     program.write_text(f"#!/bin/sh\ncase $1 in\n{cases}*) exit 1 ;;\nesac\n")
     beside = ("job-wrapper", "ssh-to-job.sshd", "alone/job-wrapper")
-    for file in (program, *(tmp_path / name for name in beside)):
+    for file in (program, *(tmp_path / name for name in beside), tmp_path / "script/job-wrapper"):
         file.parent.mkdir(exist_ok=True)
         file.touch()
         file.chmod(0o755)
+    (tmp_path / "script/job-wrapper").write_text("#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -6,6 +6,7 @@ import io
 import os
 import socket
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_directories_of_which_nobody_may_write(place: Path) -> None:
 
 
 def test_a_link_in_place_of_a_directory_passes_its_mode_on_to_nobody(place: Path) -> None:
-    """What it leads to is not the job's directory's."""
+    """What it leads to is not the job's directory's, and the link does not come either."""
     theirs = place.parent / "theirs"
     theirs.mkdir(0o700)
     (theirs / "within").mkdir(0o700)
@@ -125,8 +126,8 @@ def test_a_link_in_place_of_a_directory_passes_its_mode_on_to_nobody(place: Path
         (entry("f", tarfile.SYMTYPE, "../outside"), b""),
     ]
     (place.parent / "outside").chmod(0o600)
-    tree.unpack(stream(*entries), place)
-    assert [(place / name).is_symlink() for name in "def"] == [True] * 3
+    assert set(tree.unpack(stream(*entries), place)) == set("def")
+    assert list(place.iterdir()) == []
     for path, mode in ((theirs, 0o700), (theirs / "within", 0o700), (place.parent / "outside", 0o600)):
         assert path.stat().st_mode & 0o777 == mode, path
 
@@ -144,6 +145,69 @@ def test_modes_of_directories_in_any_order(place: Path) -> None:
     (place / "a").chmod(0o700)
     assert (place / "a/b").stat().st_mode & 0o777 == 0o755
     assert (place / "a/b/file").read_text() == "x"
+
+
+LINK, HARD, FOLDER = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [entry("a", LINK, "/etc/hostname")],
+        [entry("a", LINK, "../outside")],
+        [entry("a", LINK, "b/../../outside")],
+        [entry("d", FOLDER), entry("d/a", LINK, "../../outside")],
+        [entry("d", FOLDER), entry("d/a", LINK, "./..//../outside")],
+        # through a link to a directory that is there by then, comes later, or was something else before
+        [entry("d", FOLDER), entry("d/e", LINK, ".."), entry("a", LINK, "d/e/../outside")],
+        [entry("a", LINK, "s/t/../../outside"), entry("s", FOLDER), entry("s/t", LINK, ".")],
+        [
+            *(entry("s", FOLDER), entry("s/t", FOLDER)),
+            *(entry("a", LINK, "s/t/../../outside"), entry("s/t", LINK, ".")),
+        ],
+        [entry("a", LINK, "b/outside"), entry("b", LINK, "c"), entry("c", LINK, "..")],
+        # a link that leads out of another place than it was made for
+        [entry("d", FOLDER), entry("d/b", LINK, "../outside"), entry("a", HARD, "d/b")],
+        # in place of a file
+        [entry("a"), entry("a", LINK, "../outside")],
+        [entry("b", LINK, "../outside"), entry("a", HARD, "b")],
+    ],
+)
+def test_no_link_leads_out_at_any_time(place: Path, entries: list[tarfile.TarInfo]) -> None:
+    for count in range(1, len(entries) + 1):
+        with suppress(OSError):
+            tree.unpack(stream(*((info, b"") for info in entries[:count])), place)
+        for path in place.rglob("*"):
+            assert path.resolve().is_relative_to(place), (count, path)
+    assert not (place / "a").exists()
+
+
+def test_links_that_stay_inside_come(place: Path) -> None:
+    entries = [
+        (entry("d", FOLDER, mode=0o755), b""),
+        (entry("d/e", FOLDER, mode=0o755), b""),
+        (entry("file"), b"x"),
+        (entry("d/e/up", LINK, "../../file"), b""),
+        (entry("d/top", LINK, ".."), b""),
+        (entry("chain", LINK, "d/top/file"), b""),
+        (entry("second", HARD, "chain"), b""),
+    ]
+    assert tree.unpack(stream(*entries), place) == {}
+    for name in ("d/e/up", "chain", "second", "d/top/d/e/up"):
+        assert (place / name).read_text() == "x", name
+
+
+def test_what_is_left_out_is_named_and_nothing_older_is_in_its_place(place: Path) -> None:
+    (place / "a").write_text("older")
+    fifo, link = entry("d/fifo", tarfile.FIFOTYPE), entry("./a", LINK, "/etc/hostname")
+    refused = tree.unpack(
+        stream((entry("d", FOLDER, mode=0o755), b""), (fifo, b""), (link, b"")), place
+    )
+    assert refused == {
+        "d/fifo": "neither a file nor a directory",
+        "a": "a link that may lead out of the job's directory",
+    }
+    assert [path.name for path in place.rglob("*")] == ["d"]
 
 
 def test_what_no_job_leaves(place: Path) -> None:

@@ -16,17 +16,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, cast
 
 from vmjobs.agent import protocol
 from vmjobs.agent.entrance import Entrance
 from vmjobs.agent.kept import Beginning, KeptJob
+from vmjobs.agent.outputs import MAX_REJECTED, rejected_entry
 from vmjobs.agent.protocol import Channel, DataMessage, HandMessage, Peer
 from vmjobs.agent.verdict import NO_ROOM
 from vmjobs.errors import InvalidRequest, PayloadTooLarge, StorageFull
 from vmjobs.local import LocalJob, describe_inputs
-from vmjobs.model import MIB, JobSpec, Report, Strategy, StreamName
+from vmjobs.model import MIB, JobSpec, RejectedEntry, Report, Strategy, StreamName
 
 #: What is handed over, and its name as an input of the script; in any order, each to its end.
 _INPUTS = {Channel.START: "start", Channel.INPUT: "input", Channel.TREE: "tree.tar"}
@@ -36,10 +38,12 @@ _DOOR = "door"
 #: What there is to run in its machine.
 _INSIDE = Path(__file__).with_name("inside")
 _SCRIPT = _INSIDE / "unchanged.sh"
-_PROGRAMS = {name: _INSIDE / name for name in ("visit.sh", "condor_chirp.sh")}
+_PROGRAMS = {name: _INSIDE / name for name in ("visit.sh", "condor_chirp.sh", "links.sh")}
 #: What goes back at the end.
 _OUTPUTS = {Channel.LEFT: "left", Channel.CHANGED: "changed.tar"}
 _ENDED = "ended"
+#: Bytes of what it says of things that cannot go back.
+_MAX_REJECTED = 64 * 1024
 _STREAMS = {StreamName.OUT: Channel.OUT, StreamName.ERR: Channel.ERR}
 #: Seconds a job may run: HTCondor says when it has to stop.
 _RUN_SECONDS = 30 * 86400
@@ -138,9 +142,20 @@ class HandedJob:
         """
         try:
             with (self.directory / "outputs" / _ENDED).open("rb") as file:
-                return file.read(512).decode("utf-8", "replace").strip()
+                return file.readline(512).decode("utf-8", "replace").strip()
         except FileNotFoundError:
             return ""
+
+    def rejected(self) -> tuple[RejectedEntry, ...]:
+        """What the script said cannot go back: below that, a name and a reason each, with NULs."""
+        try:
+            with (self.directory / "outputs" / _ENDED).open("rb") as file:
+                file.readline(512)
+                words = file.read(_MAX_REJECTED).decode("utf-8", "surrogateescape").split("\0")[:-1]
+        except FileNotFoundError:
+            return ()
+        pairs = zip(words[::2], words[1::2], strict=False)
+        return tuple(rejected_entry(name, why) for name, why in islice(pairs, MAX_REJECTED))
 
     def send_back(self, send: Callable[[protocol.Message], None]) -> None:
         """Send what the job left. Does nothing where it has not come that far."""

@@ -114,7 +114,7 @@ class OutputTray:
         if len(self.lacking) < MAX_REJECTED and self._is_wanted(name):
             self.lacking[_shown(name)] = why
         if len(self.rejected) < MAX_REJECTED:
-            self.rejected.append(RejectedEntry(path=_shown(place or name), why=why))
+            self.rejected.append(rejected_entry(place or name, why))
 
     def missing(self) -> list[str]:
         """The globs that nothing answered to."""
@@ -156,8 +156,13 @@ class OutputTray:
         return next((path for path in above if path in self.kept), "") or next(found, "")
 
 
-def _shown(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode()[:1024]
+def rejected_entry(name: str, why: str) -> RejectedEntry:
+    """The record of an output that was not taken, whatever its name is made of."""
+    return RejectedEntry(path=_shown(name), why=_shown(why)[:512])
+
+
+def _shown(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()[:1024]
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.model import GIVEN_BACK, MIB, JobState, Node, ReasonCode, Report
+from vmjobs.model import GIVEN_BACK, MIB, JobState, Node, ReasonCode, RejectedEntry, Report
 from vmjobs.ports import JobSource
 
 log = logging.getLogger(__name__)
@@ -77,10 +77,18 @@ class SocketLease:
         self.last = report.model_copy(update={"rejected": ()})
         self.send(protocol.ProgressMessage(node=self.node, report=self.last))
 
-    def end(self, verdict: Verdict, ended: str = "", needs: protocol.ImageNeeds | None = None) -> None:
-        """Tell that the job is over. ended, needs: as ``EndMessage`` has them."""
+    def end(
+        self,
+        verdict: Verdict,
+        ended: str = "",
+        needs: protocol.ImageNeeds | None = None,
+        rejected: tuple[RejectedEntry, ...] = (),
+    ) -> None:
+        """Tell that the job is over. ended, needs: as ``EndMessage`` has them. rejected: what does not
+        come back of a job that was handed over.
+        """
         if self.last is not None:
-            report, code = self.last, verdict.exit_code
+            report, code = self.last.model_copy(update={"rejected": rejected}), verdict.exit_code
             self.send(
                 protocol.EndMessage(
                     node=self.node, exit_code=code, report=report, ended=ended, needs=needs
@@ -326,7 +334,7 @@ class Agent:
                     self._judge_node(run, verdict)
                     # An agent that stops waits for this, too.
                     job.send_back(lease.send)
-                    lease.end(verdict, job.ended(), _needs(run, message.image))
+                    lease.end(verdict, job.ended(), _needs(run, message.image), job.rejected())
                     if message.checkpoint and other_end.has_taken():
                         beginning.forget()
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -123,8 +124,19 @@ def _faults_of_node(tool: str) -> Iterator[str]:
         yield f"USER_JOB_WRAPPER {found}: no job gets a VM; copy condor/config/node.conf"
     elif not os.access(wrapper, os.X_OK):
         yield f"USER_JOB_WRAPPER: {wrapper} cannot be executed, so no job starts here; install it"
+    elif _is_script(wrapper):
+        yield (
+            f"USER_JOB_WRAPPER: {wrapper} is a script, so a job's LD_PRELOAD runs code on this node; "
+            "build deploy/job-wrapper/job-wrapper.c and install that"
+        )
     elif not (settings := Path(wrapper).resolve().with_name("ssh-to-job.sshd")).is_file():
         yield f"{settings} is not there: condor_ssh_to_job leads into no VM; install it"
+
+
+def _is_script(path: str) -> bool:
+    with suppress(OSError), Path(path).open("rb") as file:
+        return file.read(2) == b"#!"
+    return False
 
 
 def _words(tool: str, name: str) -> set[str]:

@@ -79,6 +79,8 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
     except Exception as error:
         reporter.publish(outcomes.attributes("NODE_FAILED", f"the node failed: {error!r}", time.time()))
         _give_up(own)
+    if end.rejected:
+        reporter.publish(outcomes.rejected(end.rejected))
     if end.stopped:
         reporter.publish(outcomes.left(end, scratch.times_vacated(own / names.JOB_AD)))
     if end.exit is not None:

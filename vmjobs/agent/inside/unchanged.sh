@@ -5,8 +5,8 @@
 # Beside this script's directory lie, as inputs: `start`, words of a shell that become the job; `tree.tar`,
 # its directory; perhaps `input`, what it reads; perhaps `door`, address, port and token of the host's door;
 # programs for it. CHIRP is address and port of the job's Chirp service, empty where there is none. As outputs it
-# leaves: `ended`, how the job ended; `left`, all names in its directory; `changed.tar`, what the job made or
-# changed there.
+# leaves: `ended`, how the job ended, and below that what cannot go back, and why; `left`, all names in its
+# directory; `changed.tar`, what the job made or changed there.
 #
 # shellcheck disable=SC1091,SC2034,SC2154 # parts of the guest program, and their variables
 here=$PWD
@@ -127,11 +127,22 @@ outcome
 setpriv --reuid "$uid" --regid "$gid" --clear-groups \
     sh -c 'kill -s STOP -1 && sleep 0.2; kill -s KILL -1' 2>/dev/null
 cd "$directory" || give_up "the directory $directory is gone"
-{
-    find . -mindepth 1 ! -type s -cnewer "$here/mark" -print0
-    directories | LC_ALL=C comm -z -13 "$here/directories" - | sed -z 's/^[0-9]* //' |
-        xargs -0 -r -I'{}' find '{}' ! -type s -print0
-} | LC_ALL=C sort -zu >"$here/changed"
+
+# changes WHICH...: names of what the job made or changed, each with a NUL behind it. WHICH: as `find` has it.
+changes() {
+    {
+        find . -mindepth 1 -cnewer "$here/mark" "$@" -print0
+        directories | LC_ALL=C comm -z -13 "$here/directories" - | sed -z 's/^[0-9]* //' |
+            xargs -0 -r -I'{}' find '{}' "$@" -print0
+    } | LC_ALL=C sort -zu
+}
+export here uid gid setpriv
+changes -type l | xargs -0 -r sh "$here/links.sh" copy
+changes ! -type f ! -type d | xargs -0 -r sh "$here/links.sh" settle
+changes >"$here/changed"
 tar -cf "$here/changed.tar" --numeric-owner --null --no-recursion -T "$here/changed" || exit
-find . -mindepth 1 ! -type s ! -type p ! -type b ! -type c -print0 >"$here/left" || exit
-echo "$result" >"$here/ended"
+find . -mindepth 1 -print0 >"$here/left" || exit
+{
+    echo "$result"
+    [ ! -e "$here/rejected" ] || head -c 65536 "$here/rejected"
+} >"$here/ended"

@@ -1,0 +1,34 @@
+"""The job wrapper, built as for the grid, and a shared object that tells when it was loaded."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[1] / "deploy/job-wrapper"
+#: Runs wherever a loader takes it in, as a library, an auditor or a converter of characters.
+_EVIL = """
+#include <fcntl.h>
+#include <unistd.h>
+__attribute__((constructor)) static void mark(void) { close(open(MARK, O_CREAT | O_WRONLY, 0666)); }
+unsigned la_version(unsigned version) { mark(); return version; }
+int gconv_init(void *step) { (void)step; mark(); return 1; }
+int gconv(void) { return 1; }
+"""
+
+
+def build_wrapper(target: Path, vmjobs: Path | None = None) -> Path:
+    """Build the wrapper. vmjobs: a program to start in place of /usr/bin/vmjobs."""
+    defined = [] if vmjobs is None else [f'-DVMJOBS="{vmjobs}"']
+    flags = ("-std=gnu17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", *defined)
+    subprocess.run(["cc", *flags, "-o", target, SOURCES / "job-wrapper.c"], check=True)
+    return target
+
+
+def build_evil(folder: Path, mark: Path) -> Path:
+    """Build a shared object that makes the file ``mark`` when it is loaded."""
+    source, target = folder / "evil.c", folder / "evil.so"
+    source.write_text(_EVIL)
+    flags = ("-shared", "-fPIC", "-w", f'-DMARK="{mark}"')
+    subprocess.run(["cc", *flags, "-o", target, source], check=True)
+    return target
