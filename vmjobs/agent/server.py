@@ -266,8 +266,14 @@ class Agent:
         messages: Iterator[protocol.Message],
     ) -> None:
         with self._answering(message.job, lease):
+            if why := self._belongs_to_no_starter(peer):
+                code = ReasonCode.NODE_FAILED.value  # it may be the settings: another node can do it
+                lease.send(protocol.ErrorMessage(code=code, message=why, retry=False))
+                return
+            source = self.open_job(message.job, message.token)
+            with suppress(Conflict):  # it has not ended; the answer itself says that the token is its
+                source.end()
             with self._registered(message.job, peer.uid, lease) as inbox:
-                source = self.open_job(message.job, message.token)
                 verdict = self._told_before(message.job, source, lease)
                 if verdict is None:
                     _listen(messages, inbox)
@@ -387,6 +393,16 @@ class Agent:
             if entrance is None or self.running.get(name) != peer.uid:
                 raise Forbidden("no machine of this job's runs here now")
         return name, entrance
+
+    def _belongs_to_no_starter(self, peer: protocol.Peer) -> str:
+        """Why a process is not to have jobs run. Root and the agent's own user need no starter."""
+        if self.hands is None or peer.uid in (0, os.getuid()):
+            return ""
+        try:
+            self._slot(peer)
+        except Forbidden as error:
+            return f"{error.message}; starters are root's or those of the setting condor_user"
+        return ""
 
     def _slot(self, peer: protocol.Peer) -> tuple[Hands, Starter]:
         """The process that the job of somebody descends from."""
