@@ -163,6 +163,11 @@ class Config(BaseModel):
     condor_user: str = Field(
         "condor", description="whose processes HTCondor's starters are, beside root"
     )
+    job_user: str = Field(
+        "",
+        description="account as which the service's jobs run here; while it is missing the node offers "
+        "nothing; empty: not checked",
+    )
     cluster_cpus: int = Field(0, ge=0, description="processors for machines of virtual clusters")
     cluster_memory: int = Field(
         0, ge=0, description="MiB of memory for machines of virtual clusters; 0: none come here"

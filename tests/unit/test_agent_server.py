@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from vmjobs.agent import protocol, server
+from vmjobs.agent.checks import LEAST_ROOM
 from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
 from vmjobs.agent.journal import Leftover, RunRecord
-from vmjobs.agent.server import LEAST_ROOM, Agent, Hands, listening
+from vmjobs.agent.server import Agent, Hands, listening
 from vmjobs.agent.verdict import Verdict, stopped
 from vmjobs.errors import (
     AttemptSuperseded,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +192,83 @@ def configured(values: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
         file.chmod(0o755)
     (tmp_path / "script/job-wrapper").write_text("#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+def examined(*arguments: str) -> dict[str, dict[str, Any]]:
+    """What it finds, by what it is about."""
+    config.cache_clear()
+    done = CliRunner().invoke(doctor, ["--no-boot", "--json", *arguments])
+    config.cache_clear()
+    return {f["what"]: f for f in json.loads(done.stdout)}
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """A service that is well, and knows one token."""
+
+    def do_GET(self) -> None:
+        health = {"status": "ok", "services": {}, "version": "1"}
+        if self.path.endswith("/healthz") or self.path.endswith("/health"):
+            self._send(200, health)
+        elif self.headers["Authorization"] == "Bearer good":
+            self._send(404, {"code": "NOT_FOUND", "detail": "there is none"})
+        else:
+            self._send(401, {"code": "UNAUTHENTICATED", "detail": "the token has expired"})
+
+    def _send(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps({"title": "", "status": status, **body} if status != 200 else body).encode()
+        self.send_response(status)
+        kind = "json" if status == 200 else "problem+json"
+        self.send_header("Content-Type", f"application/{kind}")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
+        monkeypatch.setenv("VMJOBS_API_URL", f"http://127.0.0.1:{server.server_port}")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize(
+    ("token", "said"), [("good", ""), ("old", "the token has expired"), ("\N{SNOWMAN}", "cannot read")]
+)
+def test_a_token_that_the_service_refuses_is_found(
+    token: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(token, "utf-8")
+    configured(NODE, tmp_path, monkeypatch)
+    monkeypatch.setenv("VMJOBS_AGENT_TOKEN_FILE", str(tmp_path / "token"))
+    found = examined()
+    for what in ("API", "agent's token"):
+        assert (found[what]["ok"], said in found[what]["detail"]) == (not said, True), found[what]
+
+
+def test_a_node_without_an_account_or_room_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(NODE, tmp_path, monkeypatch)
+    monkeypatch.setenv("VMJOBS_JOB_USER", "no-such-account")
+    monkeypatch.setenv("VMJOBS_STATE_DIR", str(tmp_path / "none"))
+    found = examined("--for", "node")
+    assert not found["account"]["ok"]
+    assert "no account no-such-account" in found["account"]["detail"]
+    assert not found["disk"]["ok"]
+
+
+def test_a_check_that_fails_is_a_finding_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise PermissionError(13, "Permission denied", "/usr/share/ovmf")
+
+    monkeypatch.setattr("vmjobs.hypervisor.firmware.find", fails)
+    found = examined()
+    assert "Permission denied" in found["UEFI firmware"]["detail"]
+    assert "sandbox" in found

@@ -7,7 +7,7 @@ what failed is counted from when this process began.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Protocol
 
@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from vmjobs import __version__
+from vmjobs.agent.checks import Cause
 from vmjobs.cluster.member import Phase
 from vmjobs.cluster.wire import MemberReport
 from vmjobs.config import host_and_port
@@ -59,6 +60,7 @@ class AgentMetrics(Collector):
         self.jobs: Callable[[], Counter[JobState | None]] = Counter
         self.members: Callable[[], Iterable[MemberReport]] = tuple
         self.probes: Callable[[], Iterable[ProbeResult]] = tuple
+        self.faults: Callable[[], Mapping[Cause, str]] = dict
         self.cache: CachedImages | None = None
         self.registry = CollectorRegistry()
         self._steps = Histogram(
@@ -100,6 +102,7 @@ class AgentMetrics(Collector):
         """The node as it is now."""
         yield InfoMetricFamily("vmjobs_agent", "The agent's release.", {"version": __version__})
         yield self._machines()
+        yield self._faults()
         yield from self._hypervisors()
         yield from self._cache()
 
@@ -117,6 +120,17 @@ class AgentMetrics(Collector):
             found.add_metric([JOB, state.lower()], jobs[state])
         for phase in Phase:
             found.add_metric([MEMBER, phase], members[phase])
+        return found
+
+    def _faults(self) -> Metric:
+        found = GaugeMetricFamily(
+            "vmjobs_agent_fault",
+            "Whether the node takes no jobs for this cause.",
+            labels=["cause"],
+        )
+        present = self.faults()
+        for cause in Cause:
+            found.add_metric([cause], cause in present)
         return found
 
     def _hypervisors(self) -> Iterable[Metric]:

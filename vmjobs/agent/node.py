@@ -13,7 +13,7 @@ from typing import Protocol
 
 from vmjobs import __version__
 from vmjobs.config import Config
-from vmjobs.errors import VMJobsError
+from vmjobs.errors import Forbidden, Unauthenticated, VMJobsError
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.model import MIB, HypervisorInfo, Node, now
 from vmjobs.wire import NodeWishes
@@ -71,6 +71,7 @@ class Announcer:
     """Announces the node at once, every few seconds, and whenever it is told to.
 
     granted: called with what the repository wishes of the node, after each announcement.
+    refused: called with why it does not take the node's token, or with "" where it does.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Announcer:
         registry: NodeRegistry,
         describe_now: Callable[[], Node],
         granted: Callable[[NodeWishes], object],
+        refused: Callable[[str], object] = lambda _why: None,
     ) -> None:
         self._registry, self._describe, self._granted = registry, describe_now, granted
+        self._refused = refused
         self._changed = threading.Condition()
         self._due = self._stopped = False
 
@@ -97,7 +100,10 @@ class Announcer:
             wishes = self._registry.put_node(self._describe())
         except (VMJobsError, OSError, ValueError) as error:
             log.warning("the API was not told about this node: %s", error)
+            if isinstance(error, Unauthenticated | Forbidden):
+                self._refused(error.message)
         else:
+            self._refused("")
             self._granted(wishes)
 
     def soon(self) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from shutil import disk_usage
 
 from vmjobs.agent import consoles, kept, protocol
 from vmjobs.agent.background import begin
+from vmjobs.agent.checks import LEAST_ROOM, Cause
 from vmjobs.agent.entrance import Entrance
 from vmjobs.agent.handed import handed
 from vmjobs.agent.inbox import Inbox, LeaseLost, SaveWanted, SignalSent
@@ -57,8 +58,8 @@ STILL_SECONDS = 60.0
 _STOPS = "this agent is about to stop"
 #: Seconds for machines that are saved when the agent stops: what HTCondor gives jobs to leave.
 SAVE_SECONDS = 600.0
-#: Bytes that are free on a node's disk where there is room for anything.
-LEAST_ROOM = 64 * MIB
+#: Characters of what a node says of why it takes no jobs.
+MAX_FAULT = 1024
 #: Longest path that fits into ``sun_path`` (unix(7)).
 MAX_SOCKET_PATH = 107
 
@@ -140,7 +141,7 @@ class Agent:
     open_job: the repository's view of one job, from job id and job token.
     describe: this node, with the given jobs as those that run.
     hands: for jobs that come over the socket; None: there are none on this node.
-    standing: what its last jobs say of this node.
+    standing: what its last jobs say of this node. checks: what keeps it from running any, by cause.
     """
 
     parts: Parts
@@ -148,6 +149,7 @@ class Agent:
     describe: Callable[[tuple[str, ...]], Node]
     hands: Hands | None = None
     standing: Standing = field(default_factory=Standing)
+    checks: Callable[[], Mapping[Cause, str]] = dict
     running: dict[str, int] = field(default_factory=dict)
     verdicts: dict[str, Leftover] = field(default_factory=dict)
     _inboxes: dict[str, Inbox] = field(default_factory=dict)
@@ -248,8 +250,13 @@ class Agent:
         with self._lock:
             runs = {job: run.ticket.spec.memory for job, run in self._runs.items() if run.claimed}
             lent = sum((runs | self._memory).values())  # of a slot's job: as long as it keeps that
-        known = {"lent": lent, "fault": self.standing.fault()}
+        known = {"lent": lent, "fault": "; ".join(self.faults().values())[:MAX_FAULT]}
         return self.describe(self.jobs(uid)).model_copy(update=known)
+
+    def faults(self) -> dict[Cause, str]:
+        """Why the node takes no jobs now, a sentence for each cause."""
+        rests = self.standing.fault()
+        return {**self.checks(), **({Cause.JOBS: rests} if rests else {})}
 
     def stop(self, patience: float, saving: float = SAVE_SECONDS) -> None:
         """End all runs: their machines are gone when this returns in time.
@@ -274,8 +281,14 @@ class Agent:
         messages: Iterator[protocol.Message],
     ) -> None:
         with self._answering(message.job, lease):
+            if why := self._belongs_to_no_starter(peer):
+                code = ReasonCode.NODE_FAILED.value  # it may be the settings: another node can do it
+                lease.send(protocol.ErrorMessage(code=code, message=why, retry=False))
+                return
+            source = self.open_job(message.job, message.token)
+            with suppress(Conflict):  # it has not ended; the answer itself says that the token is its
+                source.end()
             with self._registered(message.job, peer.uid, lease) as inbox:
-                source = self.open_job(message.job, message.token)
                 verdict = self._told_before(message.job, source, lease)
                 if verdict is None:
                     _listen(messages, inbox)
@@ -395,6 +408,16 @@ class Agent:
             if entrance is None or self.running.get(name) != peer.uid:
                 raise Forbidden("no machine of this job's runs here now")
         return name, entrance
+
+    def _belongs_to_no_starter(self, peer: protocol.Peer) -> str:
+        """Why a process is not to have jobs run. Root and the agent's own user need no starter."""
+        if self.hands is None or peer.uid in (0, os.getuid()):
+            return ""
+        try:
+            self._slot(peer)
+        except Forbidden as error:
+            return f"{error.message}; starters are root's or those of the setting condor_user"
+        return ""
 
     def _slot(self, peer: protocol.Peer) -> tuple[Hands, Starter]:
         """The process that the job of somebody descends from."""

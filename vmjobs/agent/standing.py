@@ -79,7 +79,8 @@ class Standing:
             self._until = self._clock() + seconds
             until = (now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")
             self._fault = (
-                f"{self._failed} jobs in a row failed for the node's sake; it rests until {until}"
+                f"{self._failed} jobs in a row failed for the node's sake; it rests until {until} (the "
+                "agent's log says why)"
             )
         self.on_rest()
 

@@ -29,6 +29,7 @@ from vmjobs.errors import (
     NoHypervisor,
     NotFound,
     StorageFull,
+    Unauthenticated,
     Unavailable,
 )
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, DataDisk, Machine, Network
@@ -78,10 +79,20 @@ def fetch_image(run: Run) -> None:
         _lease(run, partial(_whole, run))
 
 
+_WITHOUT_IMAGE = (
+    DigestMismatch,
+    ImageRejected,
+    NotFound,
+    StorageFull,
+    Unauthenticated,
+    Unavailable,
+)
+
+
 def _lease(run: Run, lease: Callable[[], LiveImage]) -> None:
     try:
         run.live = patiently(run, lease)
-    except (DigestMismatch, ImageRejected, StorageFull, NotFound, Unavailable) as error:
+    except _WITHOUT_IMAGE as error:
         raise without_image(error) from error
 
 

@@ -9,7 +9,14 @@ from itertools import islice
 from types import MappingProxyType
 
 from vmjobs.agent.inbox import LeaseLost, Observation, Superseded
-from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, Unavailable, VMJobsError
+from vmjobs.errors import (
+    DigestMismatch,
+    ImageRejected,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    VMJobsError,
+)
 from vmjobs.hypervisor.base import Ending
 from vmjobs.model import (
     CONSOLE_RULE,
@@ -101,9 +108,9 @@ def without_image(error: Exception) -> Ended:
         return failed(ReasonCode.IMAGE_REJECTED, message)
     if isinstance(error, NotFound | Unavailable):
         return failed(ReasonCode.IMAGE_UNAVAILABLE, message)
-    return failed(
-        ReasonCode.NODE_FAILED, message, unfit=isinstance(error, OSError) and is_of_the_node(error)
-    )
+    unfit = isinstance(error, OSError) and is_of_the_node(error)
+    # An image is fetched with the node's own token.
+    return failed(ReasonCode.NODE_FAILED, message, unfit=unfit or isinstance(error, Unauthenticated))
 
 
 def stopped(message: str, exit: ExitStatus | None = None) -> Ended:

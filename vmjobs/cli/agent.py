@@ -21,6 +21,7 @@ import click
 from vmjobs.agent import handed
 from vmjobs.agent import node as this_node
 from vmjobs.agent.background import begin
+from vmjobs.agent.checks import NodeChecks
 from vmjobs.agent.fleet import Fleet
 from vmjobs.agent.journal import sweep, sweep_probes
 from vmjobs.agent.members.keeper import keeping
@@ -101,7 +102,7 @@ def _serve(settings: Config) -> None:
     spoken = SpokenNames(partial(_resolve, settings, images))
 
     def describe(running: tuple[str, ...]) -> Node:
-        name, cached = node_name(settings), images.cached()
+        name, cached = node_name(settings), _cached(images)
         found = hypervisors.results
         return this_node.describe(name, settings, found, cached, running, spoken.of(cached))
 
@@ -110,10 +111,11 @@ def _serve(settings: Config) -> None:
 
     hands = _hands(settings, spoken.resolve)
     handed.clear(hands.spool)
-    service = Agent(made, open_job, describe, hands)
+    checks = NodeChecks(settings.state_dir, _image_directory(settings), settings.job_user)
+    service = Agent(made, open_job, describe, hands, checks=checks.faults)
     service.remember(leftovers)
-    hypervisors.on_loss = service.standing.on_rest = service.announce
-    metrics.jobs = service.states
+    hypervisors.on_loss = service.standing.on_rest = checks.on_change = service.announce
+    metrics.jobs, metrics.faults = service.states, service.faults
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -126,7 +128,7 @@ def _serve(settings: Config) -> None:
     ):
         log.info("ready at %s", settings.socket)
         begin("hypervisors", _watch_hypervisors, images, hypervisors, stop)
-        with _announced(settings, images, service.node):
+        with _announced(settings, images, service.node, checks):
             stop.wait()
         service.stop(STOP_SECONDS)
     if live is not None:
@@ -178,7 +180,7 @@ def _members(
             log.warning("removed %d machines of clusters: this node has no memory for them", count)
         yield
         return
-    token = read_token(settings.agent_token_file)
+    token = partial(read_token, settings.agent_token_file)
     source = ShareClient(settings.api_url, token, node_name(settings))
     made = member_parts(settings, source, images, hypervisors)
     made.reporter.heard, metrics.members = metrics.member, made.reporter.known
@@ -188,14 +190,16 @@ def _members(
 
 
 @contextmanager
-def _announced(settings: Config, images: ImageSource, describe: Callable[[], Node]) -> Iterator[None]:
+def _announced(
+    settings: Config, images: ImageSource, describe: Callable[[], Node], checks: NodeChecks
+) -> Iterator[None]:
     """Tell the API about this node, and do what it asks in return."""
     if settings.agent_token_file is None:
         yield
         return
-    registry = NodeClient(settings.api_url, read_token(settings.agent_token_file))
+    registry = NodeClient(settings.api_url, partial(read_token, settings.agent_token_file))
     prefetcher = Prefetcher(images)
-    announcer = this_node.Announcer(registry, describe, prefetcher.wish)
+    announcer = this_node.Announcer(registry, describe, prefetcher.wish, checks.note_refusal)
     begin("announce", announcer.run)
     begin("prefetch", prefetcher.run, announcer.soon)
     try:
@@ -209,16 +213,30 @@ def _watch_hypervisors(images: ImageSource, hypervisors: Fleet, stop: threading.
     """Probe again what did not work: when images have come, as kvm and qemu boot a kernel that an image
     brings; time and again while nothing works; and seldom what worked, as it may have been mended.
     """
-    known = images.cached()
+    known = _cached(images)
     due = time.monotonic() + PROBE_AGAIN_SECONDS
     while not stop.wait(this_node.ANNOUNCE_SECONDS):
-        present = images.cached()
+        present = _cached(images)
         if present != known or not _works(hypervisors):
             known = present
             hypervisors.probe_the_rest()
         elif time.monotonic() >= due:
             due = time.monotonic() + PROBE_AGAIN_SECONDS
             hypervisors.probe_the_rest(lost=True)
+
+
+def _cached(images: ImageSource) -> list[str]:
+    """Digests of the images that are here; none where the cache cannot be read."""
+    try:
+        return images.cached()
+    except OSError as error:
+        log.error("the image cache cannot be read: %s", error)
+        return []
+
+
+def _image_directory(settings: Config) -> Path:
+    local = settings.agent_token_file is None
+    return settings.images if local else settings.state_dir / "images"
 
 
 def _carrier() -> ContentCarrier:
@@ -234,10 +252,11 @@ def _images(settings: Config) -> ImageSource:
 
     if settings.agent_token_file is None:
         return ImageStore(settings.images)
-    fetcher = ImageClient(settings.api_url, read_token(settings.agent_token_file), retries=RETRIES)
+    token = partial(read_token, settings.agent_token_file)
+    fetcher = ImageClient(settings.api_url, token, retries=RETRIES)
     cache = LiveCache if settings.lazy_start else ImageCache
     return cache(
-        settings.state_dir / "images",
+        _image_directory(settings),
         fetcher,
         limit=settings.image_cache_size * MIB,
         keep_free=settings.image_cache_free * MIB,

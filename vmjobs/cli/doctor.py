@@ -5,18 +5,20 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from vmjobs import __version__
+from vmjobs.agent.checks import lacking_account, lacking_room
 from vmjobs.cli.doctor_condor import findings_of_condor
 from vmjobs.cli.finding import Finding, Role
 from vmjobs.cli.support import config, json_option, print_json, print_table, read_token
 from vmjobs.config import Config
-from vmjobs.errors import VMJobsError
+from vmjobs.errors import Forbidden, NotFound, VMJobsError
 from vmjobs.hypervisor import confined, firmware, in_place_of_qemu
 from vmjobs.hypervisor import sandbox as isolation
 
@@ -38,22 +40,23 @@ def doctor(no_boot: bool, role: Role | None, as_json: bool) -> None:
     """
     settings = config()
     findings = [
-        *_programs(),
-        _firmware(),
-        *_libraries(),
-        _sandbox(),
-        *_isolation(settings),
-        *_clusters(settings),
+        *_tried("programs", _programs),
+        *_tried("UEFI firmware", _firmware),
+        *_tried("python", _libraries),
+        *_tried("sandbox", _sandbox),
+        *_tried("isolation", partial(_isolation, settings)),
+        *_tried("settings", partial(_clusters, settings)),
     ]
-    condor = list(findings_of_condor())
+    condor = _tried("HTCondor", findings_of_condor)
     if any(f.role is Role.NODE for f in condor):
-        findings.append(_agent(settings.socket))
+        findings += _tried("agent", partial(_agent, settings.socket), Role.NODE)
+        findings += _tried("node", partial(_node, settings), Role.NODE)
     findings += condor
     if role is not None and not any(f.role is role for f in condor):
         findings.append(_no_daemon(role))
     boots = not no_boot and role in (None, Role.NODE)
-    hypervisors = list(_hypervisors(settings)) if boots else []
-    api = list(_api(settings))
+    hypervisors = _tried("hypervisors", partial(_hypervisors, settings)) if boots else []
+    api = _tried("API", partial(_api, settings))
     findings += hypervisors + api
     if as_json:
         print_json([vars(finding) for finding in findings])
@@ -66,23 +69,69 @@ def doctor(no_boot: bool, role: Role | None, as_json: bool) -> None:
     sys.exit(1 if broken or lacking else 0)
 
 
+def _tried(what: str, look: Callable[[], Iterable[Finding]], role: Role | None = None) -> list[Finding]:
+    """What a check finds. One that fails itself is a finding, and the others are made all the same."""
+    found = []
+    try:
+        for finding in look():
+            found.append(finding)  # noqa: PERF402 - what was found before it fails counts
+    except Exception as error:
+        why = error.message if isinstance(error, VMJobsError) else f"{error}"
+        found.append(Finding(what, False, f"this could not be checked: {why}", "this report", role))
+    return found
+
+
 def _no_daemon(role: Role) -> Finding:
     detail = "DAEMON_LIST of HTCondor here has none, or there is no HTCondor (condor_config_val)"
     return Finding(f"HTCondor: {role}", False, detail, "being one", role)
 
 
-def _agent(path: Path) -> Finding:
+def _node(settings: Config) -> Iterator[Finding]:
+    """What jobs need of this node beside HTCondor and a hypervisor."""
+    use = "running VMs here"
+    if settings.job_user:
+        why = lacking_account(settings.job_user)
+        yield Finding("account", not why, why or f"there is {settings.job_user}", use, Role.NODE)
+    else:
+        why = "job_user is not set: that the account of the service's jobs is missing is not noticed"
+        yield Finding("account", False, why, "jobs of the service")
+    why = lacking_room(settings.state_dir)
+    yield Finding("disk", not why, why or f"{settings.state_dir} has room", use, Role.NODE)
+    if settings.agent_token_file is not None:
+        why = _refusal(settings, settings.agent_token_file)
+        detail = why or f"{settings.api_url} takes the token in {settings.agent_token_file}"
+        yield Finding("agent's token", not why, detail, use, Role.NODE)
+
+
+def _refusal(settings: Config, file: Path) -> str:
+    """Why the service does not take a token; "" if it does: it is asked for an image that none has."""
+    from vmjobs.client import Images, Retries  # noqa: PLC0415 - only here is the network used
+
+    try:
+        if not (token := read_token(file)):
+            return f"there is no token in {file}"
+        with Images(settings.api_url, token, retries=Retries(deadline=5.0)) as client:
+            client.detail("vmjobs-doctor:none")
+    except (NotFound, Forbidden):  # it knows the token, whatever that is good for
+        return ""
+    except VMJobsError as error:
+        return error.message
+    return ""
+
+
+def _agent(path: Path) -> Iterator[Finding]:
     """Whether the agent of this node answers, and what it offers."""
     from vmjobs.cli.node import ask_agent  # noqa: PLC0415 - the agent's extra may be missing
 
     if (said := ask_agent(path)) is None:
         detail = f"nobody answers at {path}; its log says why: condor_config_val VMJOBS_AGENT_LOG"
-        return Finding("agent", False, detail, "running VMs here", Role.NODE)
+        yield Finding("agent", False, detail, "running VMs here", Role.NODE)
+        return
     works = [found.kind for found in said.hypervisors if found.works]
     detail = f"offers {', '.join(works) or 'no hypervisor'}, runs {len(said.running)} jobs"
     if said.fault:
-        detail += f"; {said.fault} (the agent's log says why they failed)"
-    return Finding("agent", bool(works) and not said.fault, detail, "running VMs here", Role.NODE)
+        detail += f"; {said.fault}"
+    yield Finding("agent", bool(works) and not said.fault, detail, "running VMs here", Role.NODE)
 
 
 def _programs() -> Iterator[Finding]:
@@ -99,10 +148,10 @@ def _programs() -> Iterator[Finding]:
         yield Finding(program, path is not None, path or remedy, use)
 
 
-def _firmware() -> Finding:
+def _firmware() -> Iterator[Finding]:
     found = firmware.find()
     detail = str(found.code) if found else "apt-get install ovmf"
-    return Finding("UEFI firmware", found is not None, detail, "images that boot by UEFI")
+    yield Finding("UEFI firmware", found is not None, detail, "images that boot by UEFI")
 
 
 def _libraries() -> Iterator[Finding]:
@@ -117,15 +166,16 @@ def _libraries() -> Iterator[Finding]:
         yield Finding(f"python: {module}", found, "importable" if found else remedy, use)
 
 
-def _sandbox() -> Finding:
+def _sandbox() -> Iterator[Finding]:
     """Whether images of other formats than raw can be opened here: it is tried."""
     from images import sandbox  # noqa: PLC0415 - not every role has images
 
     try:
         sandbox.require()
     except VMJobsError as error:
-        return Finding("sandbox", False, error.message, "images that are not raw")
-    return Finding("sandbox", True, "bubblewrap ran a program", "images that are not raw")
+        yield Finding("sandbox", False, error.message, "images that are not raw")
+        return
+    yield Finding("sandbox", True, "bubblewrap ran a program", "images that are not raw")
 
 
 def _isolation(settings: Config) -> Iterator[Finding]:
@@ -195,6 +245,9 @@ def _api(settings: Config) -> Iterator[Finding]:
         health = Client(settings.api_url, read_token(settings.token_file)).health()
     except VMJobsError as error:
         yield Finding("API", False, error.message, "submitting jobs")
+        return
+    if why := _refusal(settings, settings.token_file):
+        yield Finding("API", False, f"{settings.token_file}: {why}", "submitting jobs")
         return
     states = ", ".join(f"{name} {state}" for name, state in health.services.items())
     yield Finding("API", health.status == "ok", f"{settings.api_url}: {states}", "submitting jobs")

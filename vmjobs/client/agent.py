@@ -13,7 +13,7 @@ import requests
 from pydantic import BaseModel
 
 from vmjobs.client.sessions import SessionStream
-from vmjobs.client.transport import Retries, Transport, Upload, parse
+from vmjobs.client.transport import Retries, Token, Transport, Upload, parse
 from vmjobs.client.uploads import UploadClient
 from vmjobs.cluster.session import SessionAnswer
 from vmjobs.cluster.wire import MemberReports, NodeShare, PoolToken, TokenRequest
@@ -222,7 +222,7 @@ class ImageClient:
     def __init__(
         self,
         url: str,
-        token: str,
+        token: Token,
         *,
         session: requests.Session | None = None,
         retries: Retries = AGENT_RETRIES,
@@ -314,7 +314,7 @@ class NodeClient:
     def __init__(
         self,
         url: str,
-        token: str,
+        token: Token,
         *,
         session: requests.Session | None = None,
         retries: Retries | None = None,
@@ -341,7 +341,7 @@ class ShareClient:
     def __init__(
         self,
         url: str,
-        token: str,
+        token: Token,
         node: str,
         *,
         session: requests.Session | None = None,

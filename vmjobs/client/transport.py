@@ -50,18 +50,26 @@ class Retries:
         return random.uniform(longest / 2, longest)  # noqa: S311 - no secret depends on it
 
 
+#: A token, or what reads one anew for each request, as it may be replaced while a program runs.
+Token = str | Callable[[], str]
+
+
 class _Bearer(requests.auth.AuthBase):
     """Sends the token. As an auth object it also keeps ``~/.netrc`` from replacing it."""
 
-    def __init__(self, token: str) -> None:
-        if not re.fullmatch(r"[\x21-\x7e]*", token):
-            raise Unauthenticated("what was given as token is none: it has spaces or odd characters")
-        self._token = token
+    def __init__(self, token: Token) -> None:
+        self._token = token if callable(token) else _checked(token)
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._token:
-            request.headers["Authorization"] = f"Bearer {self._token}"
+        if token := _checked(self._token()) if callable(self._token) else self._token:
+            request.headers["Authorization"] = f"Bearer {token}"
         return request
+
+
+def _checked(token: str) -> str:
+    if not re.fullmatch(r"[\x21-\x7e]*", token.strip()):
+        raise Unauthenticated("what was given as token is none: it has spaces or odd characters")
+    return token.strip()
 
 
 class Upload:
@@ -126,14 +134,14 @@ class Transport:
     def __init__(
         self,
         url: str,
-        token: str = "",
+        token: Token = "",
         *,
         session: requests.Session | None = None,
         retries: Retries | None = None,
     ) -> None:
         self._base = checked_url(url)
         self._session = session or requests.Session()
-        self._auth = _Bearer(token.strip())
+        self._auth = _Bearer(token)
         self._retries = retries or Retries()
         self._closed = threading.Event()
 

@@ -1,0 +1,200 @@
+"""Who may have the agent run a job of the repository's: real processes at the real socket."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vmjobs.agent.server import Agent, Hands, listening
+from vmjobs.agent.starter import starter_of
+from vmjobs.client import JobAgentClient, Retries
+from vmjobs.errors import JobFinal
+from vmjobs.model import ExitChannel, ExitStatus, JobState, Node, ReasonCode, Report, now, reason
+
+UID = 4242
+GOOD, FORGED = "good", "forged"
+#: Seconds that the service takes for a token, as one that has much to do.
+THINKS = 0.1
+#: Asks for the job from 12 threads, and prints a line for each kind of answer that came.
+FORGER = """
+import json, socket, sys, threading
+said = set()
+def ask():
+    while True:
+        with socket.socket(socket.AF_UNIX) as end:
+            end.connect(sys.argv[1])
+            end.sendall(json.dumps({"type": "run", "job": "job1", "token": "forged"}).encode() + b"\\n")
+            answer = json.loads(end.makefile().readline() or "{}")
+            words = (answer.get("code"), answer.get("retry"))
+            if words not in said:
+                said.add(words)
+                print(*words, flush=True)
+for _ in range(12):
+    threading.Thread(target=ask).start()
+"""
+
+
+@dataclass
+class Service:
+    """A repository that knows one job, which has ended with status 3."""
+
+    url: str = ""
+    asked: Counter[str] = field(default_factory=Counter)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    service: Service
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer()
+
+    def _answer(self) -> None:
+        token = self.headers["Authorization"].removeprefix("Bearer ")
+        self.service.asked[token] += 1
+        if token != GOOD:
+            time.sleep(THINKS)
+            self._send(401, {"code": "UNAUTHENTICATED", "detail": "that is no token of ours"})
+        elif self.path.endswith("/end"):
+            told = reason(ReasonCode.SCRIPT_FAILED, "exit 3")
+            exit = ExitStatus(code=3, channel=ExitChannel.ENDPOINT)
+            report = Report(state=JobState.FAILED, reason=told, time=now(), exit=exit)
+            self._send(200, report.model_dump(mode="json"))
+        else:
+            fault = JobFinal("it has ended")
+            self._send(fault.http_status, {"code": fault.code, "detail": fault.message})
+
+    def _send(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps({"title": "", "status": status, **body} if status != 200 else body).encode()
+        self.send_response(status)
+        kind = "application/json" if status == 200 else "application/problem+json"
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    handler = type("Handler", (_Handler,), {"service": made})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        made.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield made
+        server.shutdown()
+
+
+@dataclass
+class Place:
+    """A node with an agent, and what stands for a starter of HTCondor's."""
+
+    folder: Path
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "s"
+
+    @contextmanager
+    def started(self, *command: str, starter: bool) -> Iterator[subprocess.Popen[str]]:
+        """A process of an ordinary user's; starter: one that descends from a starter."""
+        argv = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", *command]
+        if starter:
+            shell = '"$@"; exit "$?"'  # so that it stays, and starts another process
+            argv = [str(self.folder / "condor_starter"), "-c", shell, "starter", *argv]
+        environ = {"PATH": "/usr/bin:/bin", "HOME": "/", "VMJOBS_CONFIG": "/dev/null"}
+        environ |= {"VMJOBS_SOCKET": str(self.socket)}
+        with subprocess.Popen(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environ,
+            cwd="/",
+            process_group=0,
+        ) as process:
+            try:
+                yield process
+            finally:
+                subprocess.run(["kill", "-9", "--", f"-{process.pid}"], check=False)
+
+    def forgers(self, *, starter: bool) -> Any:
+        """Many who ask for the job with a token of no worth."""
+        return self.started(sys.executable, "-c", FORGER, str(self.socket), starter=starter)
+
+    def run(self, *, starter: bool) -> tuple[int, str]:
+        """Run the job as its owner does: exit status, output."""
+        program = str(Path(sys.executable).with_name("vmjobs"))
+        argv = (program, "exec", "--job", "job1", "--token-file", str(self.folder / "token"))
+        with self.started(*argv, starter=starter) as process:
+            out, _ = process.communicate(timeout=60)
+            return process.returncode, out
+
+
+@pytest.fixture
+def place(service: Service) -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="admission-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shell = Path("/bin/sh").resolve()
+        shutil.copy(shell, folder / "condor_starter")
+        (folder / "token").write_text(GOOD)
+
+        def open_job(job: str, token: str) -> JobAgentClient:
+            return JobAgentClient(service.url, token, job, retries=Retries(deadline=5.0))
+
+        def describe(running: tuple[str, ...]) -> Node:
+            return Node(name="here", cpus=1, memory=1, disk=1, running=running, updated=now())
+
+        parts: Any = SimpleNamespace(settings=SimpleNamespace(node="here"))
+        hands = Hands(folder / "handed", 1024, str, partial(starter_of, trusted={0}))
+        with listening(folder / "s", Agent(parts, open_job, describe, hands).serve):
+            yield Place(folder)
+
+
+def test_forged_tokens_keep_no_job_from_running(place: Place, service: Service) -> None:
+    """Those of another job of HTCondor's on the node, too."""
+    with place.forgers(starter=True) as forgers:
+        assert forgers.stdout is not None
+        assert forgers.stdout.readline() == "UNAUTHENTICATED False\n"
+        status, said = place.run(starter=True)
+    assert (status, "asking again" in said) == (3, False), said
+
+
+def test_who_is_no_job_of_htcondors_is_refused_before_the_service_is_asked(
+    place: Place, service: Service
+) -> None:
+    with place.forgers(starter=False) as forgers:
+        assert forgers.stdout is not None
+        assert forgers.stdout.readline() == "NODE_FAILED False\n"
+        assert place.run(starter=True)[0] == 3
+    assert service.asked[FORGED] == 0
+
+
+def test_a_node_that_takes_nobody_for_a_starter_gives_its_jobs_back(place: Place) -> None:
+    """What its settings lack is not the job's fault, and says what to look at."""
+    status, said = place.run(starter=False)
+    assert status == -9, said
+    assert "condor_user" in said

@@ -1,0 +1,72 @@
+"""An agent whose node can run no job: what it says of it, and when it offers VMs again."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from api_support import Site, make_site, serving
+from hypervisor_host import wait_until
+from test_agent_metrics_served import NODE, VMJOBS, Node, scrape, started
+
+#: Within a minute a token that was corrected counts; HTCondor asks more often than that.
+SECONDS = 60.0
+CAUSES = {"account", "disk", "image_cache", "token", "jobs"}
+
+
+def ad_of(node: Node) -> dict[str, str]:
+    """The machine ad's attributes, as HTCondor's startd gets them."""
+    argv = [*VMJOBS, "node", "ad"]
+    said = subprocess.run(
+        argv, env=node.environ, stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=True
+    )
+    pairs = (line.partition(" = ") for line in said.stdout.splitlines())
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def takes_no_jobs(node: Node, cause: str, why: str) -> None:
+    """Wait until the node offers nothing, and says why."""
+    wait_until(lambda: why in ad_of(node)["VMJobsFault"], SECONDS, f"it says: {why}")
+    assert ad_of(node)["HasVMJobs"] == "false"
+    found = scrape(node.listen)
+    assert {name for name in CAUSES if found["vmjobs_agent_fault", name]} == {cause}
+
+
+def takes_jobs(node: Node) -> None:
+    """Wait until it does."""
+    wait_until(lambda: ad_of(node)["HasVMJobs"] == "true", SECONDS, "jobs come again")
+    assert ad_of(node)["VMJobsFault"] == '""'
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path / "service")
+
+
+def test_a_node_says_what_keeps_it_from_running_jobs(site: Site, tmp_path: Path) -> None:
+    with serving(site.app) as url, started(site, url, tmp_path / "node") as node:
+        takes_jobs(node)
+        token = node.folder / "token"
+        good = token.read_text()
+
+        token.write_text(site.issuer.node_token(NODE, lifetime=-3600.0))
+        takes_no_jobs(node, "token", "this node has no token that the service takes")
+        token.unlink()
+        takes_no_jobs(node, "token", "cannot read a token from")
+        token.write_text(good)
+        takes_jobs(node)
+
+        cache = node.folder / "state" / "images" / "manifests"
+        cache.touch()  # where a directory is to be
+        takes_no_jobs(node, "image_cache", f"cannot read the image cache {cache}: Not a directory")
+        cache.unlink()
+        takes_jobs(node)
+
+
+def test_a_node_without_the_account_of_its_jobs_offers_nothing(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMJOBS_JOB_USER", "no-such-account")
+    with serving(site.app) as url, started(site, url, tmp_path / "node") as node:
+        takes_no_jobs(node, "account", "this node has no account no-such-account, as which jobs run")

@@ -1,0 +1,47 @@
+"""What keeps a node from running any job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vmjobs.agent import checks
+from vmjobs.agent.checks import LEAST_ROOM, Cause, NodeChecks
+from vmjobs.agent.standing import LIMIT, Standing
+from vmjobs.agent.verdict import without_image
+from vmjobs.errors import Unauthenticated
+from vmjobs.model import MIB
+
+
+def test_a_node_without_a_fault_says_nothing(tmp_path: Path) -> None:
+    assert NodeChecks(tmp_path, tmp_path / "images", "root").faults() == {}
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = {"free": 40 * MIB}
+    monkeypatch.setattr(checks, "disk_usage", lambda _path: SimpleNamespace(**left))
+    made = NodeChecks(tmp_path, tmp_path / "images")
+    said = f"the disk of {tmp_path} has 40 MiB left, and a job needs 64: free some"
+    assert made.faults() == {Cause.DISK: said}
+    left["free"] = LEAST_ROOM
+    assert made.faults() == {}
+
+
+def test_a_token_that_the_service_refuses_is_told_once_as_it_changes(tmp_path: Path) -> None:
+    told: list[dict[Cause, str]] = []
+    made = NodeChecks(tmp_path, tmp_path / "images")
+    made.on_change = lambda: told.append(made.faults())
+    for why in ("", "it has expired", "it has expired", "", ""):
+        made.note_refusal(why)
+    said = "this node has no token that the service takes: it has expired"
+    assert told == [{Cause.TOKEN: said}, {}]
+
+
+def test_images_that_the_nodes_token_does_not_get_are_the_nodes_fault() -> None:
+    standing = Standing()
+    for _ in range(LIMIT):
+        assert standing.fault() == ""
+        standing.note(without_image(Unauthenticated("the token has expired")).verdict)
+    assert standing.fault()
