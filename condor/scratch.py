@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from condor import names, outcomes
 from vmjobs.agent.protocol import HandMessage
 from vmjobs.errors import InvalidRequest, NotFound, VMJobsError
-from vmjobs.model import faults_of
+from vmjobs.model import cannot_have, faults_of
 from vmjobs.paths import below, refusal
 
 #: Far above any real ad, in bytes.
@@ -122,7 +122,7 @@ def hand_message(job: Ad, machine: Ad, directory: Path, account: tuple[str, str]
         "directory": str(directory),
         "user": account[0],
         "group": account[1],
-        "cpus": machine.number("Cpus") or 1,
+        "cpus": _cpus(job, machine),
         "memory": max(machine.number("Memory") or 0, MIN_MEMORY),
         "disk": max((machine.number("Disk") or 0) // 1024, MIN_DISK),
         "hypervisor": job.string(names.WANTED_HYPERVISOR).lower() or None,
@@ -134,10 +134,21 @@ def hand_message(job: Ad, machine: Ad, directory: Path, account: tuple[str, str]
     if network := job.string(names.WANTED_NETWORK):
         wish["network"] = network.lower()
     try:
-        return HandMessage.model_validate({k: v for k, v in wish.items() if v is not None})
+        message = HandMessage.model_validate({k: v for k, v in wish.items() if v is not None})
     except ValidationError as error:
         listing = "; ".join(f"{_SAID.get(f.field, f.field)}: {f.message}" for f in faults_of(error))
         raise InvalidRequest(listing) from error
+    if why := cannot_have(message.hypervisor, message.cpus):
+        raise InvalidRequest(f"{names.WANTED_HYPERVISOR}: {why}")
+    return message
+
+
+def _cpus(job: Ad, machine: Ad) -> int:
+    """Processors of the slot, as far as the job asks for them: a slot of a fixed size may have more,
+    and not every hypervisor has those.
+    """
+    slot, asked = machine.number("Cpus") or 1, job.lines.get("requestcpus", "")
+    return max(1, min(slot, int(asked))) if asked.isdecimal() else slot
 
 
 def lay_out_missing(directory: Path) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from condor import names, outcomes
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, Fault, InvalidSpec
-from vmjobs.model import HypervisorKind, JobSpec
+from vmjobs.model import HypervisorKind, JobSpec, cannot_have, too_many, with_cpus
 from vmjobs.ports import BatchJob
 
 #: The route that needs no entry in the settings: the schedd's own pool.
@@ -144,7 +144,12 @@ def requirements(spec: JobSpec, kinds: Sequence[HypervisorKind] = (), architectu
 
 def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKind]:
     """The hypervisors of which a node must have one; empty: it does not matter which."""
-    able = sorted(set(kinds) or set(HypervisorKind))
+    if why := cannot_have(spec.hypervisor, spec.cpus):
+        raise InvalidSpec(why, faults=[Fault("spec.cpus", "above_hypervisor", why)])
+    able = sorted((set(kinds) or set(HypervisorKind)) & set(with_cpus(spec.cpus)))
+    if not able:
+        why = too_many(spec.cpus, kinds)
+        raise InvalidSpec(why, faults=[Fault("spec.cpus", "above_hypervisor", why)])
     if spec.hypervisor is None:
         return able if len(able) < len(HypervisorKind) else []
     if spec.hypervisor not in able:

@@ -17,6 +17,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from images.content import MAX_SIZE
 from vmjobs.errors import DigestMismatch
 from vmjobs.model import (
+    ABILITIES,
     BootMethod,
     ContentDigest,
     Digest,
@@ -128,8 +129,11 @@ class ImageManifest(Frozen):
         if self.boot is not BootMethod.KERNEL:
             return (HypervisorKind.KVM, HypervisorKind.QEMU)
         if self.kernel is None:
-            return (HypervisorKind.UML,)
-        return tuple(HypervisorKind)
+            able: tuple[HypervisorKind, ...] = (HypervisorKind.UML,)
+        else:
+            # The guest that we put into an image runs on any kernel; what is unknown wants its own.
+            able = tuple(k for k in HypervisorKind if ABILITIES[k].own_kernel or self.guest)
+        return tuple(kind for kind in able if ABILITIES[kind].cloud_init or not self.cloud_init)
 
     @property
     def renews(self) -> bool:

@@ -10,7 +10,16 @@ from repository.blobs import BlobStore
 from repository.images import Images, Viewer
 from vmjobs.config import Config
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec, NotFound
-from vmjobs.model import MIB, HypervisorKind, JobSpec, NetworkMode, Node
+from vmjobs.model import (
+    MIB,
+    SAVING,
+    HypervisorKind,
+    JobSpec,
+    NetworkMode,
+    Node,
+    cannot_have,
+    too_many,
+)
 
 
 class Chosen(NamedTuple):
@@ -65,12 +74,16 @@ def narrowed(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> tuple[Hypervis
 
 
 def _not_bootable(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> Iterator[Fault]:
-    if spec.hypervisor is not None and spec.hypervisor not in kinds:
+    if not kinds:
+        yield Fault("image", "cannot_boot", too_many(spec.cpus, kinds))
+    elif spec.hypervisor is not None and spec.hypervisor not in kinds:
         able = ", ".join(kinds)
         text = f"the image cannot be booted by {spec.hypervisor}, only by {able}"
         yield Fault("hypervisor", "cannot_boot", text)
+    elif why := cannot_have(spec.hypervisor, spec.cpus) or too_many(spec.cpus, kinds):
+        yield Fault("cpus", "above_hypervisor", why)
     elif not narrowed(spec, kinds):
-        able, want = ", ".join(kinds), ", ".join(spec.kinds)
+        able, want = ", ".join(kinds), " and ".join(SAVING)
         text = f"machines of {want} alone can be saved, and the image is booted by {able}"
         yield Fault("checkpoint", "cannot_save", text)
 

@@ -7,9 +7,11 @@ returns the event to store.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -296,8 +298,32 @@ Label = Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9._/
 Argument = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_no_nul)]
 Environment = Annotated[dict[str, str], AfterValidator(_environment)]
 
+
+@dataclass(frozen=True)
+class Abilities:
+    """What the machines of a hypervisor can have.
+
+    saves: they can be saved, and resumed elsewhere. own_kernel: they boot the image's kernel.
+    cloud_init: they read NoCloud data. cpus: processors that one has at most.
+    """
+
+    saves: bool = True
+    own_kernel: bool = True
+    cloud_init: bool = True
+    cpus: int = 256
+
+
+#: The one place that says what each can do. A UML machine has a kernel of its own, with one processor
+#: and no file system for NoCloud's disk.
+ABILITIES: Final[Mapping[HypervisorKind, Abilities]] = MappingProxyType(
+    {
+        HypervisorKind.KVM: Abilities(),
+        HypervisorKind.UML: Abilities(saves=False, own_kernel=False, cloud_init=False, cpus=1),
+        HypervisorKind.QEMU: Abilities(),
+    }
+)
 #: Hypervisors whose machines can be saved, and resumed elsewhere.
-SAVING: Final = (HypervisorKind.KVM, HypervisorKind.QEMU)
+SAVING: Final = tuple(kind for kind, can in ABILITIES.items() if can.saves)
 #: A rule on the console begins with this; a regular expression follows.
 CONSOLE_RULE: Final = "console:"
 MAX_PATTERN: Final = 512
@@ -311,6 +337,37 @@ def cannot_save(kind: HypervisorKind | None) -> str:
     if kind in {None, *SAVING}:
         return ""
     return f"checkpoint is for {' and '.join(SAVING)}: no machine of {kind} can be saved"
+
+
+def with_cpus(cpus: int) -> tuple[HypervisorKind, ...]:
+    """The hypervisors whose machines have so many processors, best first."""
+    return tuple(kind for kind in HypervisorKind if ABILITIES[kind].cpus >= cpus)
+
+
+def cannot_have(kind: HypervisorKind | None, cpus: int) -> str:
+    """Why a machine of the hypervisor that is asked for has not so many processors, or ``""``."""
+    if kind is None or (most := ABILITIES[kind].cpus) >= cpus:
+        return ""
+    able = " or ".join(with_cpus(cpus)) or "none"
+    return (
+        f"a machine of {kind} has {most} processor{'s' * (most > 1)}, and {cpus} are asked for: "
+        f"ask for fewer, or for another hypervisor ({able})"
+    )
+
+
+def too_many(cpus: int, kinds: Sequence[HypervisorKind]) -> str:
+    """Why nothing that boots an image makes a machine with so many processors, or ``""``."""
+    if any(ABILITIES[kind].cpus >= cpus for kind in kinds):
+        return ""
+    if not kinds:
+        return (
+            "no hypervisor boots the image: it reads cloud-init data, and has no kernel or boot loader"
+        )
+    most = max(ABILITIES[kind].cpus for kind in kinds)
+    return (
+        f"only {' or '.join(kinds)} boots the image, with {most} processor{'s' * (most > 1)} at most, "
+        f"and {cpus} are asked for"
+    )
 
 
 def _rule(value: str, *words: str) -> str:
@@ -418,7 +475,7 @@ class JobSpec(Frozen):
     @property
     def kinds(self) -> tuple[HypervisorKind, ...]:
         """What may run the job, as far as it says so itself."""
-        able = SAVING if self.checkpoint else tuple(HypervisorKind)
+        able = (k for k in with_cpus(self.cpus) if ABILITIES[k].saves or not self.checkpoint)
         return tuple(kind for kind in able if self.hypervisor in {None, kind})
 
     @property

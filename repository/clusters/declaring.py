@@ -36,7 +36,7 @@ from vmjobs.cluster.plan import room_on, wanted_by
 from vmjobs.cluster.spec import ClusterSpec, Size
 from vmjobs.cluster.wire import Applied, Assessment, Cluster, ClusterEvent, Outcome
 from vmjobs.errors import Conflict, Fault, InvalidRequest, InvalidSpec, NotFound, Unavailable
-from vmjobs.model import HypervisorKind, StreamName
+from vmjobs.model import HypervisorKind, StreamName, cannot_have, too_many
 from vmjobs.model import now as utc_now
 
 
@@ -182,9 +182,11 @@ class Declaring(ClusterCore):
             kinds = self.images.kinds(owner, image)
         except (NotFound, InvalidRequest) as error:
             faults.append(unknown_image(error))
-        if spec.hypervisor is not None and spec.hypervisor not in kinds:
+        if kinds and spec.hypervisor is not None and spec.hypervisor not in kinds:
             text = f"the image cannot be booted by {spec.hypervisor}, only by {', '.join(kinds)}"
             faults.append(Fault("hypervisor", "cannot_boot", text))
+        elif why := cannot_have(spec.hypervisor, spec.cpus) or too_many(spec.cpus, kinds):
+            faults.append(Fault("cpus", "above_hypervisor", why))
         if faults:
             raise InvalidSpec("the cluster cannot be here as it is declared", faults=faults)
         return image, kinds

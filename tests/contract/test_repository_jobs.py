@@ -120,7 +120,7 @@ def test_what_no_live_node_offers_is_refused(repository: Repository) -> None:
     with pytest.raises(InvalidSpec) as caught:
         one(repository, cpus=3, memory=3000, disk=1501, hypervisor="kvm")
     assert [f.field for f in caught.value.faults] == ["cpus", "memory", "disk", "hypervisor"]
-    one(repository, cpus=2, memory=2048, disk=1500, hypervisor="uml")
+    one(repository, cpus=1, memory=2048, disk=1500, hypervisor="uml")
     repository.put_node(node("node2", cpus=8, memory=512))
     with pytest.raises(InvalidSpec) as caught:
         one(repository, cpus=8, memory=2048)

@@ -27,8 +27,8 @@ from vmjobs.cluster.actions import (
 from vmjobs.cluster.guard import Failure, Guard, Guards
 from vmjobs.cluster.member import Goal, MemberCode, Phase
 from vmjobs.cluster.now import ClusterNow, MemberNow
-from vmjobs.cluster.placement import Need, NodeNow, Placement
-from vmjobs.cluster.plan import AD_LIFETIME, GIVEN_UP, plan
+from vmjobs.cluster.placement import Need, NodeNow, Placement, Room
+from vmjobs.cluster.plan import AD_LIFETIME, GIVEN_UP, plan, wanted_by
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.model import HypervisorKind
 from vmjobs.ports import ProbeState
@@ -735,3 +735,12 @@ def test_where_there_is_no_room_each_node_is_looked_at_once(
     actions = plan([wanted], nodes, NOW, open_guards)
     assert Looked.times <= 20
     assert len(actions) in {0, 500}
+
+
+def test_a_machine_goes_where_its_processors_are() -> None:
+    uml, both = frozenset({HypervisorKind.UML}), KINDS | {HypervisorKind.QEMU}
+    wanted = wanted_by(cluster(spec={"cpus": 2}).spec, both, IMAGE)
+    place = Room([node("n1", kinds=uml)]).place(wanted)
+    assert (place.node, place.code) == ("", MemberCode.NO_NODE)
+    assert "n1 has no hypervisor for it (qemu; working there: uml)" in place.why
+    assert Room([node("n1", kinds=uml), node("n2", kinds=both)]).place(wanted).node == "n2"

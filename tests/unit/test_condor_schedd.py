@@ -55,6 +55,9 @@ def matches(offered: str, **job: object) -> bool:
         ("uml", {"VMJobCheckpoint": False}, True),
         ("uml", {"VMJobCheckpoint": True}, False),
         ("uml,qemu", {"VMJobCheckpoint": True}, True),
+        ("uml", {"RequestCpus": 1}, True),
+        ("uml", {"RequestCpus": 2}, False),
+        ("uml,qemu", {"RequestCpus": 2}, True),
         ("kvm", {"VMJobCheckpoint": True}, True),
         ("kvm", {"VMJobCheckpoint": True, "VMJobHypervisor": "qemu"}, False),
         ("uml", {"VMJobCheckpoint": "yes"}, True),  # the node says what is wrong with it

@@ -23,7 +23,7 @@ def test_a_whole_wish(tmp_path: Path) -> None:
     text = """ClusterId = 12
 ProcId = 3
 VMJobImage = "alice/hep:1"
-vmjobhypervisor = "UML"
+vmjobhypervisor = "QEMU"
 VMJobNetwork = "outbound"
 VMJobBootTimeout = 300
 """
@@ -31,8 +31,16 @@ VMJobBootTimeout = 300
     assert (found.job, found.image, found.directory) == ("12.3", "alice/hep:1", "/x/dir_1")
     assert (found.user, found.group) == ACCOUNT
     assert (found.cpus, found.memory, found.disk) == (2, 2048, 4096)
-    assert (found.hypervisor, found.network) == (HypervisorKind.UML, NetworkMode.OUTBOUND)
+    assert (found.hypervisor, found.network) == (HypervisorKind.QEMU, NetworkMode.OUTBOUND)
     assert found.boot_seconds == 300
+
+
+def test_a_slot_of_a_fixed_size_gives_no_more_processors_than_the_job_asks_for(tmp_path: Path) -> None:
+    text = 'ClusterId = 1\nProcId = 0\nVMJobImage = "x"\nVMJobHypervisor = "uml"\nRequestCpus = {}\n'
+    slot = ad(tmp_path, "Cpus = 4\n")
+    assert scratch.hand_message(ad(tmp_path, text.format(1)), slot, Path("/x"), ACCOUNT).cpus == 1
+    with pytest.raises(InvalidRequest, match="a machine of uml has 1 processor, and 2 are asked for"):
+        scratch.hand_message(ad(tmp_path, text.format(2)), slot, Path("/x"), ACCOUNT)
 
 
 def test_what_is_not_said(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def matches(expression: str, machine: classad2.ClassAd, **more: str) -> Any:
 
 
 def test_an_image_goes_where_it_can_be_booted() -> None:
-    spec = batch()[0].spec
+    spec = batch(cpus=1)[0].spec
     disk = (HypervisorKind.KVM, HypervisorKind.QEMU)
     assert requirements(spec, tuple(HypervisorKind)) == requirements(spec)
     assert matches(requirements(spec, disk), slot(VMJobsHypervisors="uml")) is False
@@ -185,6 +185,16 @@ def test_an_image_goes_where_it_can_be_booted() -> None:
         requirements(uml, disk)
     described = describe([BatchJob("j", "a", 0, "o", spec, "t", disk)], config(), Program())
     assert '"kvm"' in described.description["requirements"]
+
+
+def test_a_job_goes_where_its_processors_are() -> None:
+    for spec in (batch(cpus=4)[0].spec, batch(cpus=2)[0].spec):
+        assert matches(requirements(spec), slot(VMJobsHypervisors="uml")) is False
+        assert matches(requirements(spec), slot(VMJobsHypervisors="uml,qemu")) is True
+        with pytest.raises(InvalidSpec, match="only uml boots the image, with 1 processor at most"):
+            requirements(spec, (HypervisorKind.UML,))
+    with pytest.raises(InvalidSpec, match="a machine of uml has 1 processor, and 4 are asked for"):
+        requirements(batch(cpus=4, hypervisor="uml")[0].spec)
 
 
 def test_an_image_goes_where_its_machine_code_runs() -> None:

@@ -90,6 +90,7 @@ def test_what_was_read_can_be_written_and_read_again() -> None:
         (machine(memory=63), "machines.ce.memory", "64"),
         (machine(memory="512"), "machines.ce.memory", "integer"),
         (machine(cpus=True), "machines.ce.cpus", "integer"),
+        (machine(cpus=4), "machines.ce.cpus", "a machine of uml has 1 processor, and 4 are asked for"),
         (machine(disk=0), "machines.ce.disk", "64"),
         (machine(hypervisor="xen"), "machines.ce.hypervisor", "uml"),
         (machine(colour="red"), "machines.ce.colour", "not permitted"),

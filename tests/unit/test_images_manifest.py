@@ -63,8 +63,13 @@ def test_what_was_written_is_read_back() -> None:
 
 def test_how_it_boots_says_which_hypervisors_can() -> None:
     assert manifest().hypervisors == (HypervisorKind.UML,)
-    assert manifest(kernel=ROOT).hypervisors == tuple(HypervisorKind)
-    assert manifest(boot=BootMethod.BIOS).hypervisors == (HypervisorKind.KVM, HypervisorKind.QEMU)
+    assert manifest(kernel=ROOT, guest=GuestSupport()).hypervisors == tuple(HypervisorKind)
+    own = (HypervisorKind.KVM, HypervisorKind.QEMU)
+    assert manifest(boot=BootMethod.BIOS).hypervisors == own
+    assert manifest(kernel=ROOT).hypervisors == own, "what is in there wants its own kernel"
+    ours = {"guest": GuestSupport(), "cloud_init": True}
+    assert manifest(kernel=ROOT, **ours).hypervisors == own, "uml reads no NoCloud disk"
+    assert manifest(**ours).hypervisors == ()
 
 
 @pytest.mark.parametrize(

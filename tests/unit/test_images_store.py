@@ -210,7 +210,7 @@ def test_an_image_is_prepared_for_booting(tmp_path: Path) -> None:
     assert image.kernel is not None
     assert image.kernel.read_bytes() == b"kernel"
     assert (image.digest, image.initrd, image.cmdline) == (digest, None, manifest.cmdline)
-    assert image.kinds == tuple(HypervisorKind)
+    assert image.kinds == (HypervisorKind.KVM, HypervisorKind.QEMU)
     assert store.cached() == [digest]
     with store.lease(digest) as leased:
         assert leased == image

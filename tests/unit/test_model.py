@@ -101,6 +101,13 @@ def test_what_cannot_be_saved_is_not_to_be(fields: dict[str, Any]) -> None:
     assert not parse_spec({**values, "checkpoint": False}).checkpoint
 
 
+def test_a_job_gets_no_machine_with_fewer_processors_than_it_asks_for() -> None:
+    values = {"image": "hep", "script": "#!/bin/sh\n"}
+    assert HypervisorKind.UML in parse_spec(values).kinds
+    assert parse_spec({**values, "cpus": 4}).kinds == (HypervisorKind.KVM, HypervisorKind.QEMU)
+    assert parse_spec({**values, "cpus": 4, "hypervisor": "uml"}).kinds == ()
+
+
 def test_a_job_that_is_to_be_saved_goes_where_it_can_be() -> None:
     values = {"image": "hep", "script": "#!/bin/sh\n", "checkpoint": True}
     assert parse_spec(values).kinds == (HypervisorKind.KVM, HypervisorKind.QEMU)

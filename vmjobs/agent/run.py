@@ -68,6 +68,7 @@ from vmjobs.model import (
     ReasonCode,
     Report,
     StreamName,
+    cannot_have,
     now,
     reason,
 )
@@ -260,6 +261,8 @@ class Run:
     def _first_choice(self) -> Hypervisor:
         """The driver that has saved the job's machine, if it is here, or what the job asks for."""
         spec, saved = self.ticket.spec, self.ticket.checkpoint
+        if why := cannot_have(spec.hypervisor, spec.cpus):
+            raise NoHypervisor(why)
         if saved is not None and spec.hypervisor is None:
             with suppress(NoHypervisor):
                 return self.parts.choose(saved.hypervisor)

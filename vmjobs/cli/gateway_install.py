@@ -12,7 +12,6 @@ import click
 
 from vmjobs.cli.declarations import Finding, GatewayDeclaration, read_gateway, refuse
 from vmjobs.cli.gateway_support import (
-    KIND,
     all_gateways,
     at_rest,
     chosen,
@@ -24,7 +23,7 @@ from vmjobs.cli.gateway_support import (
 from vmjobs.cli.support import config
 from vmjobs.errors import Conflict, Fault, InvalidRequest, InvalidSpec, NotFound
 from vmjobs.gateway.place import ROOT_DISK, GatewayPlace, Installed
-from vmjobs.gateway.spec import GatewayMachine
+from vmjobs.gateway.spec import KIND, GatewayMachine
 from vmjobs.model import MIB
 
 file_argument = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))

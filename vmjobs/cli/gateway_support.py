@@ -18,8 +18,8 @@ from vmjobs.errors import Conflict, HypervisorError, InvalidRequest, NotFound, U
 from vmjobs.gateway.control import Control
 from vmjobs.gateway.place import GatewayPlace, Installed
 from vmjobs.gateway.share import ALIVE
+from vmjobs.gateway.spec import KIND
 from vmjobs.hypervisor import procs
-from vmjobs.model import HypervisorKind
 
 if TYPE_CHECKING:
     from images.store import ImageStore
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: What a gateway's machines run on: all others lack private networks.
-KIND = HypervisorKind.UML
 #: Seconds in which a supervisor must be ready; it probes the hypervisor first.
 READY_SECONDS = 90.0
 #: Seconds that a supervisor may take to leave its machines.

@@ -30,7 +30,7 @@ from vmjobs.cluster.member import Goal, MemberCode, Phase
 from vmjobs.cluster.now import ClusterNow, MemberNow
 from vmjobs.cluster.placement import Need, NodeNow, Room, Wanted
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.model import HypervisorKind
+from vmjobs.model import HypervisorKind, with_cpus
 from vmjobs.ports import ProbeState
 
 #: A replacement whose machines ended so often before they were admitted has failed.
@@ -81,7 +81,8 @@ def need_of(spec: ClusterSpec) -> Need:
 
 def wanted_by(spec: ClusterSpec, kinds: frozenset[HypervisorKind], image: str) -> Wanted:
     """A machine of a cluster whose image, a digest, ``kinds`` can boot."""
-    able = frozenset(kind for kind in kinds if spec.hypervisor in {None, kind})
+    can = with_cpus(spec.cpus)
+    able = frozenset(kind for kind in kinds if kind in can and spec.hypervisor in {None, kind})
     return Wanted(spec.name, need_of(spec), able, spec.nodes, spec.site, image)
 
 

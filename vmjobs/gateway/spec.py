@@ -12,8 +12,10 @@ from pydantic import Field, StringConstraints, ValidationError
 from vmjobs.cluster.spec import ClusterName
 from vmjobs.errors import Fault, InvalidSpec
 from vmjobs.hypervisor.base import GUEST_ADDRESS, GUEST_NETMASK_BITS
-from vmjobs.model import Frozen, HypervisorKind, ImageRef, faults_of
+from vmjobs.model import Frozen, HypervisorKind, ImageRef, cannot_have, faults_of
 
+#: What a gateway's machines run on: all others lack private networks.
+KIND: Final = HypervisorKind.UML
 MAX_MACHINES: Final = 32
 #: Addresses in a private network: from so many prefix bits to so many.
 WIDEST: Final = 16
@@ -104,6 +106,8 @@ def parse_gateway(data: Any) -> Gateway:
         faults += [fault for fault in found if not (inner and fault.code == "too_short")]
     told = {fault.field for fault in faults}
     faults += [fault for fault in _contradictions(data) if fault.field not in told]
+    if gateway is not None:
+        faults += _too_large(gateway)
     if gateway is None or faults:
         raise InvalidSpec("the gateway's declaration has faults", faults=faults)
     return gateway
@@ -121,6 +125,13 @@ def declared(gateway: Gateway) -> dict[str, Any]:
 #: A key that is none of a declaration, but a field's name, must not be taken for that.
 _MODEL_KEYS: Final = {"gateway": "name", "name": "name?"}
 _DECLARED_KEYS: Final = {model: key for key, model in _MODEL_KEYS.items()}
+
+
+def _too_large(gateway: Gateway) -> Iterator[Fault]:
+    for machine in gateway.machines:
+        if why := cannot_have(KIND, machine.cpus):
+            field = f"machines.{machine.name}.cpus"
+            yield Fault(field, "above_hypervisor", f"a gateway runs on {KIND}: {why}")
 
 
 def _as_model(data: Any) -> Any:

@@ -17,7 +17,7 @@ def choose(
 ) -> HypervisorKind:
     """The first of ``kinds`` whose probe was a success, or the demanded one.
 
-    able: those that can boot the image.
+    able: those that can boot the image, and have what the job asks for.
 
     Raises:
         NoHypervisor: there is none; the message has what each probe found.
@@ -37,7 +37,7 @@ def choose(
     what = "no hypervisor" if demanded is None else f"the hypervisor {demanded}, which the job demands,"
     tail = " works on this node" if demanded is None else " does not work on this node"
     if demanded is None and set(able) != set(HypervisorKind):
-        what = f"no hypervisor that can boot the image ({_either(able)})"
+        what = f"no hypervisor that can run the job with its image ({_either(able)})"
     raise NoHypervisor(
         f"{what}{tail}: {details or 'none is set up'}",
         hint="`vmjobs doctor` shows what each probe found",
@@ -45,7 +45,7 @@ def choose(
 
 
 def _either(able: Sequence[HypervisorKind]) -> str:
-    return " or ".join(able)
+    return " or ".join(able) or "none can"
 
 
 def _detail(

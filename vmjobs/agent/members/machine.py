@@ -41,7 +41,16 @@ from vmjobs.hypervisor.base import (
     MachineState,
     Network,
 )
-from vmjobs.model import MIB, ExitStatus, HypervisorKind, JobTicket, NetworkMode, ReasonCode
+from vmjobs.model import (
+    MIB,
+    ExitStatus,
+    HypervisorKind,
+    JobTicket,
+    NetworkMode,
+    ReasonCode,
+    cannot_have,
+    with_cpus,
+)
 
 log = logging.getLogger(__name__)
 
@@ -114,10 +123,15 @@ class MemberMachine:
         """Have the image on this node, and know what will run the machine."""
         if self.order.network is NetworkMode.NONE:
             raise HypervisorError("a machine of a cluster needs a network, and the order says none")
-        self.parts.choose(self.order.hypervisor)  # before anything is fetched in vain
+        if why := cannot_have(self.order.hypervisor, self.order.cpus):
+            raise NoHypervisor(why)
+        able = with_cpus(self.order.cpus)
+        self.parts.choose(self.order.hypervisor, able)  # before anything is fetched in vain
         leased = self.parts.images.lease(self.order.image, lambda _done, _all: self._check())
         self._image = self._lease.enter_context(leased)
-        self.driver = self.parts.choose(self.order.hypervisor, self._image.kinds)
+        self.driver = self.parts.choose(
+            self.order.hypervisor, [kind for kind in self._image.kinds if kind in able]
+        )
         unenforced = self.driver.unenforced(limits_of(self.order), self._place.directory)
         self.unenforced = "; ".join(unenforced)
         return self.driver.kind
