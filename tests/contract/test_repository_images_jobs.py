@@ -81,11 +81,11 @@ def test_what_boots_an_image(repository: Repository) -> None:
     assert images.kinds(ADA, images.resolve(ADA, "uml")) == (K.UML,)
     ((field, message),) = faults(repository, image="disk", hypervisor="uml")
     assert (field, message) == ("hypervisor", "the image cannot be booted by uml, only by kvm, qemu")
-        ((field, message),) = faults(repository, image="uml", cpus=4)
-        assert field == "cpus"
-        assert message == "only uml boots the image, with 1 processor at most, and 4 are asked for"
-        ((field, message),) = faults(repository, image="any", cpus=4, hypervisor="uml")
-        assert (field, message[:28]) == ("cpus", "a machine of uml has 1 proce")
+    ((field, message),) = faults(repository, image="uml", cpus=4)
+    assert field == "cpus"
+    assert message == "only uml boots the image, with 1 processor at most, and 4 are asked for"
+    ((field, message),) = faults(repository, image="any", cpus=4, hypervisor="uml")
+    assert (field, message[:28]) == ("cpus", "a machine of uml has 1 proce")
     handed: dict[str, tuple[HypervisorKind, ...]] = {}
 
     class Counter(Ledger):
@@ -99,6 +99,7 @@ def test_what_boots_an_image(repository: Repository) -> None:
     wanted = {
         one(repository, image="uml").id: (K.UML,),
         one(repository, image="any").id: tuple(K),
+        one(repository, image="any", cpus=2).id: (K.KVM, K.QEMU),
         one(repository, image="any", hypervisor="qemu").id: (K.QEMU,),
         one(repository, image="disk").id: (K.KVM, K.QEMU),
     }

@@ -11,6 +11,7 @@ import htcondor2  # its functions on lists of words come with it
 import pytest
 
 from condor import submit
+from condor.scratch import MIN_DISK
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,3 +111,14 @@ def test_what_keeps_a_job_from_a_node_is_the_same_for_the_jobs_of_the_service() 
     assert text.endswith(f" + {elsewhere}")
     cached = str(classad2.ExprTree(submit.rank(f"sha256:{'a' * 64}")))
     assert cached.endswith(f" + {elsewhere}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "gets"),
+    [("DiskUsage", 1048576), ("1024", 1048576), ("4194304", 4194304), ("undefined", 1048576)],
+)
+def test_a_job_asks_for_the_disk_that_its_machine_needs(asked: str, gets: int) -> None:
+    job = classad2.ClassAd({"DiskUsage": 12, "VMJobOwnRequestDisk": classad2.ExprTree(asked)})
+    job["RequestDisk"] = policy("RequestDisk")
+    assert job.eval("RequestDisk") == gets
+    assert gets >= MIN_DISK * 1024
