@@ -72,7 +72,7 @@ lint: setup
 
 check: lint
 	@$(BIN)/pytest -q -n 2 tests/unit -m 'not slow'
-	@$(BIN)/pytest -q -n 2 tests/contract -m 'not starts_processes and not slow and not soak'
+	@$(BIN)/pytest -q -n 2 tests/contract -m 'quick and not slow and not soak'
 
 test: setup
 	@deploy/test.sh

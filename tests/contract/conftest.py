@@ -6,6 +6,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -18,6 +19,40 @@ from repository_kit import migrated_sqlite, push_library
 from repository.migrations import upgrade
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
+
+#: Parameters and fixtures that start a server.
+_SERVERS = {"postgresql", "s3", "_s3_process", "own_s3_server"}
+#: What Python's audit events call the start of a process (docs.python.org/3/library/audit_events.html).
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"}
+_guarded: list[str] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what ``make check`` runs: tests in one process, but for their rows that need a server."""
+    for item in items:
+        if item.get_closest_marker("in_process") and isinstance(item, pytest.Function):
+            rows = item.callspec.params.values() if hasattr(item, "callspec") else ()
+            if _SERVERS.isdisjoint([*map(str, rows), *item.fixturenames]):
+                item.add_marker("quick")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test that says to start no process fails if it does."""
+    if item.get_closest_marker("quick"):
+        _guarded.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _guarded.clear()
+
+
+def _guard(event: str, _arguments: object) -> None:
+    if _guarded and event in _STARTS:
+        raise AssertionError(f"{_guarded[0]} starts a process: it is no test for `make check`")
+
+
+sys.addaudithook(_guard)
 
 POSTGRESQL_HOMES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 

@@ -21,6 +21,8 @@ from vmjobs.client.images import Images
 from vmjobs.errors import BuildError, ImageRejected, VMJobsError
 from vmjobs.wire import Build, BuildRequest, BuildState
 
+pytestmark = pytest.mark.in_process
+
 RECIPE = recipes.load("generic").model_dump(mode="json")
 DIGEST = "sha256:" + "1" * 64
 

@@ -15,6 +15,8 @@ from images.content import Layout
 from images.segment import unpack
 from vmjobs.model import JobState
 
+pytestmark = pytest.mark.in_process
+
 S = JobState
 
 

@@ -45,6 +45,8 @@ from vmjobs.model import (
 )
 from vmjobs.ports import JobSource
 
+pytestmark = pytest.mark.in_process
+
 VMJOBS = "from vmjobs.cli.main import main; main()"
 QUICK = Retries(deadline=5.0, first=0.05)
 SPEC = JobSpec(image="tiny", script="#!/bin/sh\necho hello\n", outputs=("*",), disk=64)

@@ -14,6 +14,8 @@ from test_api_checkpoints import document
 from images.content import Layout
 from images.segment import unpack
 
+pytestmark = pytest.mark.in_process
+
 JOB, OTHER = "htc" + "a" * 29, "htc" + "b" * 29
 FIRST, SECOND = "1" * 32, "2" * 32
 MAKING = {

@@ -10,6 +10,8 @@ from api_support import ATTEMPT, OTHER_ATTEMPT, Caller, Site, make_site, report_
 
 from vmjobs.model import MIB, JobState
 
+pytestmark = pytest.mark.in_process
+
 HOSTILE = [
     "../secret",
     "a/../../secret",

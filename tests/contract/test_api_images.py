@@ -16,6 +16,8 @@ from images.segment import unpack
 from repository.images import Viewer
 from vmjobs.model import JobState
 
+pytestmark = pytest.mark.in_process
+
 NOTHING = "sha256:" + "0" * 64
 
 

@@ -11,6 +11,8 @@ from api_support import ATTEMPT, Site, good_spec, make_site, report_of
 from api.tokens import Scope
 from vmjobs.model import MAX_SCRIPT_BYTES, JobState
 
+pytestmark = pytest.mark.in_process
+
 DIGEST = "sha256:" + "0" * 64
 
 

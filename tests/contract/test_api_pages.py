@@ -21,7 +21,7 @@ from vmjobs.client import Client
 from vmjobs.config import Config
 
 #: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
-pytestmark = pytest.mark.soak_for("postgresql")
+pytestmark = [pytest.mark.in_process, pytest.mark.soak_for("postgresql")]
 
 ADA = Viewer("ada")
 

@@ -18,6 +18,8 @@ from api.app import create_app
 from api.tokens import Issuer, Scope
 from repository.objects.s3 import S3Objects
 
+pytestmark = pytest.mark.in_process
+
 SEGMENT = next(iter(pieces(DISK))).hex()
 #: As the service runs: gunicorn has the kernel copy files.
 SERVER = {"wsgi.file_wrapper": FileWrapper}

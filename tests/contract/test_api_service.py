@@ -15,6 +15,8 @@ from api.operation import operation_of
 from vmjobs import __version__
 from vmjobs.errors import Unavailable
 
+pytestmark = pytest.mark.in_process
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:

@@ -15,6 +15,8 @@ from api import sessions
 from vmjobs.cluster.member import Phase
 from vmjobs.cluster.session import MAX_PIECE
 
+pytestmark = pytest.mark.in_process
+
 KEY = "ssh-ed25519 " + "K" * 68
 HOST_KEY = "ssh-ed25519 " + "H" * 68
 URL = "/v1/clusters/vc/members/vc-0/sessions"

@@ -197,6 +197,7 @@ def test_pause_and_resume(bench: Bench) -> None:
     assert bench.driver.state(machine.name) is MachineState.GONE
 
 
+@pytest.mark.soak_for("False")
 @SAVES
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_machine_that_was_saved_goes_on_where_it_was(bench: Bench, paused: bool) -> None:
@@ -237,6 +238,7 @@ def counted(console: Path) -> list[int]:
     return [int(found[1]) for line in lines if (found := re.match(r"count=(\d+)", line))]
 
 
+@pytest.mark.soak_for("qemu")
 def test_saving_what_cannot_be_saved_leaves_it_running(bench: Bench) -> None:
     machine = bench.machine("count")
     bench.driver.start(machine)
@@ -277,6 +279,7 @@ def test_a_saved_machine_does_not_open_files_that_its_disk_names(bench: Bench) -
     assert driver.state(machine.name) is MachineState.GONE
 
 
+@pytest.mark.soak_for("qemu")
 def test_panic_ends_the_machine_and_is_on_the_console(bench: Bench) -> None:
     text = bench.run("panic")
     assert "Kernel panic - not syncing: Attempted to kill init" in text
@@ -302,6 +305,7 @@ def test_how_a_machine_ended_is_known(bench: Bench, do: str, expected: set[Endin
     assert bench.driver.ending(machine.name) is Ending.UNKNOWN, "it is forgotten"
 
 
+@pytest.mark.soak_for("15")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_machine_that_is_killed_did_not_power_off(bench: Bench, number: signal.Signals) -> None:
     machine = bench.machine("spin")
@@ -478,6 +482,7 @@ def test_guest_does_not_mount_the_host(bench: Bench) -> None:
     assert "mounted" not in text.partition("guest: up")[2]
 
 
+@pytest.mark.soak_for("qemu")
 def test_no_network_without_one(bench: Bench) -> None:
     machine = bench.machine("hello", network=Network(NetworkMode.NONE, bench.directory / "none"))
     bench.driver.start(machine)
@@ -485,6 +490,7 @@ def test_no_network_without_one(bench: Bench) -> None:
     assert not (machine.workdir / "usernet.log").exists()
 
 
+@pytest.mark.soak_for("qemu")
 def test_network_process_ends_with_the_machine(bench: Bench) -> None:
     with endpoint(bench.directory / "endpoint"):
         network = Network(NetworkMode.REPOSITORY, bench.directory / "endpoint")

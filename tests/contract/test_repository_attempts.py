@@ -30,6 +30,8 @@ from vmjobs.model import (
     reason,
 )
 
+pytestmark = pytest.mark.in_process
+
 S = JobState
 OUT = StreamName.OUT
 

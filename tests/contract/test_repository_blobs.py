@@ -25,6 +25,8 @@ from vmjobs.errors import (
     Unavailable,
 )
 
+pytestmark = pytest.mark.in_process
+
 LIMIT = 16 * CHUNK
 
 

@@ -31,6 +31,8 @@ from vmjobs.errors import (
 from vmjobs.model import now
 from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
 
+pytestmark = pytest.mark.in_process
+
 ADA = Viewer("ada")
 DIGEST = "sha256:" + "1" * 64
 RECIPE = recipes.load("generic").model_dump(mode="json")

@@ -15,6 +15,8 @@ from repository.builds import MAX_ACTIVE
 from repository.service import Repository
 from vmjobs.errors import Conflict
 
+pytestmark = pytest.mark.in_process
+
 
 def test_two_at_the_same_moment_are_not_one_too_many(repository: Repository) -> None:
     for _ in range(MAX_ACTIVE - 1):

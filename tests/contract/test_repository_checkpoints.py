@@ -26,7 +26,7 @@ from vmjobs.errors import (
 from vmjobs.model import AttemptClaim, Checkpoint, HypervisorKind, Job, JobState, ReasonCode, SavedFile
 
 #: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
-pytestmark = pytest.mark.soak_for("postgresql")
+pytestmark = [pytest.mark.in_process, pytest.mark.soak_for("postgresql")]
 
 S = JobState
 ADA = Viewer("ada")

@@ -30,6 +30,8 @@ from vmjobs.errors import (
 from vmjobs.model import now
 from vmjobs.ports import ProbeState
 
+pytestmark = pytest.mark.in_process
+
 
 @pytest.fixture
 def config(config: Config) -> Config:

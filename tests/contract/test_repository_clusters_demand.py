@@ -16,7 +16,7 @@ from vmjobs.config import Config
 from vmjobs.errors import NotFound
 
 #: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
-pytestmark = pytest.mark.soak_for("postgresql")
+pytestmark = [pytest.mark.in_process, pytest.mark.soak_for("postgresql")]
 
 
 @pytest.fixture

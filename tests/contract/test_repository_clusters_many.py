@@ -22,6 +22,8 @@ from vmjobs.cluster.wire import MemberReports
 from vmjobs.config import Config
 from vmjobs.model import now
 
+pytestmark = pytest.mark.in_process
+
 MANY = 10_000
 CLUSTERS = 20
 NODES = 100

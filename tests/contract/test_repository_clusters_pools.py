@@ -15,7 +15,7 @@ from vmjobs.errors import Unavailable
 from vmjobs.ports import PoolMachine, ProbeState
 
 #: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
-pytestmark = pytest.mark.soak_for("postgresql")
+pytestmark = [pytest.mark.in_process, pytest.mark.soak_for("postgresql")]
 
 EARLIER = "e" * 32
 

@@ -22,7 +22,7 @@ from vmjobs.model import Checkpoint, Making, NetworkMode
 from vmjobs.wire import CondorJobClaim
 
 #: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
-pytestmark = pytest.mark.soak_for("postgresql")
+pytestmark = [pytest.mark.in_process, pytest.mark.soak_for("postgresql")]
 
 JOB, OTHER = "htc" + "a" * 29, "htc" + "b" * 29
 FIRST, SECOND = "1" * 32, "2" * 32

@@ -16,6 +16,8 @@ from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
 from vmjobs.model import Job, JobState, ReasonCode, now
 from vmjobs.ports import BatchStatus
 
+pytestmark = pytest.mark.in_process
+
 S, B = JobState, BatchStatus
 
 

@@ -34,7 +34,7 @@ from vmjobs.wire import (
 )
 
 #: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
-pytestmark = pytest.mark.soak_for("postgresql")
+pytestmark = [pytest.mark.in_process, pytest.mark.soak_for("postgresql")]
 
 NODE = Viewer("node1", node=True)
 DISK = noise(1000)

@@ -33,6 +33,8 @@ from vmjobs.errors import NotFound
 from vmjobs.model import now
 from vmjobs.wire import GcReport
 
+pytestmark = pytest.mark.in_process
+
 #: Things done at random in the load test, all kinds together.
 STEPS = 300
 #: Every table that images are in.

@@ -21,6 +21,8 @@ from vmjobs.model import HypervisorInfo, HypervisorKind, JobState, Node, now
 from vmjobs.ports import BatchJob
 from vmjobs.wire import ImageChange
 
+pytestmark = pytest.mark.in_process
+
 K = HypervisorKind
 DISK = noise(5000)
 

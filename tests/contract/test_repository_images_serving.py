@@ -20,7 +20,7 @@ from vmjobs.errors import NotFound
 from vmjobs.wire import ImageChange, ImageDetail, Share, Visibility
 
 #: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
-pytestmark = pytest.mark.soak_for("postgresql")
+pytestmark = [pytest.mark.in_process, pytest.mark.soak_for("postgresql")]
 
 NODE = Viewer("node1", node=True)
 #: Three segments, few of whose bytes differ.

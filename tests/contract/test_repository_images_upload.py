@@ -49,6 +49,8 @@ from vmjobs.errors import (
 )
 from vmjobs.wire import Publication
 
+pytestmark = pytest.mark.in_process
+
 TWO = noise(SEGMENT + 3 * BLOCK + 17)
 
 

@@ -32,6 +32,8 @@ from vmjobs.model import (
     now,
 )
 
+pytestmark = pytest.mark.in_process
+
 
 def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"

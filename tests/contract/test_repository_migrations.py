@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import datetime
 
+import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -15,6 +16,8 @@ from repository.database import Database
 from repository.migrations import alembic_config, upgrade
 from repository.models import Base, BuildRow
 from vmjobs.model import now
+
+pytestmark = pytest.mark.in_process
 
 
 def test_models_and_migrations_agree(empty_database: str) -> None:

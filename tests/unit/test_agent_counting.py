@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 from vmjobs.agent.console import ConsoleReader
 from vmjobs.agent.counting import Tally, count_files, count_machine
 from vmjobs.agent.inbox import Inbox
@@ -74,6 +76,7 @@ def test_files_count_by_what_is_in_them(tmp_path: Path) -> None:
     assert tally.bytes["log"] == 6
 
 
+@pytest.mark.slow
 def test_a_watch_says_from_time_to_time_that_it_is_time(tmp_path: Path) -> None:
     times: list[float] = []
     watch = Watch(

@@ -540,6 +540,7 @@ def test_jobs_that_ask_slowly_on_all_connections_do_not_silence_the_guest(member
         connection.close()
 
 
+@pytest.mark.slow
 def test_who_asks_for_nothing_is_hung_up_on_and_who_waits_for_orders_is_not(member: Guest) -> None:
     wait = SILENT_SECONDS + 5
     answers: list[tuple[int, bytes]] = []

@@ -122,6 +122,7 @@ def test_after_a_kill_there_is_another(path: Path) -> None:
     assert switch.ensure(path) != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["told", "removed"])
 def test_it_ends(path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = switch.ensure(path)

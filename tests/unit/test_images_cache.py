@@ -200,6 +200,7 @@ def test_a_block_that_is_damaged_here_is_fetched(node: Path, remote: Remote) -> 
     assert remote.bytes < 4 * BLOCK
 
 
+@pytest.mark.slow
 def test_images_with_nothing_in_common_are_not_asked_about_for_long(node: Path, remote: Remote) -> None:
     first, _ = put(remote.store, noise(SEGMENT))
     second, _ = put(remote.store, noise(20 * SEGMENT, 1))

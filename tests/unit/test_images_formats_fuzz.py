@@ -22,6 +22,7 @@ ROUNDS = 100
 LIMITS = Limits(metadata=16 * 1024 * 1024)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_damaged_images_are_refused_or_taken(
     lab: Lab, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,7 @@ def test_an_external_data_file_is_refused(tmp_path: Path, lab: Lab) -> None:
     refused(lab.patched("qcow2-v3", (112, extension)), "external_data_file")
 
 
+@pytest.mark.slow
 def test_encryption_is_refused(tmp_path: Path, lab: Lab) -> None:
     for method in (1, 2, 77):
         refused(lab.patched("qcow2-v3", (32, be32(method))), "encrypted")

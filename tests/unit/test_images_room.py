@@ -129,6 +129,7 @@ def user(
     )
 
 
+@pytest.mark.slow
 def test_processes_that_push_out_each_others_images(node: Path, remote: Remote) -> None:
     """Four processes, seven images, room for three: what one of them uses is whole all the time."""
     images = [put(remote.store, noise(SEGMENT, n), b"%d" % (n % 2))[0] for n in range(7)]
@@ -145,6 +146,7 @@ def test_processes_that_push_out_each_others_images(node: Path, remote: Remote) 
     assert most <= limit + 4 * SEGMENT
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed_leave_nothing_that_stays(node: Path, remote: Remote) -> None:
     """kill -9 at any moment, of fetching, evicting and using; then all is as it should be."""
     images = [put(remote.store, noise(SEGMENT, n), b"%d" % (n % 2))[0] for n in range(7)]

@@ -88,6 +88,7 @@ def test_a_program_that_no_signal_reaches_can_tell_that_it_is_not_wanted(tmp_pat
         threading.Event().wait(0.05)
 
 
+@pytest.mark.slow
 def test_output_and_a_deadline_where_somebody_waits() -> None:
     looks: list[None] = []
     script = "for n in 1 2 3; do head -c 100000 /dev/zero; sleep 0.7; done; echo no >&2"

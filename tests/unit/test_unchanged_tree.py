@@ -248,6 +248,7 @@ def test_absurd_headers_are_not_read_into_memory(place: Path) -> None:
         tree.unpack(io.BytesIO(info.tobuf(tarfile.GNU_FORMAT) + b"x" * 4096), place)
 
 
+@pytest.mark.slow
 def test_more_files_than_an_output_disk_may_have(place: Path) -> None:
     entries = [(entry(f"{n:06d}"), b"") for n in range(70_000)]
     tree.unpack(stream(*entries), place)
