@@ -138,6 +138,9 @@ def run(name: str, folder: Path, *options: str | Path, timeout: float = 400) -> 
     )  # fmt: skip
     start = done.err.rfind('{\n  "state"')
     assert start >= 0, done.err
+    assert "kvm" not in done.err[:start], (
+        "hypervisors that do not work here are no business of the user's"
+    )
     report = Report.model_validate_json(done.err[start:])
     outputs = {path.name: path.read_text() for path in (place / "out").glob("*") if path.is_file()}
     console = (place / "console").read_bytes().decode("utf-8", "replace").replace("\r", "")

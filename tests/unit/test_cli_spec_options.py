@@ -91,3 +91,18 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(InvalidSpec, match="empty is empty"):
         spec_of(str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("written", "mebibytes"),
+    [("256", 256), ("2G", 2048), ("1.5g", 1536), ("512MiB", 512), ("1 TB", 1024 * 1024)],
+)
+def test_sizes_have_units(script: str, written: str, mebibytes: int) -> None:
+    spec = spec_of("--memory", written, "--disk", written, script)
+    assert (spec.memory, spec.disk) == (mebibytes, mebibytes)
+
+
+@pytest.mark.parametrize("written", ["2K", "G", "-1", "0.1M", "1e3", "many"])
+def test_what_is_no_size_is_refused_with_one_that_is(script: str, written: str) -> None:
+    with pytest.raises(AssertionError, match="write 512, 512M or 2G"):
+        spec_of("--memory", written, script)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -20,6 +22,20 @@ class _Word(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The word."""
         return str(value)
+
+
+#: What a size's unit is in MiB; as with HTCondor's request_memory, without the B or iB it is the same.
+_UNITS: Final = {"M": 1, "G": 1024, "T": 1024 * 1024}
+_SIZE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(?:([MGT])(?:I?B)?)?", re.ASCII)
+
+
+def mebibytes(_context: click.Context, _option: click.Parameter, value: str) -> int:
+    """A size in MiB, as it was written or with a unit: ``512``, ``2G``, ``1.5GiB``."""
+    found = _SIZE.fullmatch(value.upper())
+    size = Decimal(found[1]) * _UNITS[found[2] or "M"] if found else None
+    if size is None or size != int(size):
+        raise click.BadParameter(f"{value!r} is no size in MiB; write 512, 512M or 2G")
+    return int(size)
 
 
 _OPTIONS = (
@@ -76,9 +92,21 @@ _OPTIONS = (
     click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="May be repeated."),
     click.option("--name", default="", help="A name for the job."),
     click.option("--cpus", type=int, default=1, show_default=True),
-    click.option("--memory", type=int, default=512, show_default=True, help="MiB."),
     click.option(
-        "--disk", type=int, default=1024, show_default=True, help="MiB of scratch and outputs."
+        "--memory",
+        callback=mebibytes,
+        metavar="MIB",
+        default="512",
+        show_default=True,
+        help="MiB, or with a unit: 2G.",
+    ),
+    click.option(
+        "--disk",
+        callback=mebibytes,
+        metavar="MIB",
+        default="1024",
+        show_default=True,
+        help="Scratch and outputs: MiB, or with a unit.",
     ),
     click.option(
         "--hypervisor", type=click.Choice([k.value for k in HypervisorKind]), help="Demand one."
