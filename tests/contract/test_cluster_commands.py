@@ -97,10 +97,10 @@ def test_a_cluster_from_its_declaration_to_its_end(world: World, shell: Shell) -
     assert shell("cluster", "diff", "vc.yaml") == ""
     assert "2 UP of 2 (size 2)" in shell("cluster", "show", "vc")
     assert "1 of 4 cpus, 256 of 1024 MiB" in shell("node", "list")
-    Path("vc.yaml").write_text(f"{DECLARED}cpus: 2\n")
+    Path("vc.yaml").write_text(DECLARED.replace("disk: 100", "disk: 120"))
     with at_work(world):
         said = shell("cluster", "apply", "--wait", "--timeout", "60", "vc.yaml")
-        assert "vc changed\n  cpus: 1 -> 2\n" in said
+        assert "vc changed\n  disk: 100 -> 120\n" in said
         assert {m.generation for m in world.members().values() if m.goal is Goal.RUN} == {2}
         assert "vc: 2 -> 3 machines" in shell(
             "cluster", "scale", "vc", "3", "--wait", "--timeout", "60"
@@ -157,7 +157,7 @@ def test_a_declaration_that_fails_is_taken_back_and_tried_again(world: World, sh
     shell("cluster", "apply", "vc.yaml")
     world.bring_up()
     world.step()
-    Path("vc.yaml").write_text(f"{DECLARED}cpus: 2\n")
+    Path("vc.yaml").write_text(DECLARED.replace("disk: 100", "disk: 120"))
     shell("cluster", "apply", "vc.yaml")
     world.step()
     world.obey("n1", "n2")
