@@ -72,11 +72,13 @@ def local_store() -> ImageStore:
     return ImageStore(BUILD / "store")
 
 
-def imported(name: str) -> str:
-    """Have an image in the local store; returns what it is called there."""
+def imported(name: str, *, own_kernel: bool = False) -> str:
+    """Have an image in the local store; returns what it is called there. own_kernel: a disk without a
+    kernel gets one, which User-mode Linux does not boot.
+    """
     store, image = local_store(), IMAGES[name]
     root = disk(image.disk)
-    tag = root.with_suffix(".key").read_text("ascii")[:12]
+    tag = root.with_suffix(".key").read_text("ascii")[:12] + "-kernel" * own_kernel
     try:
         store.resolve(f"{name}:{tag}")
     except NotFound:
@@ -84,8 +86,10 @@ def imported(name: str) -> str:
             boot=image.boot, root=store.add_file(root), cloud_init=image.cloud_init
         )
         if image.boot is BootMethod.KERNEL:
-            linux, initrd = (store.add_file(path) for path in kernel())
-            parts = {"kernel": linux, "initrd": initrd, "cmdline": image.cmdline}
+            parts: dict[str, object] = {"cmdline": image.cmdline}
+            if own_kernel:
+                linux, initrd = (store.add_file(path) for path in kernel())
+                parts |= {"kernel": linux, "initrd": initrd}
             manifest = manifest.model_copy(update=parts)
         store.tag(name, tag, store.put_manifest(manifest))
     return f"{name}:{tag}"
@@ -129,7 +133,7 @@ class LocalRun:
 
 def run(name: str, folder: Path, *options: str | Path, timeout: float = 400) -> LocalRun:
     """Run a job in the image of this name; ``folder`` is for its outputs and for the node's state."""
-    ref = imported(name)
+    ref = imported(name, own_kernel="qemu" in options)
     place = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
     files = ("--output-dir", place / "out", "--console", place / "console")
     done = vmjobs(
@@ -183,10 +187,8 @@ def push(file: Path, name: str, *options: str | Path) -> dict[str, Any]:
 
 
 def kernel_options(init: str) -> tuple[str | Path, ...]:
-    """How a disk of a release is to be booted, for `vmjobs image push`."""
-    linux, initrd = kernel()
-    words = f"init=/usr/local/sbin/{init} quiet"
-    return ("--boot", "kernel", "--kernel", linux, "--initrd", initrd, "--append", words)
+    """How a disk of a release is to be booted by User-mode Linux, for `vmjobs image push`."""
+    return ("--boot", "kernel", "--append", f"init=/usr/local/sbin/{init} quiet")
 
 
 def submit(image: str, *options: str, count: int = 1) -> list[str]:

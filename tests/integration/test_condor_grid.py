@@ -197,7 +197,7 @@ def test_the_sites_own_pool_is_a_route_too(grid: Grid) -> None:
     array = grid.new_array(grid.site)
     spec = {**SPEC, "route": "local"}
     local = {"where": grid.site, "config": {"schedd_name": ""}}
-    grid.call("submit", array=array, count=1, spec=spec, command="sleep 2; exit 3", **local)
+    grid.call("submit", array=array, count=1, spec=spec, command="sleep 5; exit 3", **local)
     history = grid.call("watch", array=array, until=["completed"], seconds=60, **local)[f"{array}-0"]
     assert statuses(history) in IN_ORDER
     assert history[-1]["exit_code"] == 3

@@ -87,7 +87,7 @@ CASES = {
         },
     ),
     "hostile-tar": Case(
-        HOSTILE, ReasonCode.SUCCEEDED, exit=0, channel=ExitChannel.OUTPUT_DISK,
+        HOSTILE, ReasonCode.OUTPUT_MISSING, exit=0, channel=ExitChannel.OUTPUT_DISK,
         fields={"image": "hep", "network": "none", "memory": 256, "outputs": ["*"]},
     ),
 }  # fmt: skip

@@ -23,8 +23,9 @@ def choose(
         NoHypervisor: there is none; the message has what each probe found.
     """
     if demanded is not None and demanded not in able:
+        who = f"only {' or '.join(able)} can" if able else "no hypervisor can"
         raise NoHypervisor(
-            f"the job demands the hypervisor {demanded}, but its image boots by {_either(able)} only"
+            f"the job demands the hypervisor {demanded}, but {who} run it with its image"
         )
     wanted = [kind for kind in kinds if demanded in {None, kind} and kind in able]
     working = {result.kind for result in results if result.works}
