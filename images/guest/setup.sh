@@ -75,20 +75,27 @@ set_clock() {
     fi
 }
 
-# keep_scratch: what an earlier machine left there stays, but for what is of its script. False: there was
-# none.
+# keep_scratch: what an earlier VM left there stays, but for what is of its script. The host has made the file
+# system: a disk that is damaged is mended as far as that is safe, and never formatted.
 keep_scratch() {
-    bb mount -t ext4 -o noatime "$scratch_disk" "$job" 2>/dev/null || return
+    if command -v e2fsck >/dev/null; then
+        e2fsck -p "$scratch_disk" >"$run/e2fsck.log" 2>&1
+        [ $? -le 3 ] || keep_damaged "$(cat "$run/e2fsck.log")"
+    fi
+    bb mount -t ext4 -o noatime "$scratch_disk" "$job" 2>"$run/e2fsck.log" ||
+        keep_damaged "$(cat "$run/e2fsck.log")"
     cd "$job" && rm -rf script inputs "$work" home tmp && cd /
 }
 
+# keep_damaged WHY: leave the disk as it is, for people to mend.
+keep_damaged() {
+    fail "the kept disk cannot be mounted, and stays as it is: mend it on its node by e2fsck, or restore it" \
+        "from a backup ($(echo "$1" | tr '\n' ' '))"
+}
+
 make_file_system() {
-    # The disk lives as long as the job, if it is not to be kept: no journal. Inode tables are cleared
-    # later on.
-    journal='-O ^has_journal'
-    [ -z "${VMJOBS_KEEP:-}" ] || journal=
-    # shellcheck disable=SC2086 # two words, or none
-    if ! mke2fs -q -F -t ext4 -m 0 $journal -E lazy_itable_init=1,nodiscard \
+    # The disk lives as long as the job: no journal. Inode tables are cleared later on.
+    if ! mke2fs -q -F -t ext4 -m 0 -O ^has_journal -E lazy_itable_init=1,nodiscard \
         "$scratch_disk" >"$run/mke2fs.log" 2>&1; then
         bb mke2fs -F -m 0 "$scratch_disk" >"$run/mke2fs.log" 2>&1 ||
             fail "cannot make a file system on the scratch disk: $(cat "$run/mke2fs.log")"
@@ -98,7 +105,9 @@ make_file_system() {
 make_scratch() {
     [ -b "$scratch_disk" ] || fail 'there is no scratch disk'
     mkdir -p "$job"
-    if [ -z "${VMJOBS_KEEP:-}" ] || ! keep_scratch; then
+    if [ "${VMJOBS_KEEP:-}" ]; then
+        keep_scratch
+    else
         make_file_system
         bb mount -t ext4 -o noatime "$scratch_disk" "$job" || fail 'cannot mount the scratch disk'
     fi

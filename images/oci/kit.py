@@ -28,12 +28,13 @@ RECIPE: Final = "generic"
 FOLDER: Final = ".vmjobs"
 INIT: Final = f"/{FOLDER}/init"
 #: Raised whenever other files are taken out of the same packages.
-_VERSION: Final = 1
+_VERSION: Final = 2
 _LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
 #: Where things are among the packages, by where they go in the image.
 _TOOLS: Final = {
     "busybox": "bin/busybox",
     "bin/dd": "bin/dd",
+    "bin/e2fsck": "usr/sbin/e2fsck",
     "bin/env": "usr/bin/env",
     "bin/mke2fs": "usr/sbin/mke2fs",
     "bin/setpriv": "usr/bin/setpriv",

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -280,6 +280,60 @@ def test_disks_of_a_persistent_machine_outlive_it(
         wait_until(lambda: service.is_running(2), SECONDS, "it runs again")
         wait_out(lasting, "marked")
         assert "root:here scratch:here mine:." in out(lasting)
+        service.wants(2)
+        wait_until(lambda: remains(lasting) == [], SECONDS, "nothing is left")
+
+
+def _killed(disk: Path) -> None:
+    """Its VM was, while it wrote: its journal is to be replayed."""
+
+
+def _without_superblock(disk: Path) -> None:
+    with disk.open("r+b") as file:
+        file.seek(1024)
+        file.write(bytes(1024))
+
+
+def _cut_short(disk: Path) -> None:
+    os.truncate(disk, disk.stat().st_size // 2)
+
+
+def _another(disk: Path) -> None:
+    disk.write_bytes(os.urandom(1 << 20) + bytes(disk.stat().st_size - (1 << 20)))
+
+
+@pytest.mark.parametrize(
+    ("damage", "mended"),
+    [(_killed, True), (_without_superblock, False), (_cut_short, False), (_another, False)],
+)
+def test_a_kept_disk_is_mended_or_left_as_it_is(
+    tmp_path: Path,
+    service: Service,
+    image: BootImage,
+    parts: MemberParts,
+    damage: Callable[[Path], None],
+    mended: bool,
+) -> None:
+    more = "cat /job/mine; echo precious >/job/mine; sync; echo marked; cat /dev/zero >/job/more"
+    lasting = member_parts(tmp_path / "members", service, Images(image), more=more)
+    disk = lasting.journal.place(order().id).kept / "scratch.disk"
+    service.wants(1, order(lifecycle="persistent"))
+    with kept(lasting):
+        wait_out(lasting, "marked")
+        assert "precious" not in out(lasting)
+    kill(lasting)
+    damage(disk)
+    before = disk.read_bytes()
+    lasting = member_parts(tmp_path / "members", service, Images(image), more=more)
+    with kept(lasting):
+        if mended:
+            wait_out(lasting, "precious")
+        else:
+            wait_until(
+                lambda: "the kept disk cannot be mounted" in str(service.last()), SECONDS, "it says why"
+            )
+            after = disk.read_bytes()
+            assert after == before or b"precious\n" in after, "a journal may be replayed, and no more"
         service.wants(2)
         wait_until(lambda: remains(lasting) == [], SECONDS, "nothing is left")
 

@@ -146,7 +146,7 @@ def machine_parts(place: GatewayPlace) -> Callable[[GatewayShare, MachineFiles],
             reporter=reporter,
             shipper=Shipper(share, reporter),
             kit=files,
-            settings=MemberSettings(settings.max_console_bytes, admit=THAW, renew_disks=False),
+            settings=MemberSettings(settings.max_console_bytes, admit=THAW),
         )
 
     return make

@@ -23,7 +23,7 @@ from typing import IO
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from vmjobs.agent.jobdisk import blank_disk
+from vmjobs.agent.jobdisk import formatted_disk
 from vmjobs.agent.journal import write_durably
 from vmjobs.agent.members.journal import RECORD, MemberJournal
 from vmjobs.agent.members.record import Record
@@ -104,7 +104,7 @@ class GatewayPlace:
             write_durably(below(folder, name), data)
 
     def prepare(self, installed: Installed, machine: GatewayMachine) -> None:
-        """Have room for a machine that has none yet: a sparse disk, and a record of one at rest."""
+        """Have room for a machine that has none yet: an empty disk, and a record of one at rest."""
         journal = MemberJournal(self.members)
         member = journal.place(member_of(machine.name))
         if member.record.exists():
@@ -112,8 +112,7 @@ class GatewayPlace:
         journal.write(
             Record(order=order_of(installed, machine, Goal.STOP), phase=Phase.GONE, since=0.0)
         )
-        disk = member.keep_disks(fresh=True) / DATA_DISK
-        blank_disk(disk, machine.disk * MIB)
+        formatted_disk(member.keep_disks() / DATA_DISK, machine.disk * MIB)
 
     def remove(self, machine: str) -> None:
         """Have nothing of a machine left that is not running; repeating it is no error."""

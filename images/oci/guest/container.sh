@@ -23,6 +23,10 @@ tool() {
     "$lib/lib/ld.so" --inhibit-cache --library-path "$lib/lib" "$lib/bin/$tool_name" "$@"
 }
 
+e2fsck() {
+    tool e2fsck "$@"
+}
+
 mke2fs() {
     tool mke2fs "$@"
 }

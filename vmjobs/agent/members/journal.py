@@ -88,10 +88,8 @@ class MemberPlace:
         if self.machine.exists():
             shutil.rmtree(self.machine)
 
-    def keep_disks(self, *, fresh: bool) -> Path:
-        """The directory of disks that outlive machines; empty where they are to be made anew."""
-        if fresh and self.kept.exists():
-            shutil.rmtree(self.kept)
+    def keep_disks(self) -> Path:
+        """The directory of disks that outlive machines."""
         self.kept.mkdir(mode=0o700, exist_ok=True)
         return self.kept
 

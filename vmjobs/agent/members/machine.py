@@ -16,7 +16,14 @@ from vmjobs.agent import door
 from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.endpoint import MAX_WAIT, GuestLink, serving
 from vmjobs.agent.inbox import ExitReported, GuestSilent, MachineGone, Observation, Panicked, Ready
-from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk, write_job_tar
+from vmjobs.agent.jobdisk import (
+    BLOCK,
+    Briefing,
+    blank_disk,
+    formatted_disk,
+    write_job_disk,
+    write_job_tar,
+)
 from vmjobs.agent.members.journal import MemberPlace
 from vmjobs.agent.members.parts import MemberParts, limits_of, ticket_of
 from vmjobs.agent.members.plan import ended
@@ -58,8 +65,6 @@ log = logging.getLogger(__name__)
 CONSOLE_TICK = 1.0
 #: Seconds in which the service is to hear of a machine before that asks for its token.
 TOLD_SECONDS = 10.0
-#: After so many failures in a row a persistent machine begins with new disks.
-HOPELESS_FAILURES = 3
 
 
 class Unwanted(VMJobsError):
@@ -279,12 +284,12 @@ class MemberMachine:
         with (folder / "job.tar").open("xb") as sink:
             write_job_tar(sink, ticket, inputs)
         shutil.rmtree(inputs)
-        if self._persistent:
-            # Disks that no machine could be started from are of no use to anybody.
-            hopeless = record.failures >= HOPELESS_FAILURES and self.parts.settings.renew_disks
-            place.keep_disks(fresh=hopeless)
-        if not self._scratch(place).exists():
-            blank_disk(self._scratch(place), order.disk * MIB)
+        scratch = self._scratch(place)
+        if not self._persistent:
+            blank_disk(scratch, order.disk * MIB)
+        elif not scratch.exists():
+            place.keep_disks()
+            formatted_disk(scratch, order.disk * MIB)
         blank_disk(folder / "output.disk", BLOCK)
         return ticket
 

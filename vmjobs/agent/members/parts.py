@@ -25,14 +25,12 @@ MEGABIT = 1_000_000
 class MemberSettings:
     """Limits (bytes) and deadlines (seconds) of members.
 
-    admit: signal that tells a guest's script that it is admitted. renew_disks: a persistent machine
-    that failed again and again begins with new disks.
+    admit: signal that tells a guest's script that it is admitted.
     """
 
     max_console: int
     silence_seconds: float = 120.0
     admit: int = signal.SIGUSR1
-    renew_disks: bool = True
 
 
 @dataclass(frozen=True)
