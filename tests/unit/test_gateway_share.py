@@ -146,7 +146,7 @@ def test_conditions(phase: Phase, up: bool | None, condition: Condition) -> None
 def test_disks_are_sparse_and_made_once(place: GatewayPlace) -> None:
     disk = place.disks("ce") / "scratch.disk"
     assert disk.stat().st_size == 2048 * 1024 * 1024
-    assert disk.stat().st_blocks == 0
+    assert disk.stat().st_blocks * 512 < 2 * 1024 * 1024
     disk.write_bytes(b"data")
     installed = place.installed()
     place.prepare(installed, installed.gateway.machines[0])
