@@ -76,6 +76,7 @@ else
     phase lint make -s --no-print-directory lint
     tests unit tests/unit -n 2
     phase images wait $images
+    images= # its number may be another process's from now on
     # They wait for machines to boot a good part of their time.
     tests contract tests/contract -n 3 --dist loadfile -m 'not soak'
     phase grid grid

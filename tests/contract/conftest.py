@@ -30,6 +30,8 @@ _guarded: list[str] = []
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what ``make check`` runs: tests in one process, but for their rows that need a server."""
     for item in items:
+        if item.get_closest_marker("starts_processes"):
+            continue
         if item.get_closest_marker("in_process") and isinstance(item, pytest.Function):
             rows = item.callspec.params.values() if hasattr(item, "callspec") else ()
             if _SERVERS.isdisjoint([*map(str, rows), *item.fixturenames]):

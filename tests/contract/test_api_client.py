@@ -261,6 +261,7 @@ def test_other_bytes_are_not_kept(site: Site, url: str, client: Client, tmp_path
     assert list((tmp_path / "results").iterdir()) == []
 
 
+@pytest.mark.starts_processes
 def test_outputs_that_cannot_be_written_keep_no_other_back(
     site: Site, url: str, client: Client, tmp_path: Path
 ) -> None:

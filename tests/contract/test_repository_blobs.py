@@ -119,6 +119,7 @@ def test_a_spool_that_cannot_be_used(objects: ObjectStore, tmp_path: Path) -> No
         BlobStore(objects, tmp_path / "file").put(io.BytesIO(b"x"), limit=LIMIT)
 
 
+@pytest.mark.starts_processes
 def test_a_full_spool(objects: ObjectStore, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1) as disk:
         store = BlobStore(objects, disk / "spool")
@@ -149,6 +150,7 @@ BlobStore(objects, Path(sys.argv[1]) / "spool").put(Endless(), limit=CHUNK * 100
 """
 
 
+@pytest.mark.starts_processes
 def test_a_killed_writer_leaves_no_blob(
     place: Store, store: BlobStore, objects: ObjectStore, tmp_path: Path
 ) -> None:

@@ -183,6 +183,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("place", ["between", "after"])
 def test_a_killed_upload_leaves_no_row_without_object(images: Images, place: str) -> None:
     config = images.config

@@ -437,6 +437,7 @@ def test_block_rows_are_few(images: Images) -> None:
         assert len(session.scalars(select(BlockRow.digest)).all()) == 3
 
 
+@pytest.mark.starts_processes
 def test_no_room_in_the_middle_of_an_upload(config: Config, tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", 12) as place:
         chosen = config.model_copy(update={"storage_url": str(place / "objects")})
@@ -462,6 +463,7 @@ def test_no_room_in_the_middle_of_an_upload(config: Config, tmp_path: Path) -> N
         database.close()
 
 
+@pytest.mark.starts_processes
 def test_a_storage_that_goes_away_and_comes_back(config: Config, tmp_path: Path, s3_keys: None) -> None:
     server = S3Server(tmp_path / "server")
     server.start()
