@@ -45,7 +45,8 @@ class Result:
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The few variables another program needs, and ``extra``; nothing else leaks into it."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    kept.setdefault("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+    # An ordinary user's has no directories for system programs, of which mke2fs is one.
+    kept["PATH"] = ":".join([kept.get("PATH", "/usr/bin:/bin"), "/usr/sbin", "/sbin"])
     return {**kept, "LC_ALL": "C.UTF-8", **(extra or {})}
 
 
