@@ -62,5 +62,5 @@ def test_an_image_that_not_all_can_boot() -> None:
     assert choose(ALL, None, probed(kvm=False, uml=True, qemu=True), DISK) is QEMU
     with pytest.raises(NoHypervisor, match=r"with its image \(kvm or qemu\) works on this node"):
         choose(ALL, None, probed(kvm=False, uml=True, qemu=False), DISK)
-    with pytest.raises(NoHypervisor, match="demands the hypervisor uml, but only kvm or"):
+    with pytest.raises(NoHypervisor, match="demands the hypervisor uml, but its image boots by kvm or"):
         choose(ALL, UML, probed(uml=True), DISK)

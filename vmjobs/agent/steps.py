@@ -118,9 +118,11 @@ def choose_hypervisor(run: Run) -> None:
     here, wanted = platform.machine(), run.image.architecture
     if wanted not in {"", here}:
         raise NoHypervisor(f"the image is for {wanted}, and this node's processors are {here}")
-    able = [kind for kind in run.image.kinds if kind in run.ticket.spec.kinds]
+    kinds, spec = run.image.kinds, run.ticket.spec
+    able = [kind for kind in kinds if kind in spec.kinds]
     if run.driver.kind not in able:
-        run.driver = run.parts.choose(run.ticket.spec.hypervisor, able)
+        # Whether a demanded one has what the job asks for is known by now: it is about the image alone.
+        run.driver = run.parts.choose(spec.hypervisor, able if spec.hypervisor is None else kinds)
         run.parts.journal.reassign(run.attempt, run.machine, run.driver)
     run.settled, run.unbootable = True, None
     if run.driver.kind is HypervisorKind.UML and run.image.live is not None:

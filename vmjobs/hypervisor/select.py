@@ -23,10 +23,8 @@ def choose(
         NoHypervisor: there is none; the message has what each probe found.
     """
     if demanded is not None and demanded not in able:
-        who = f"only {' or '.join(able)} can" if able else "no hypervisor can"
-        raise NoHypervisor(
-            f"the job demands the hypervisor {demanded}, but {who} run it with its image"
-        )
+        why = f"its image boots by {' or '.join(able)} only" if able else "nothing can run its image"
+        raise NoHypervisor(f"the job demands the hypervisor {demanded}, but {why}")
     wanted = [kind for kind in kinds if demanded in {None, kind} and kind in able]
     working = {result.kind for result in results if result.works}
     for kind in wanted:
