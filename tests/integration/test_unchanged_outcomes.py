@@ -240,6 +240,7 @@ def test_row(jobs: dict[str, tuple[Desk, str]], code: str) -> None:
     assert_row(code, way.said, held(*jobs[code]))
 
 
+@pytest.mark.flaky(reason="jobs of other tests may fill the other node just then", since="2026-11-23")
 def test_what_did_not_fail_by_itself_goes_on_elsewhere(grid: Grid) -> None:
     """As it is seen where it came from, a hop of Condor-C away."""
     desk = Desk(grid, "submit", BY_CONDOR_C)
