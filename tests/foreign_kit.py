@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grid_kit import ROOT
-
 from images.manifest import ImageManifest
 from images.store import ImageStore
 from vmjobs.errors import NotFound
 from vmjobs.model import BootMethod, Job, Report
 
+ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "foreign"
 VMJOBS = Path(sys.executable).with_name("vmjobs")
 #: What `tests/foreign/guest/muons` finds, wherever awk counts as it should.

@@ -37,7 +37,7 @@ from vmjobs.model import (
 )
 from vmjobs.ports import ImageSource
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 STORE = ROOT / "build" / "images"
 WORK = ROOT / "build" / "work"
 #: A job from start to end, on a machine that has other work as well; in seconds.
