@@ -13,7 +13,7 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO, Final, Self
@@ -125,26 +125,37 @@ def _sweep(folder: Path) -> None:
 
 
 class UploadNote:
-    """The upload that pushes of the same thing to the same service go on with."""
+    """The upload that pushes of the same thing to the same service go on with, one push at a time."""
 
     def __init__(self, folder: Path, service: str, source: str) -> None:
         name = hashlib.sha256(f"{service}\n{source}".encode("utf-8", "surrogateescape")).hexdigest()
         self._path = folder / f"{name[:32]}.upload"
+        self._file: BinaryIO | None = None  # locked; another push may be at it, and forget it
+        with suppress(OSError), ExitStack() as stack:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = stack.enter_context(self._path.open("a+b", buffering=0))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.pop_all()
+            self._file = file
 
     def recall(self) -> str:
-        """The upload's identifier; empty if none is known."""
-        try:
-            return self._path.read_text("ascii").strip()
-        except (OSError, UnicodeDecodeError):
+        """The upload's identifier; empty if none is known, or another push goes on with it."""
+        if self._file is None:
             return ""
+        self._file.seek(0)
+        return self._file.read(_MAX_HEAD).decode("ascii", "replace").strip()
 
     def remember(self, upload: str) -> None:
         """Note it."""
-        with suppress(OSError):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._path.write_text(upload, "ascii")
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.truncate(0)
+                self._file.write(upload.encode("ascii"))
 
     def forget(self) -> None:
         """It is over."""
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
+        if self._file is not None:
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None

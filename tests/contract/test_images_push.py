@@ -226,10 +226,15 @@ def test_notes_are_for_one_at_a_time_and_for_oneself(tmp_path: Path) -> None:
     note = UploadNote(folder, "http://a", "disk")
     assert note.recall() == ""
     note.remember("abc")
-    assert UploadNote(folder, "http://a", "disk").recall() == "abc"
+    assert UploadNote(folder, "http://a", "disk").recall() == ""  # a push that is under way has it
     assert UploadNote(folder, "http://b", "disk").recall() == ""
-    note.forget()
-    assert note.recall() == ""
+    del note
+    later = UploadNote(folder, "http://a", "disk")
+    assert later.recall() == "abc"
+    later.remember("defg")
+    assert later.recall() == "defg"
+    later.forget()
+    assert UploadNote(folder, "http://a", "disk").recall() == ""
 
 
 # ----------------------------------------------------------------- the local store
