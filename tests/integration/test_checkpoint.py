@@ -12,7 +12,7 @@ import pytest
 from faults_kit import cut_off, fill, lost, small_disk
 from grid_kit import NODES, Grid, wait_for
 from steps_kit import closed
-from test_unchanged import LOG
+from unchanged_kit import LOG
 
 from vmjobs.model import Job, JobEvent, JobState, ReasonCode
 

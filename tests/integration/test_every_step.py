@@ -29,7 +29,7 @@ from steps_kit import (
     longer_leases,
     stage,
 )
-from test_unchanged import LOG
+from unchanged_kit import LOG
 
 from vmjobs.agent.steps import STEPS
 from vmjobs.errors import Conflict

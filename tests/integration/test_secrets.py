@@ -23,7 +23,7 @@ from secrets_kit import (
     planted,
     watching_processes,
 )
-from test_unchanged import BY_CONDOR_C, Desk
+from unchanged_kit import BY_CONDOR_C, Desk
 
 from vmjobs.client import Client
 from vmjobs.errors import VMJobsError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from grid_kit import NODES, Grid, wait_for
 from steps_kit import closed
-from test_unchanged import BY_CONDOR_C, PATIENT, Desk
+from unchanged_kit import BY_CONDOR_C, PATIENT, Desk
 
 pytestmark = pytest.mark.disruptive
 

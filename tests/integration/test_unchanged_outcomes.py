@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from faults_kit import AGENT, fill, small_disk, without_objects
 from grid_kit import NODES, ROOT, Grid, blank_disk, odd_images, publish, wait_for
 from steps_kit import PACKAGES
-from test_unchanged import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
+from unchanged_kit import BY_CONDOR_C, PATIENT, Desk, kill_machine, where
 
 from condor import outcomes
 from condor.outcomes import OUTCOMES
