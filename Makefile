@@ -9,12 +9,13 @@
 # make check     what to run all day: lint, unit tests, contract tests that start no process
 # make lint      formatting, lints, types, shell scripts
 # make test      lint, then all tests but those of make soak, on a grid of their own
+# make lock      renews deploy/requirements.txt: releases and hashes of the packages in .venv
 # make soak      tests that take minutes each: what dies under clusters and jobs, builds of large images
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
 .PHONY: help setup images gateway-images foreign test-images soak-images grid env logs stop down clean lint check \
-        test soak demo bench
+        test soak demo bench lock
 SHELL := /bin/sh
 BIN := .venv/bin
 export VMJOBS_IMAGE_DIR := $(CURDIR)/build/images
@@ -83,6 +84,9 @@ soak: setup
 demo: images grid
 	@deploy/demo.sh
 
+
+lock: setup
+	@deploy/lock.sh
 
 bench: images
 	@deploy/bench.sh

@@ -31,13 +31,14 @@ if [ -n "$missing" ]; then
 fi
 
 stamp=.venv/.made-from
-want=$(cat setup.cfg pyproject.toml | sha256sum)
+want=$(cat setup.cfg pyproject.toml deploy/requirements.txt | sha256sum)
 if [ ! -x .venv/bin/vmjobs ] || [ "$(cat $stamp 2>/dev/null)" != "$want" ]; then
     echo "making .venv"
     # Debian's own Python: python3-libvirt is built for it. Of Debian's other modules none is to be
-    # mixed with newer ones, so everything else is installed anew.
+    # mixed with newer ones, so everything else is installed anew, just as deploy/lock.sh found it.
     /usr/bin/python3 -m venv --system-site-packages .venv
-    .venv/bin/pip install --quiet --disable-pip-version-check --ignore-installed \
-        --editable '.[agent,server,demo,dev]'
+    pip=".venv/bin/pip install --quiet --disable-pip-version-check"
+    $pip --ignore-installed --require-hashes --only-binary :all: --requirement deploy/requirements.txt
+    $pip --no-deps --no-build-isolation --editable .
     echo "$want" >$stamp
 fi
