@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -21,6 +23,8 @@ from vmjobs.storage import parse_storage_url
 
 PREFIX = "VMJOBS_"
 DEFAULT_FILE = Path("/etc/vmjobs/config.toml")
+#: Names that have so much in common (difflib's ratio) are one and a misspelling of it.
+_ALIKE: Final = 0.75
 
 
 def _home(kind: str, fallback: str) -> Path:
@@ -207,6 +211,14 @@ class Config(BaseModel):
             raise ValueError("must be DEBUG, INFO, WARNING or ERROR")
         return value.upper()
 
+    @field_validator("api_url")
+    @classmethod
+    def _web_address(cls, value: str) -> str:
+        address = urlsplit(value)
+        if address.scheme not in {"http", "https"} or not address.hostname:
+            raise ValueError(f"must be http://HOST:PORT or https://HOST, not {value!r}")
+        return value
+
     @field_validator("listen")
     @classmethod
     def _host_and_port(cls, value: str) -> str:
@@ -266,12 +278,17 @@ class Config(BaseModel):
 
 
 def load(
-    environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    files: Sequence[str] = (),
 ) -> Config:
     """Read file, environment and overrides, in rising order of precedence.
 
+    files: settings whose files must be readable, where they are set.
+
     Raises:
-        ConfigError: with one fault for every key that is unknown or has a bad value.
+        ConfigError: with one fault for every setting that is unknown, misspelt or has a bad value.
     """
     environ = os.environ if environ is None else environ
     named = environ.get(f"{PREFIX}CONFIG")
@@ -281,20 +298,38 @@ def load(
         **_from_environment(environ),
         **(overrides or {}),
     }
+    faults = _misspelt(environ)
     try:
-        return Config.model_validate(values)
+        settings = Config.model_validate(values)
     except ValidationError as error:
-        faults = faults_of(error)
+        settings, faults = Config.model_validate({}), faults + faults_of(error)
+    for name in files:
+        if (path := values.get(name)) and not os.access(str(path), os.R_OK):
+            faults.append(Fault(name, "unreadable", f"cannot read the file {path}"))
+    if faults:
         listing = "; ".join(f"{f.field}: {f.message}" for f in faults)
         raise ConfigError(
             f"bad settings: {listing}", hint=f"look in {file} and at {PREFIX}* variables", faults=faults
-        ) from error
+        )
+    return settings
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     known = set(Config.model_fields)
     names = {k: k.removeprefix(PREFIX).lower() for k in environ if k.startswith(PREFIX)}
     return {name: environ[key] for key, name in names.items() if name in known}
+
+
+def _misspelt(environ: Mapping[str, str]) -> list[Fault]:
+    """Variables that are no settings, and look like one; others are those of jobs and deployments."""
+    found = []
+    for variable in filter(lambda name: name.startswith(PREFIX), environ):
+        name = variable.removeprefix(PREFIX).lower()
+        meant = get_close_matches(name, Config.model_fields, n=1, cutoff=_ALIKE)
+        if meant and name not in Config.model_fields:
+            what = f"there is no such setting; {PREFIX}{meant[0].upper()} is one"
+            found.append(Fault(variable, "unknown_setting", what))
+    return found
 
 
 def _from_file(path: Path, *, required: bool) -> dict[str, Any]:

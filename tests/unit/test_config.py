@@ -33,7 +33,10 @@ def test_all_bad_settings_are_told_at_once(tmp_path: Path) -> None:
                 "VMJOBS_MAX_CPUS": "0",
                 "VMJOBS_LOG_LEVEL": "LOUD",
                 "VMJOBS_LOG_FORMAT": "xml",
-            }
+                "VMJOBS_API_URL": "api.example.org",
+                "VMJOBS_HYPERVISOR": "uml",
+                "VMJOBS_ARRAY_INDEX": "3",
+            },
         )
     assert {f.field for f in refused.value.faults} == {
         "listen",
@@ -42,7 +45,22 @@ def test_all_bad_settings_are_told_at_once(tmp_path: Path) -> None:
         "max_cpus",
         "log_level",
         "log_format",
+        "api_url",
+        "VMJOBS_HYPERVISOR",
     }
+    assert "VMJOBS_HYPERVISOR: there is no such setting; VMJOBS_HYPERVISORS is one" in str(
+        refused.value
+    )
+
+
+def test_a_file_that_a_service_needs_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    there = {"VMJOBS_AGENT_TOKEN_FILE": str(tmp_path / "token")}
+    assert load(there, files=["agent_token_file"]).agent_token_file == tmp_path / "token"
+    assert load({}, files=["agent_token_file"]).agent_token_file is None
+    gone = {"VMJOBS_AGENT_TOKEN_FILE": "/none", "VMJOBS_LISTEN": "x"}
+    with pytest.raises(ConfigError, match=r"listen: must be.*; agent_token_file: cannot read"):
+        load(gone, files=["agent_token_file"])
 
 
 @pytest.mark.parametrize("value", [":1", "a:", "a:65536", "a:-1", "a:x", "a:\u00b2", "a"])

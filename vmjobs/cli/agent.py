@@ -65,7 +65,7 @@ def agent() -> None:
     Machines of virtual clusters do not end with the agent: the next one takes them over. To be rid of
     them, drain or delete their clusters, or start the agent with VMJOBS_CLUSTER_MEMORY=0.
     """
-    settings = config()
+    settings = config("agent_token_file")
     configure_logging(settings.log_level, settings.log_format)
     with _alone(settings.state_dir):
         _serve(settings)

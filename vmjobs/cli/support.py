@@ -34,9 +34,9 @@ AGAIN: Final = (sys.executable, "-c", "from vmjobs.cli.main import main; main()"
 
 
 @lru_cache(maxsize=1)
-def config() -> Config:
-    """The settings of this process."""
-    return load()
+def config(*files: str) -> Config:
+    """The settings of this process. files: those whose files must be readable, where they are set."""
+    return load(files=files)
 
 
 def client() -> Client:
