@@ -126,7 +126,7 @@ def builds(ids: tuple[str, ...], cancel: bool, wait: bool, limit: int, as_json: 
         print_json(found)
     else:
         rows = [(b.id, b.name, b.state, ago(b.created), _what(b)) for b in found]
-        print_table(("BUILD", "IMAGE", "STATE", "CREATED", "DIGEST, STEP OR REASON"), rows)
+        print_table(("BUILD", "IMAGE", "STATE", "CREATED", "DIGEST, STEP OR REASON"), rows, ids=True)
     if wait:
         _raise_first_failure(found)
 

@@ -48,6 +48,7 @@ def outputs(jobs: tuple[str, ...], directory: Path | None, as_json: bool) -> Non
     print_table(
         ("JOB", "OUTPUT", "BYTES", "DIGEST"),
         [(j.id, o.path, o.size, o.digest) for j in found for o in j.outputs],
+        ids=True,
     )
     for job in found:
         for entry in job.rejected:
