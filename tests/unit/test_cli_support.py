@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from vmjobs.cli.main import main
-from vmjobs.cli.support import print_table, shortened
+from vmjobs.cli.support import config, print_table, shortened
 from vmjobs.errors import Fault, InvalidRequest
 
 #: Sets a terminal's title; looks like markup.
@@ -44,6 +47,45 @@ def test_a_narrow_terminal_shows_ids_that_tell_rows_apart(
 def test_a_short_id_has_enough_digits_for_rows_that_are_not_shown() -> None:
     (short,) = shortened(["01a20b26c3d4" + "5" * 20])
     assert short == "01a20b26c3d45555"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "code"),
+    [
+        (["job", "list"], 77, "UNAUTHENTICATED"),
+        (["job", "cancel", "01a20b26c3d4"], 77, "UNAUTHENTICATED"),
+        (["image", "list"], 77, "UNAUTHENTICATED"),
+        (["job", "list", "--limit", "many"], 2, "USAGE"),
+        (["job", "status"], 2, "USAGE"),
+        (["run", "--image", "nowhere", "--disk", "1", "/nowhere"], 64, "INVALID_SPEC"),
+    ],
+)
+def test_errors_are_json_where_json_is_asked_for(
+    arguments: list[str],
+    status: int,
+    code: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "none"))
+    config.cache_clear()
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--json"])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (status, "")
+    error = json.loads(said.err)
+    assert error["code"] == code
+    assert error["message"]
+    assert isinstance(error["hint"], str) and isinstance(error["errors"], list)
+    config.cache_clear()
+
+
+def test_a_script_may_have_an_option_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--image", "nowhere", "--", "/nowhere", "--json"])
+    assert ended.value.code == 64
+    assert capsys.readouterr().err.startswith("vmjobs: cannot read /nowhere")
 
 
 def test_an_error_shows_words_and_obeys_none(

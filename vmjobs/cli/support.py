@@ -71,8 +71,9 @@ def node_name(settings: Config) -> str:
 
 
 def json_option(command: _F) -> _F:
-    """``--json`` beside the table."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+    """``--json`` beside the table. Errors are then JSON, too: see ``vmjobs.cli.main``."""
+    text = "Print JSON; an error as a line of JSON on standard error."
+    return click.option("--json", "as_json", is_flag=True, help=text)(command)
 
 
 def plain(value: Any) -> Any:
