@@ -63,7 +63,7 @@ class _Commands(Verbs):
             if not ctx.meta[_AS_JSON]:
                 raise
             found = error if isinstance(error, VMJobsError) else _misused(error)
-            click.echo(json.dumps(_as_json(found)), err=True)
+            _print([json.dumps(_as_json(found))])
             ctx.exit(error.exit_code)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -130,11 +130,15 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def _tell(error: VMJobsError) -> None:
-    from vmjobs.cli.support import printable  # noqa: PLC0415 - only where something went wrong
-
     lines = [f"vmjobs: {error.message} [{error.code}]"]
     lines += [f"  {fault.field or 'request'}: {fault.message}" for fault in error.faults]
     if error.hint:
         lines.append(f"  hint: {error.hint}")
+    _print(lines)
+
+
+def _print(lines: list[str]) -> None:
+    from vmjobs.cli.support import echo  # noqa: PLC0415 - only where something went wrong
+
     for line in lines:
-        click.echo(printable(line, keep="\n\t"), err=True)
+        echo(line, err=True)

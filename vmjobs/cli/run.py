@@ -8,11 +8,12 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from images.store import ImageStore
 from vmjobs.agent.inbox import Inbox, SignalSent
@@ -21,10 +22,11 @@ from vmjobs.agent.verdict import Verdict
 from vmjobs.cli.node_parts import fleet, parts
 from vmjobs.cli.oci_ref import resolve_image
 from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs
-from vmjobs.cli.support import config, json_option, plain, print_json
+from vmjobs.cli.support import config, echo, json_option, plain, print_json
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import JobState, Report, StreamName
 from vmjobs.paths import below
+from vmjobs.terminal import ByteSink, guest_output, printable
 
 _DOING = {
     JobState.STAGING: "preparing",
@@ -69,7 +71,8 @@ def run(
     spec = build_spec(script, arguments, describe_inputs(files), environment, **fields)
     images = ImageStore(settings.images)
     terminal = Console(stderr=True)
-    printed = sys.stderr.buffer if as_json else sys.stdout.buffer
+    errors = guest_output(sys.stderr.buffer)
+    printed = errors if as_json else guest_output(sys.stdout.buffer)
     with _console_file(console, printed) as console_sink, _status(terminal) as status:
         job = LocalJob(
             job_id=f"local-{uuid.uuid4().hex[:12]}",
@@ -80,7 +83,7 @@ def run(
             on_report=lambda report: None,
             sinks={
                 StreamName.OUT: printed,
-                StreamName.ERR: sys.stderr.buffer,
+                StreamName.ERR: errors,
                 **({StreamName.CONSOLE: console_sink} if console_sink else {}),
             },
         )
@@ -123,7 +126,7 @@ class _TerminalLease:
             self._status.stop()
         else:
             name = f" ({report.hypervisor})" if report.hypervisor else ""
-            self._status.update(f"{doing}{name}: {report.reason.message}")
+            self._status.update(Text(printable(f"{doing}{name}: {report.reason.message}")))
             self._status.start()
 
 
@@ -132,7 +135,7 @@ def _status(terminal: Console) -> Any:
 
 
 @contextmanager
-def _console_file(path: Path | None, printed: IO[bytes]) -> Iterator[IO[bytes] | None]:
+def _console_file(path: Path | None, printed: ByteSink) -> Iterator[ByteSink | None]:
     if path is None:
         yield None
         return
@@ -166,8 +169,8 @@ def _outcome(verdict: Verdict, job: LocalJob, report: Report | None) -> dict[str
 
 def _tell(verdict: Verdict, job: LocalJob, report: Report | None) -> None:
     for output in job.outputs:
-        click.echo(f"vmjobs: {output.path} ({output.size} bytes)", err=True)
+        echo(f"vmjobs: {output.path} ({output.size} bytes)", err=True)
     for entry in report.rejected if report else ():
-        click.echo(f"vmjobs: refused {entry.path}: {entry.why}", err=True)
+        echo(f"vmjobs: refused {entry.path}: {entry.why}", err=True)
     if verdict.state is not JobState.COMPLETED:
-        click.echo(f"vmjobs: {verdict.reason.message} [{verdict.reason.code}]", err=True)
+        echo(f"vmjobs: {verdict.reason.message} [{verdict.reason.code}]", err=True)

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from vmjobs.config import Config, load
 from vmjobs.errors import Unauthenticated
+from vmjobs.terminal import printable
 
 if TYPE_CHECKING:
     from vmjobs.client import Client
@@ -89,12 +90,12 @@ def plain(value: Any) -> Any:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
-    click.echo(json.dumps(plain(value), indent=2, default=str))
+    click.echo(json.dumps(plain(value), indent=2, default=str))  # noqa: TID251 - ASCII
 
 
-def printable(text: str, keep: str = "") -> str:
-    """Some of it is what a guest or a node said, and not for the terminal to obey."""
-    return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print lines. Some of it may be what a guest or a node said, and not for the terminal to obey."""
+    click.echo(printable(text, "\n\t"), err=err)  # noqa: TID251 - this is where
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, ids: bool = False) -> None:
@@ -137,7 +138,7 @@ def print_items(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         click.secho(line, bold=row is columns)
         rest = "" if row is columns else _rest(columns[shown:], row[shown:])
         for more in textwrap.wrap(rest, max(20, width - 4)):
-            click.echo(f"    {more}")
+            echo(f"    {more}")
 
 
 def _rest(columns: Sequence[str], cells: Sequence[str]) -> str:
