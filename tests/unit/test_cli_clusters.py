@@ -631,6 +631,7 @@ def test_a_terminal_obeys_nothing_of_what_a_guest_prints_and_a_file_has_all_of_i
     whose = [str(JOB["id"])] if noun == "job" else ["workers", "workers-0"]
     said = {}
     for kind, (reader, writer) in {"pipe": os.pipe(), "terminal": os.openpty()}.items():
+        os.set_blocking(reader, False)
         if kind == "terminal":
             tty.setraw(writer)
         with os.fdopen(writer, "w") as stdout, monkeypatch.context() as patch:
