@@ -173,7 +173,7 @@ class MemberIdConverter(_Checked):
 
 
 class IdConverter(BaseConverter):
-    """An identifier that the service made."""
+    """An identifier that the service made. Of a job's or build's, a unique beginning is enough."""
 
     regex = r"[A-Za-z0-9][A-Za-z0-9-]{0,63}"
 

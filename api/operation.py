@@ -126,6 +126,7 @@ def operation(
         def guarded(**arguments: Any) -> Response:
             if not access.public:
                 g.principal = authorize(access, arguments.get("job"))
+                _complete_ids(arguments, g.principal)
             return view(**arguments)
 
         vars(guarded)["operation"] = record
@@ -153,6 +154,22 @@ def authorize(access: Access, job_id: str | None) -> Principal:
     principal = services().issuer.verify(bearer(request.headers.get("Authorization")))
     require(access, principal, job_id)
     return principal
+
+
+def _complete_ids(arguments: dict[str, Any], principal: Principal) -> None:
+    """Let a user shorten the id of a job or build in a URL.
+
+    Raises:
+        AmbiguousId: several of what the user may see begin with it.
+    """
+    if principal.job_id is not None:
+        return  # a job's token is compared with the whole id
+    repository, owner = services().repository, principal.subject
+    if job := arguments.get("job"):
+        arguments["job"] = repository.full_job_id(job, owner)
+    if build := arguments.get("build"):
+        everyone = Scope.ADMIN in principal.scopes
+        arguments["build"] = repository.builds.full_id(build, None if everyone else owner)
 
 
 def require(access: Access, principal: Principal, job_id: str | None = None) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, defer
 
 from repository.build_rows import Work, checked_recipe, end, move, names_of, new_row, view_of, work_of
 from repository.database import Database
-from repository.ids import is_id
+from repository.ids import full_id, is_id
 from repository.images import Viewer
 from repository.images.names import check_name
 from repository.images.sql import alone as alone_in_transaction
@@ -122,6 +122,12 @@ class Builds:
         query = query.options(defer(BuildRow.request))  # of megabytes each, if one wants to
         with self.database.read() as session:
             return [view_of(row) for row in session.scalars(query.limit(max(1, min(limit, MAX_LIST))))]
+
+    def full_id(self, text: str, owner: str | None) -> str:
+        """The id of the build whose id begins with ``text``; else ``text``.  Raises AmbiguousId."""
+        among = [BuildRow.owner == owner] if owner is not None else []
+        with self.database.read() as session:
+            return full_id(session, BuildRow.id, text, *among)
 
     def get(self, build: str, owner: str | None = None) -> Build:
         """One build.  Raises NotFound, also for another owner's."""

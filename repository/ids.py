@@ -1,4 +1,4 @@
-"""Ids of jobs and arrays: 32 hex digits that sort by time and cannot be guessed."""
+"""Ids of jobs, arrays and builds: 32 hex digits that sort by time and cannot be guessed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import secrets
 import time
 from typing import Final
 
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from vmjobs.errors import AmbiguousId
+
 _PATTERN: Final = re.compile(r"[0-9a-f]{32}")
+_BEGINNING: Final = re.compile(r"[0-9a-f]{6,31}")
+#: An error names at most so many of the ids that may be meant.
+MAX_CANDIDATES: Final = 8
 
 
 def new_ids(count: int) -> list[str]:
@@ -22,3 +30,25 @@ def new_ids(count: int) -> list[str]:
 def is_id(text: str) -> bool:
     """Whether ``text`` could be an id of ours."""
     return _PATTERN.fullmatch(text) is not None
+
+
+def full_id(
+    session: Session, ids: InstrumentedAttribute[str], text: str, *among: ColumnElement[bool]
+) -> str:
+    """The only one of ``ids`` that begins with ``text``; where none does, ``text`` as it is.
+
+    among: conditions that select what the caller may see.
+    Raises AmbiguousId: several begin with it.
+    """
+    if not _BEGINNING.fullmatch(text):
+        return text
+    # A range, because the index serves it; "g" sorts behind all hex digits.
+    query = select(ids).where(ids.between(text, text + "g"), *among).order_by(ids.desc())
+    found = session.scalars(query.limit(MAX_CANDIDATES + 1)).all()
+    if len(found) > 1:
+        more = " and more" if len(found) > MAX_CANDIDATES else ""
+        raise AmbiguousId(
+            f"the id {text} is ambiguous: it may be {', '.join(found[:MAX_CANDIDATES])}{more}",
+            hint="give more characters of the id",
+        )
+    return found[0] if found else text

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from repository.blobs import BlobReader
 from repository.core import Core
-from repository.ids import is_id
-from repository.models import AttemptRow, EventRow, JobRow, OutputRow
+from repository.ids import full_id, is_id
+from repository.models import AttemptRow, EventRow, JobRow, OutputRow, SubmissionRow
 from repository.paging import bad_cursor
 from repository.streams import StreamReader
 from repository.transitions import missing
@@ -44,6 +44,14 @@ def visible(session: Session, job_id: str, owner: str | None) -> JobRow:
 class Reading(Core):
     """The reading part of the repository. ``owner=None`` sees everybody's jobs."""
 
+    def full_job_id(self, text: str, owner: str) -> str:
+        """The id of the owner's job whose id begins with ``text``; else ``text``.
+
+        Raises AmbiguousId.
+        """
+        with self.database.read() as session:
+            return full_id(session, JobRow.id, text, JobRow.owner == owner)
+
     def job(self, job_id: str, owner: str | None = None) -> Job:
         """One job.  Raises NotFound."""
         with self.database.read() as session:
@@ -69,9 +77,9 @@ class Reading(Core):
         limit: int = 256,
         cursor: str = "",
     ) -> JobPage:
-        """Jobs, newest first; ``limit`` is capped at 2,000.
+        """Jobs, newest first; ``limit`` is capped at 2,000. array: its id, or how it begins.
 
-        Raises InvalidRequest for a cursor that is none of ours.
+        Raises InvalidRequest for a cursor that is none of ours, AmbiguousId.
         """
         limit = max(1, min(limit, MAX_PAGE))
         query = select(JobRow).order_by(JobRow.id.desc()).limit(limit + 1)
@@ -79,15 +87,17 @@ class Reading(Core):
             query = query.where(JobRow.owner == owner)
         if states:
             query = query.where(JobRow.state.in_([JobState(s).value for s in states]))
-        if array and not is_id(array):
-            return JobPage([], "")
-        if array:
-            query = query.where(JobRow.array_id == array)
         if cursor:
             if not is_id(cursor):
                 raise bad_cursor()
             query = query.where(JobRow.id < cursor)
         with self.database.read() as session:
+            if array:
+                visible_arrays = [SubmissionRow.owner == owner] if owner is not None else []
+                array = full_id(session, SubmissionRow.id, array, *visible_arrays)
+                if not is_id(array):
+                    return JobPage([], "")
+                query = query.where(JobRow.array_id == array)
             rows = session.scalars(query).all()
             more = rows[limit - 1].id if len(rows) > limit else ""
             return JobPage(views(session, rows[:limit]), more)

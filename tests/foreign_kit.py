@@ -121,10 +121,10 @@ def vmjobs(*arguments: str | Path, timeout: float = 400, **settings: str) -> Don
 
 @dataclass
 class LocalRun:
-    """A finished `vmjobs run`. code: its exit status. report: the last one."""
+    """A finished `vmjobs run --json`. code: its exit status. said: by the script. report: the last."""
 
     code: int
-    out: str
+    said: str
     report: Report
     console: str
     outputs: dict[str, str] = field(default_factory=dict)
@@ -139,15 +139,13 @@ def run(name: str, folder: Path, *options: str | Path, timeout: float = 400) -> 
         "run", "--json", "--image", ref, "--disk", "64", *files, *options,
         image_dir=str(local_store().root), state_dir=str(folder / "state"), timeout=timeout,
     )  # fmt: skip
-    start = done.err.rfind('{\n  "state"')
-    assert start >= 0, done.err
-    assert "kvm" not in done.err[:start], (
-        "hypervisors that do not work here are no business of the user's"
-    )
-    report = Report.model_validate_json(done.err[start:])
+    assert "kvm" not in done.err, "hypervisors that do not work here are no business of the user's"
+    outcome = json.loads(done.out)
+    report = Report.model_validate({name: outcome[name] for name in Report.model_fields})
+    assert all(Path(output["file"]).is_file() for output in outcome["outputs"])
     outputs = {path.name: path.read_text() for path in (place / "out").glob("*") if path.is_file()}
     console = (place / "console").read_bytes().decode("utf-8", "replace").replace("\r", "")
-    return LocalRun(done.code, done.out, report, console, outputs)
+    return LocalRun(done.code, done.err, report, console, outputs)
 
 
 # --------------------------------------------------------------------------- on a grid

@@ -29,6 +29,7 @@ from vmjobs.agent.protocol import (
 )
 from vmjobs.errors import Unavailable
 from vmjobs.execute import Refused
+from vmjobs.terminal import guest_output
 
 IN, OUT = 0, 1
 _PIECE: Final = 64 * 1024
@@ -73,14 +74,19 @@ def watch(path: Path, offset: int = 0, *, follow: bool = False) -> int:
         Unavailable: there is no agent, or it went away.
     """
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
+            os.fdopen(OUT, "wb", closefd=False) as out,
+        ):
+            sink = guest_output(out)
             connection.connect(str(path))
             protocol.send(connection, ConsoleMessage(offset=offset, follow=follow))
             for message in protocol.receive(connection):
                 if isinstance(message, ErrorMessage):
                     raise Refused(message.message)
                 if isinstance(message, DataMessage):
-                    _write(message.data)
+                    sink.write(message.data)
+                    sink.flush()
                     if message.last:
                         return 0
     except BrokenPipeError:

@@ -11,6 +11,7 @@
     │   └── SessionOver           a login session that has ended
     ├── Unauthenticated           no token, or not a valid one (401)
     ├── Forbidden                 a valid token without the right (403)
+    ├── AmbiguousId               an id was shortened so that several begin with it (409)
     ├── Conflict                  the object is in a state that forbids this (409)
     │   ├── JobFinal              the job has ended; nobody writes to it any more
     │   ├── AttemptSuperseded     a newer attempt has taken the job
@@ -114,6 +115,14 @@ class SessionOver(NotFound):
 
     code = "SESSION_OVER"
     exit_code = 69
+
+
+class AmbiguousId(VMJobsError):
+    """Several ids of the caller's begin with what was given; the message lists them."""
+
+    code = "AMBIGUOUS_ID"
+    http_status = 409
+    exit_code = 64
 
 
 class Unauthenticated(VMJobsError):

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from vmjobs.errors import Conflict, Fault, InvalidSpec
 from vmjobs.model import (
@@ -28,6 +28,7 @@ from vmjobs.model import (
 )
 from vmjobs.paths import below
 from vmjobs.ports import ContentReceiver, ContentSource
+from vmjobs.terminal import ByteSink
 
 CHUNK = 1024 * 1024
 
@@ -68,7 +69,7 @@ class LocalJob:
     files: Mapping[str, Path]
     output_directory: Path
     on_report: Callable[[Report], None]
-    sinks: Mapping[StreamName, IO[bytes]]
+    sinks: Mapping[StreamName, ByteSink]
     outputs: list[Output] = field(default_factory=list)
     final: Report | None = None
     _written: dict[StreamName, int] = field(default_factory=dict)

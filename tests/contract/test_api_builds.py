@@ -48,7 +48,9 @@ def test_asking_looking_and_canceling(site: Site) -> None:
     assert eve("GET", "/v1/builds").get_json() == {"builds": []}
     for method in ("GET", "DELETE"):
         eve.problem(404, method, f"/v1/builds/{made['id']}")
-    canceled = ada("DELETE", f"/v1/builds/{made['id']}")
+        eve.problem(404, method, f"/v1/builds/{made['id'][:8]}")
+    assert site.admin()("GET", f"/v1/builds/{made['id'][:8]}").get_json() == made
+    canceled = ada("DELETE", f"/v1/builds/{made['id'][:8]}")
     assert (canceled.status_code, canceled.get_json()["code"]) == (200, "CANCELED")
 
 

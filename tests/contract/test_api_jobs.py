@@ -356,6 +356,35 @@ def test_history(site: Site) -> None:
     user.problem(422, "GET", f"/v1/jobs/{job}/events?after=-1")
 
 
+def test_the_beginning_of_an_id_stands_for_it(site: Site) -> None:
+    ada, bob = site.user(), site.user("bob")
+    (job,) = ada.submit()
+    bob.submit()  # begins with the same 6 digits, which does not matter to ada
+    for length in (6, 12, 31):
+        assert ada("GET", f"/v1/jobs/{job[:length]}").get_json()["id"] == job
+        assert ada("GET", f"/v1/jobs/{job[:length]}/events").status_code == 200
+    ada.problem(404, "GET", f"/v1/jobs/{job[:5]}")
+    bob.problem(404, "GET", f"/v1/jobs/{job[:31]}")
+    array = ada("GET", f"/v1/jobs/{job}").get_json()["array"]
+    found = ada("GET", f"/v1/jobs?array={array[:20]}").get_json()["jobs"]
+    assert [each["id"] for each in found] == [job]
+    assert ada("DELETE", f"/v1/jobs/{job[:20]}").get_json()["id"] == job
+
+
+def test_the_beginning_of_several_ids_names_them(site: Site) -> None:
+    ada = site.user()
+    first, second = ada.submit(2)
+    (others,) = site.user("bob").submit()
+    problem = ada.problem(409, "DELETE", f"/v1/jobs/{first[:6]}")
+    assert problem["code"] == "AMBIGUOUS_ID"
+    assert first in problem["detail"] and second in problem["detail"]
+    assert others not in problem["detail"]
+    assert not site.queue.canceled
+    jobs = ada.submit(20)
+    detail = ada.problem(409, "GET", f"/v1/jobs/{jobs[0][:6]}")["detail"]
+    assert sum(job in detail for job in jobs) == 8 and detail.endswith(" and more")
+
+
 @pytest.mark.parametrize("job", ["0" * 32, "none", "x" * 65, "..", "%2e%2e", "a%00b", "a%2fb"])
 def test_no_such_job(site: Site, job: str) -> None:
     assert site.user()("GET", f"/v1/jobs/{job}").status_code in {404, 422}

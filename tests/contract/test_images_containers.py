@@ -295,8 +295,9 @@ def test_the_command_line_imports_and_runs(
     ran = vmjobs("run", "--strategy", "image", "--image", "tool:1", *hypervisor)
     assert (ran.returncode, ran.stdout) == (0, "from the image\n"), ran.stderr
     direct = ["run", "--strategy", "image", "--image", f"oci-layout:{tmp_path}/layout", *hypervisor]
-    ran = vmjobs(*direct)
-    assert (ran.returncode, ran.stdout) == (0, "from the image\n"), ran.stderr
+    ran = vmjobs(*direct, "--json")
+    assert (ran.returncode, json.loads(ran.stdout)["state"]) == (0, "COMPLETED"), ran.stderr
+    assert ran.stderr == "from the image\n"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import threading
+import tty
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -560,6 +562,90 @@ def test_show_says_what_failed_and_where_nothing_is_tried(service: Service, vmjo
     assert "cluster workers (generation 4 failed)" in lines
     assert f"failed {FAILED.message}; 5 min ago, broken" in lines
     assert f"guard {guard.message}" in lines
+
+
+ESCAPE = "\x1b]0;yours\x07\x9b2J\u202e[/red]"
+JOB = {
+    "id": "1" * 32,
+    "array": "2" * 32,
+    "index": 0,
+    "count": 1,
+    "owner": "ada",
+    "spec": {"image": "own", "strategy": "image", "name": ESCAPE},
+    "image_digest": IMAGE,
+    "state": "FAILED",
+    "reason": {"code": "SCRIPT_FAILED", "message": ESCAPE, "actor": "user"},
+    "created": NOW.isoformat(),
+    "updated": NOW.isoformat(),
+    "node": ESCAPE,
+    "outputs": [{"path": "[/red]", "size": 1, "digest": IMAGE}],
+    "rejected": [{"path": ESCAPE, "why": ESCAPE}],
+}
+
+
+@pytest.mark.parametrize(
+    ("noun", "words"),
+    [
+        *(("job", [verb, JOB["id"]]) for verb in ("status", "wait", "outputs", "log", "cancel", "why")),
+        ("job", ["list"]),
+        ("node", ["list"]),
+        ("image", ["builds", "3" * 32]),
+        ("image", ["builds", "--wait", "3" * 32]),
+        ("cluster", ["show", "workers"]),
+        ("cluster", ["scale", "workers", "2", "--wait", "--timeout", "0.1"]),
+    ],
+)
+def test_what_others_say_is_shown_and_not_obeyed(
+    service: Service, vmjobs: Run, noun: str, words: list[str]
+) -> None:
+    job, why = f"/v1/jobs/{JOB['id']}", JOB["reason"]
+    event = {"seq": 1, "time": NOW.isoformat(), "state": "FAILED", "reason": why}
+    build = {
+        **{"id": "3" * 32, "name": ESCAPE, "step": ESCAPE, "state": "FAILED", "message": ESCAPE},
+        **{"owner": "ada", "created": NOW.isoformat(), "updated": NOW.isoformat(), "code": "X"},
+    }
+    service.says(f"GET {job}", JOB)
+    service.says(f"DELETE {job}", {"detail": ESCAPE, "title": "", "status": 403}, status=403)
+    service.says(f"GET {job}/events?after=0", {"events": [event]})
+    service.says("GET /v1/jobs?limit=256", {"jobs": [JOB], "next": ""})
+    service.says("GET /v1/nodes", {"detail": ESCAPE, "title": "", "status": 403}, status=403)
+    service.says(f"GET /v1/builds/{'3' * 32}", build)
+    up = member(0, MemberState.BACKOFF, message=ESCAPE, system=ESCAPE, node=ESCAPE)
+    service.says("GET /v1/clusters/workers", cluster(up))
+    service.says("POST /v1/clusters/workers/scale", cluster(up))
+    done = vmjobs(*words, noun=noun)
+    said = done.out + done.err
+    assert "yours" in said, said
+    assert all(char.isprintable() or char in "\n\t" for char in said)
+
+
+@pytest.mark.parametrize("command", [["job", "out"], ["job", "console"], ["cluster", "console"]])
+def test_a_terminal_obeys_nothing_of_what_a_guest_prints_and_a_file_has_all_of_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    noun, verb = command
+    printed = f"50%\r100%\t\N{GREEK SMALL LETTER MU}\r\n{ESCAPE}\n".encode() + b"\xff\n"
+    service.says(f"GET /v1/jobs/{JOB['id']}/{verb}", printed)
+    service.says("GET /v1/clusters/workers", cluster(member(0)))
+    service.says("GET /v1/clusters/workers/members/workers-0/console?incarnation=1", printed)
+    whose = [str(JOB["id"])] if noun == "job" else ["workers", "workers-0"]
+    said = {}
+    for kind, (reader, writer) in {"pipe": os.pipe(), "terminal": os.openpty()}.items():
+        os.set_blocking(reader, False)
+        if kind == "terminal":
+            tty.setraw(writer)
+        with os.fdopen(writer, "w") as stdout, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stdout)
+            with pytest.raises(SystemExit):
+                main([noun, verb, *whose])
+            stdout.flush()
+            said[kind] = os.read(reader, 4096)
+        os.close(reader)
+    assert said["pipe"] == printed
+    shown = said["terminal"].decode()
+    assert shown.startswith("50%\r100%\t\N{GREEK SMALL LETTER MU}\r\n")
+    assert "yours" in shown
+    assert all(char.isprintable() or char in "\n\t\r" for char in shown)
 
 
 def test_list_has_a_line_for_each_cluster(service: Service, vmjobs: Run) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from vmjobs.cli.main import main
-from vmjobs.cli.support import print_table
+from vmjobs.cli.support import config, print_table, shortened
 from vmjobs.errors import Fault, InvalidRequest
 
 #: Sets a terminal's title; looks like markup.
@@ -18,6 +21,71 @@ def test_a_table_shows_words_and_obeys_none(capsys: pytest.CaptureFixture[str]) 
     assert "\N{REPLACEMENT CHARACTER}]0;yours\N{REPLACEMENT CHARACTER} [/red]" in said
     assert "\x1b]" not in said
     assert "one" in said and "two" in said
+
+
+def test_a_narrow_terminal_shows_ids_that_tell_rows_apart(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    ids = [f"01a20b26c3d4{n:020x}" for n in (0, 1, 16**14)]
+    ids.append(ids[-1])
+    columns = ("JOB", "NAME", "STATE", "EXIT", "NODE", "SUBMITTED", "REASON")
+    row = ("muons", "RUNNING", "-", "node-7.long.domain.example", "3 min ago", "PROGRESS")
+    print_table(columns, [(each, *row) for each in ids], ids=True)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("01a2")]
+    shown = [line.split()[0] for line in lines]
+    assert len(set(shown)) == 3
+    assert all(full.startswith(short) for full, short in zip(ids, shown, strict=True))
+    assert all("muons" in line and len(line) <= 80 for line in lines)
+    monkeypatch.delenv("FORCE_COLOR")
+    print_table(columns, [(each, *row) for each in ids], ids=True)
+    said = capsys.readouterr().out
+    assert all(each in said for each in ids)
+
+
+def test_a_short_id_has_enough_digits_for_rows_that_are_not_shown() -> None:
+    (short,) = shortened(["01a20b26c3d4" + "5" * 20])
+    assert short == "01a20b26c3d45555"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "code"),
+    [
+        (["job", "list"], 77, "UNAUTHENTICATED"),
+        (["job", "cancel", "01a20b26c3d4"], 77, "UNAUTHENTICATED"),
+        (["image", "list"], 77, "UNAUTHENTICATED"),
+        (["job", "list", "--limit", "many"], 2, "USAGE"),
+        (["job", "status"], 2, "USAGE"),
+        (["run", "--image", "nowhere", "--disk", "1", "/nowhere"], 64, "INVALID_SPEC"),
+    ],
+)
+def test_errors_are_json_where_json_is_asked_for(
+    arguments: list[str],
+    status: int,
+    code: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "none"))
+    config.cache_clear()
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--json"])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (status, "")
+    error = json.loads(said.err)
+    assert error["code"] == code
+    assert error["message"]
+    assert isinstance(error["hint"], str) and isinstance(error["errors"], list)
+    config.cache_clear()
+
+
+def test_a_script_may_have_an_option_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--image", "nowhere", "--", "/nowhere", "--json"])
+    assert ended.value.code == 64
+    assert capsys.readouterr().err.startswith("vmjobs: cannot read /nowhere")
 
 
 def test_an_error_shows_words_and_obeys_none(

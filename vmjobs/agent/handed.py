@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from vmjobs.agent import protocol
 from vmjobs.agent.entrance import Entrance
@@ -133,7 +133,7 @@ class HandedJob:
             files=self.files | _PROGRAMS,
             output_directory=outputs,
             on_report=_nobody,
-            sinks={name: cast("IO[bytes]", _Sink(channel, send)) for name, channel in _STREAMS.items()},
+            sinks={name: _Sink(channel, send) for name, channel in _STREAMS.items()},
         )
 
     def ended(self) -> str:

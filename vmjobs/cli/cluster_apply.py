@@ -17,7 +17,7 @@ from vmjobs.cli.cluster_support import (
 )
 from vmjobs.cli.cluster_wait import wait_options, wait_until_up
 from vmjobs.cli.declarations import read, refuse
-from vmjobs.cli.support import client, json_option, print_json
+from vmjobs.cli.support import client, echo, json_option, print_json
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import Applied, Outcome
 from vmjobs.errors import NotFound
@@ -72,8 +72,8 @@ def tell(applied: Applied, changed: list[Change]) -> None:
     """Say it on standard output."""
     cluster = applied.cluster
     wanted = f", {machines(cluster.target)} of {cluster.spec.image}"
-    click.echo(f"{cluster.name} {applied.outcome}" + wanted * (applied.outcome is Outcome.CREATED))
+    echo(f"{cluster.name} {applied.outcome}" + wanted * (applied.outcome is Outcome.CREATED))
     if cluster.failed:
-        click.echo(f"  {cluster.failed.message}; {try_again(cluster)}")
+        echo(f"  {cluster.failed.message}; {try_again(cluster)}")
     for change in changed:
-        click.echo(f"  {change}")
+        echo(f"  {change}")

@@ -8,7 +8,7 @@ from vmjobs.cli.cluster_apply import apply_spec, tell
 from vmjobs.cli.cluster_support import machines, name_argument
 from vmjobs.cli.cluster_wait import there, wait_options, wait_until_empty, wait_until_up
 from vmjobs.cli.image_support import complete_image
-from vmjobs.cli.support import client, json_option, print_json
+from vmjobs.cli.support import client, echo, json_option, print_json
 from vmjobs.cluster.member import MemberState
 from vmjobs.cluster.spec import MAX_SIZE, parse_cluster
 from vmjobs.cluster.wire import Cluster
@@ -25,7 +25,7 @@ def scale(name: str, size: int, wait: bool, timeout: float, as_json: bool) -> No
         before = api.clusters.get(name)
         found = api.clusters.scale(name, size)
         if not as_json:
-            click.echo(f"{name}: {before.target} -> {machines(found.target)}")
+            echo(f"{name}: {before.target} -> {machines(found.target)}")
         if wait:
             (found,) = wait_until_up(api.clusters, [name], timeout, as_declared=False)
     if as_json:
@@ -63,7 +63,7 @@ def drain(name: str, wait: bool, timeout: float, as_json: bool) -> None:
     with client() as api:
         found = api.clusters.drain(name)
         if not as_json:
-            click.echo(f"{name} is draining: {_running(found)}")
+            echo(f"{name} is draining: {_running(found)}")
         if wait:
             found = wait_until_empty(api.clusters, found, timeout) or found
     if as_json:
@@ -80,7 +80,7 @@ def resume(name: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    click.echo(f"{name} goes on: {machines(found.target)} wanted, {found.up} UP")
+    echo(f"{name} goes on: {machines(found.target)} wanted, {found.up} UP")
 
 
 @click.command()
@@ -98,7 +98,7 @@ def retry(name: str, wait: bool, timeout: float, as_json: bool) -> None:
         found = api.clusters.retry(name)
         if not as_json:
             again = f"generation {before.failed.generation} is declared again" if before.failed else ""
-            click.echo(f"{name} tries again" + (f": {again}" if again else ""))
+            echo(f"{name} tries again" + (f": {again}" if again else ""))
         if wait:
             (found,) = wait_until_up(api.clusters, [name], timeout)
     if as_json:
@@ -126,7 +126,7 @@ def delete(name: str, mode: str | None, yes: bool, wait: bool, timeout: float, a
         if not as_json:
             ending = "at once" if mode == "now" else "once their jobs have ended"
             left = len(there(found))
-            click.echo(f"{name} is deleted" + (f"; {machines(left)} will go {ending}" if left else ""))
+            echo(f"{name} is deleted" + (f"; {machines(left)} will go {ending}" if left else ""))
         if wait:
             wait_until_empty(api.clusters, found, timeout)
     if as_json:

@@ -11,7 +11,7 @@ import click
 
 from vmjobs.cli.cluster_support import Change, changes, files_argument, machines
 from vmjobs.cli.declarations import Declaration, Finding, read, refuse
-from vmjobs.cli.support import client, json_option, print_json
+from vmjobs.cli.support import client, echo, json_option, print_json
 from vmjobs.cluster.wire import Assessment
 from vmjobs.errors import (
     Conflict,
@@ -93,7 +93,7 @@ def validate(files: tuple[str, ...], capacity: bool, offline: bool, as_json: boo
     refuse(findings)
     for declaration in declared.clusters:
         spec = declaration.spec
-        click.echo(f"{declaration.file}: {spec.name}: {_outlook(assessed.assessments.get(spec.name))}")
+        echo(f"{declaration.file}: {spec.name}: {_outlook(assessed.assessments.get(spec.name))}")
 
 
 def _ask(declared: Sequence[Declaration], findings: Sequence[Finding]) -> Assessed:
@@ -102,7 +102,7 @@ def _ask(declared: Sequence[Declaration], findings: Sequence[Finding]) -> Assess
             return assess(api.clusters, declared)
     except (Unavailable, Unauthenticated, Forbidden) as error:
         if findings:  # those are what to mend first
-            click.echo(f"vmjobs: the service was not asked: {error.message}", err=True)
+            echo(f"vmjobs: the service was not asked: {error.message}", err=True)
             return Assessed()
         error.hint = error.hint or "with --offline the service is not asked"
         raise
@@ -148,11 +148,11 @@ def diff(files: tuple[str, ...], as_json: bool) -> None:
     else:
         for name, changed in found.items():
             if changed is None:
-                click.echo(f"{name} would be created")
+                echo(f"{name} would be created")
             elif changed:
-                click.echo(f"{name} would be changed")
+                echo(f"{name} would be changed")
                 for change in changed:
-                    click.echo(f"  {change}")
+                    echo(f"  {change}")
     if any(changed is None or changed for changed in found.values()):
         sys.exit(DIFFERENT)
 

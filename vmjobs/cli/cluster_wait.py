@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from vmjobs.cli.cluster_support import machines, reason, try_again
-from vmjobs.cli.support import printable
+from vmjobs.cli.support import echo
 from vmjobs.cluster.member import Goal, MemberState
 from vmjobs.cluster.wire import Cluster, Member
 from vmjobs.errors import Conflict, NotFound
+from vmjobs.terminal import printable
 
 if TYPE_CHECKING:
     from vmjobs.client.clusters import Clusters
@@ -128,7 +130,7 @@ def _watched(
             found = look()
             if watch.news(found):
                 pause = FIRST_POLL
-            status.update("; ".join(map(progress, found)))
+            status.update(Text(printable("; ".join(map(progress, found)))))
             left = end - time.monotonic()
             if over(found) or left <= 0:
                 return found
@@ -152,7 +154,7 @@ class _Watch:
                 self._seen[member.id] = seen
                 fresh = True
                 if not self._quiet:
-                    click.echo(_line(member), err=True)
+                    echo(_line(member), err=True)
         return fresh
 
 
@@ -200,7 +202,7 @@ def _missing(cluster: Cluster) -> Iterator[str]:
 
 
 def _say_late(what: str, lines: Iterable[str], cluster: Cluster) -> None:
-    click.echo(f"vmjobs: {what}", err=True)
+    echo(f"vmjobs: {what}", err=True)
     for line in lines:
-        click.echo(f"  {line}", err=True)
-    click.echo(f"it goes on without you: `vmjobs cluster show {cluster.name}`", err=True)
+        echo(f"  {line}", err=True)
+    echo(f"it goes on without you: `vmjobs cluster show {cluster.name}`", err=True)

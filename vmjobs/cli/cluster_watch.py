@@ -12,10 +12,11 @@ import click
 
 from vmjobs.cli.cluster_support import complete_member, name_argument
 from vmjobs.cli.cluster_wait import LAST_POLL
-from vmjobs.cli.support import client, json_option, plain, print_json, print_table, printable
+from vmjobs.cli.support import client, echo, json_option, plain, print_json, print_table
 from vmjobs.cluster.member import MemberState
 from vmjobs.cluster.wire import ClusterEvent, Member
 from vmjobs.errors import NotFound
+from vmjobs.terminal import ByteSink, guest_output, printable
 
 if TYPE_CHECKING:
     from vmjobs.client.clusters import Clusters
@@ -55,7 +56,7 @@ def _follow_events(api: Clusters, name: str, found: Sequence[ClusterEvent], as_j
     while True:
         for event in found:
             line = printable("  ".join(filter(None, _cells(event))))
-            click.echo(json.dumps(plain(event)) if as_json else line)
+            echo(json.dumps(plain(event)) if as_json else line)
             last = event.seq
         time.sleep(0 if found else LAST_POLL)
         try:
@@ -91,8 +92,9 @@ def _member(api: Clusters, name: str, wanted: str) -> Member | None:
 
 def _print(api: Clusters, name: str, member: Member, follow: bool) -> None:
     incarnation, offset = member.incarnation, 0
+    sink = guest_output(sys.stdout.buffer)
     while True:
-        offset, before = _copy(api, name, member.name, incarnation, offset), offset
+        offset, before = _copy(api, name, member.name, incarnation, offset, sink), offset
         if not follow:
             return
         if offset == before:
@@ -101,18 +103,18 @@ def _print(api: Clusters, name: str, member: Member, follow: bool) -> None:
         if found is None:
             return
         if found.incarnation != incarnation:
-            _copy(api, name, member.name, incarnation, offset)
-            click.echo(f"vmjobs: {member.name} is started anew ({found.incarnation})", err=True)
+            _copy(api, name, member.name, incarnation, offset, sink)
+            echo(f"vmjobs: {member.name} is started anew ({found.incarnation})", err=True)
             incarnation, offset = found.incarnation, 0
 
 
-def _copy(api: Clusters, name: str, member: str, incarnation: int, offset: int) -> int:
+def _copy(api: Clusters, name: str, member: str, incarnation: int, offset: int, sink: ByteSink) -> int:
     """Print what there is from ``offset`` on, and say where it ends."""
     if not incarnation:
         return offset
     for data in api.console(name, member, offset, incarnation):
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        sink.write(data)
+        sink.flush()
         offset += len(data)
     return offset
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from vmjobs.cli.support import echo
+
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
@@ -14,4 +16,4 @@ def completion(shell: str) -> None:
 
     found = get_completion_class(shell)
     assert found is not None  # noqa: S101 - the choice above allows nothing else
-    click.echo(found(cli, {}, "vmjobs", "_VMJOBS_COMPLETE").source())
+    echo(found(cli, {}, "vmjobs", "_VMJOBS_COMPLETE").source())

@@ -16,7 +16,7 @@ from vmjobs import __version__
 from vmjobs.agent.checks import lacking_account, lacking_room
 from vmjobs.cli.doctor_condor import findings_of_condor
 from vmjobs.cli.finding import Finding, Role
-from vmjobs.cli.support import config, json_option, print_json, print_table, read_token
+from vmjobs.cli.support import config, echo, json_option, print_json, print_table, read_token
 from vmjobs.config import Config
 from vmjobs.errors import Forbidden, NotFound, VMJobsError
 from vmjobs.hypervisor import confined, firmware, in_place_of_qemu
@@ -61,7 +61,7 @@ def doctor(no_boot: bool, role: Role | None, as_json: bool) -> None:
     if as_json:
         print_json([vars(finding) for finding in findings])
     else:
-        click.echo(f"vmjobs {__version__}, Python {platform.python_version()}, {platform.platform()}")
+        echo(f"vmjobs {__version__}, Python {platform.python_version()}, {platform.platform()}")
         rows = [(f.what, "ok" if f.ok else "no", f.needed_for, f.detail) for f in findings]
         print_table(("WHAT", "", "NEEDED FOR", "DETAIL"), rows)
     broken = (hypervisors and not any(f.ok for f in hypervisors)) or any(not f.ok for f in api)

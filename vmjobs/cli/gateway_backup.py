@@ -23,7 +23,8 @@ from vmjobs.cli.gateway_support import (
     place_of,
     supervised,
 )
-from vmjobs.cli.transfer import bars
+from vmjobs.cli.progress import byte_bars
+from vmjobs.cli.support import echo
 from vmjobs.cluster.spec import ClusterName
 from vmjobs.durable import sync_directory
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, Unavailable
@@ -51,7 +52,7 @@ _PART = re.compile(r"contents/([0-9a-f]{64})\.(map|data)")
 @contextmanager
 def _bar(total: int | None) -> Iterator[Callable[[int], object]]:
     """Shows how many bytes of so many are done."""
-    with bars() as shown:
+    with byte_bars() as shown:
         task = shown.add_task("copying", total=total)
         yield lambda done: shown.advance(task, done)
 
@@ -100,9 +101,7 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
         archive.finish()
     sync_directory(file.absolute().parent)
     how = f"frozen meanwhile: {', '.join(frozen)}" if frozen else "none was frozen"
-    click.echo(
-        f"{file}: {installed.gateway.name}, {len(installed.images)} machines ({how}), {_size(file)}"
-    )
+    echo(f"{file}: {installed.gateway.name}, {len(installed.images)} machines ({how}), {_size(file)}")
 
 
 def _size(file: Path) -> str:
@@ -134,7 +133,7 @@ def _still(place: GatewayPlace) -> Iterator[list[str]]:
         before = control.ask("freeze")
         deaf = [name for name in before["paused"] if name not in before["frozen"]]
         if deaf:
-            click.echo(
+            echo(
                 f"{', '.join(deaf)}: did not freeze its data, and is copied as after a power cut",
                 err=True,
             )
@@ -147,7 +146,7 @@ def _still(place: GatewayPlace) -> Iterator[list[str]]:
                 hint="vmjobs gateway boot, then back up again",
             ) from error
     if after["faults"]:
-        click.echo(f"not every machine goes on: {'; '.join(after['faults'])}", err=True)
+        echo(f"not every machine goes on: {'; '.join(after['faults'])}", err=True)
     if before["incarnations"] != after["incarnations"]:
         raise Conflict("a machine started while its disks were copied", hint="back up again")
 
@@ -176,7 +175,7 @@ def restore(file: Path, name: str | None, state_dir: Path | None) -> None:
             for content in entries:
                 arrived.take(content)
             arrived.finish()
-    click.echo(f"{installed.gateway.name} is restored in {place}; vmjobs gateway boot")
+    echo(f"{installed.gateway.name} is restored in {place}; vmjobs gateway boot")
 
 
 def _check_name(name: str) -> None:

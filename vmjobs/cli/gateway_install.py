@@ -20,7 +20,7 @@ from vmjobs.cli.gateway_support import (
     kit,
     name_image,
 )
-from vmjobs.cli.support import config
+from vmjobs.cli.support import config, echo
 from vmjobs.errors import Conflict, Fault, InvalidRequest, InvalidSpec, NotFound
 from vmjobs.gateway.place import ROOT_DISK, GatewayPlace, Installed
 from vmjobs.gateway.spec import KIND, GatewayMachine
@@ -92,7 +92,7 @@ def validate(file: str, state_dir: Path | None) -> None:
     spec = declaration.spec
     memory = sum(machine.memory for machine in spec.machines)
     disk = sum(machine.disk for machine in spec.machines)
-    click.echo(
+    echo(
         f"{declaration.file}: {spec.name}: valid; {len(spec.machines)} machines, "
         f"{memory} MiB of memory, {disk} MiB of disk as far as it fills"
     )
@@ -147,8 +147,8 @@ def install(
     _keep(place, declaration, digests, before, gone)
     for machine in spec.machines:
         state = f"image {digests[machine.name]}" if machine.name in digests else "not installed"
-        click.echo(f"{machine.name} ({machine.role}, {machine.address}): {state}")
-    click.echo(f"{spec.name} is installed in {place.directory}")
+        echo(f"{machine.name} ({machine.role}, {machine.address}): {state}")
+    echo(f"{spec.name} is installed in {place.directory}")
 
 
 def _undeclared(
@@ -180,7 +180,7 @@ def _image(declaration: GatewayDeclaration, machine: GatewayMachine, boot_test: 
     from images import recipe as recipes  # noqa: PLC0415
     from images.build import build  # noqa: PLC0415
     from vmjobs.cli.boot_test import BootTest  # noqa: PLC0415
-    from vmjobs.cli.image_remote import progress_bars  # noqa: PLC0415
+    from vmjobs.cli.progress import step_bars  # noqa: PLC0415
 
     wanted = machine.recipe or (machine.image or "").partition(":")[0]
     if machine.recipe is None and wanted not in recipes.names():
@@ -190,7 +190,7 @@ def _image(declaration: GatewayDeclaration, machine: GatewayMachine, boot_test: 
         beside = Path(declaration.file).parent / wanted
         wanted = str(beside) if beside.exists() else wanted
     settings = config()
-    with progress_bars() as bars:
+    with step_bars() as bars:
         task = bars.add_task(f"{wanted}: starting", total=1.0)
 
         def show(step: str, fraction: float) -> None:

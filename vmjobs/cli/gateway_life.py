@@ -26,7 +26,7 @@ from vmjobs.cli.gateway_support import (
     watched,
 )
 from vmjobs.cli.logs import configure_logging
-from vmjobs.cli.support import config
+from vmjobs.cli.support import config, echo
 from vmjobs.errors import HypervisorError, InvalidRequest, Unavailable
 from vmjobs.gateway.control import Control
 from vmjobs.gateway.place import DRAIN_SECONDS, GatewayPlace
@@ -114,7 +114,7 @@ def _wait(
             for name in names:
                 text = f"{machines[name]['state']} {machines[name]['message']}".strip()
                 if last.get(name) != text:
-                    click.echo(f"{name}: {text}")
+                    echo(f"{name}: {text}")
                     last[name] = text
             waiting = [n for n in names if not done(machines[n])]
             status.update(f"waiting for {', '.join(waiting)}")
@@ -168,4 +168,4 @@ def delete(ctx: click.Context, name: str | None, state_dir: Path | None, yes: bo
             forget_image(installed, machine)
         (place.directory / "gateway.json").unlink()
         shutil.rmtree(place.directory)
-    click.echo(f"{installed.gateway.name} is gone")
+    echo(f"{installed.gateway.name} is gone")

@@ -11,11 +11,12 @@ from typing import Any
 import click
 
 from vmjobs.cli.gateway_support import chosen, gateway_options, place_of
-from vmjobs.cli.support import ago, json_option, print_json, print_table
+from vmjobs.cli.support import ago, echo, json_option, print_json, print_table
 from vmjobs.errors import NotFound, Unavailable
 from vmjobs.gateway.control import Control
 from vmjobs.gateway.place import GatewayPlace, Installed
 from vmjobs.gateway.share import condition_of
+from vmjobs.terminal import guest_output
 
 #: How often a console is looked at that is followed, in seconds: files tell nobody that they grow.
 TICK = 0.2
@@ -54,7 +55,7 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
         )
         return
     supervisor = "a supervisor runs" if running else "no supervisor runs: states are the last known"
-    click.echo(f"{spec.name}: {spec.domain}, {spec.network}; {supervisor}")
+    echo(f"{spec.name}: {spec.domain}, {spec.network}; {supervisor}")
     rows = []
     for machine in spec.machines:
         state = machines[machine.name]
@@ -116,6 +117,7 @@ def console(machine: str, name: str | None, state_dir: Path | None, follow: bool
     if path is None or not path.exists():
         raise NotFound(f"{machine} has not been booted yet")
     offset = 0
+    sink = guest_output(sys.stdout.buffer)
     while True:
         with path.open("rb") as file:
             if path.stat().st_size < offset:
@@ -123,8 +125,8 @@ def console(machine: str, name: str | None, state_dir: Path | None, follow: bool
             file.seek(offset)
             data = file.read()
         offset += len(data)
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
+        sink.write(data)
+        sink.flush()
         if not follow:
             return
         if not data:

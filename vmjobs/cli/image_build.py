@@ -13,8 +13,9 @@ from images.build import build as build_image
 from images.build.bootstrap import SiteRepository
 from images.store import ImageEntry, ImageStore
 from vmjobs.cli.boot_test import BootTest
-from vmjobs.cli.image_remote import Wishes, build_remotely, progress_bars
-from vmjobs.cli.support import config, json_option, print_json, print_table
+from vmjobs.cli.image_remote import Wishes, build_remotely
+from vmjobs.cli.progress import step_bars
+from vmjobs.cli.support import config, echo, json_option, print_json, print_table
 
 
 def _complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -86,7 +87,7 @@ def build(
         print_json([vars(entry) for entry in built])
         return
     for entry in built:
-        click.echo(f"{entry.name}:{entry.tag} {entry.digest}")
+        echo(f"{entry.name}:{entry.tag} {entry.digest}")
     sys.stdout.flush()
 
 
@@ -100,7 +101,7 @@ def _build_here(
     settings = config()
     store = ImageStore(settings.images)
     built = []
-    with progress_bars() as bars:
+    with step_bars() as bars:
         for recipe in names:
             task = bars.add_task(f"{recipe}: starting", total=1.0)
 

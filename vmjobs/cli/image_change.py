@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from vmjobs.cli.image_support import called, image_argument, repository
-from vmjobs.cli.support import json_option, print_json
+from vmjobs.cli.support import echo, json_option, print_json
 from vmjobs.errors import InvalidRequest
 from vmjobs.wire import ImageChange, Share, Visibility
 
@@ -52,7 +52,7 @@ def share(
         print_json(found)
         return
     listing = ", ".join(f"{one.kind}:{one.name}" for one in found.shares) or "nobody"
-    click.echo(f"{called(found, image)} is {found.visibility}, and shared with {listing}")
+    echo(f"{called(found, image)} is {found.visibility}, and shared with {listing}")
 
 
 @click.command()
@@ -69,6 +69,4 @@ def deprecate(image: str, why: str, undo: bool, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    click.echo(
-        f"{called(found, image)}: " + (f"deprecated: {why}" if why else "not deprecated any more")
-    )
+    echo(f"{called(found, image)}: " + (f"deprecated: {why}" if why else "not deprecated any more"))

@@ -11,8 +11,8 @@ from images import convert as conversion
 from images.admission import admit, limits_of, pinned
 from images.formats import Format
 from vmjobs.cli.image_inspect import convert_with_bar
-from vmjobs.cli.support import config
-from vmjobs.cli.transfer import bars
+from vmjobs.cli.progress import byte_bars
+from vmjobs.cli.support import config, echo
 from vmjobs.errors import InvalidRequest
 
 _BY_NAME = {".img": Format.RAW, **{f".{format_}": format_ for format_ in Format}}
@@ -50,12 +50,12 @@ def convert(file: Path, out: Path, format_: str, from_: str, compress: bool, for
             raw = Path(scratch) / "disk"
             convert_with_bar(file, description, raw)
             _pack(raw, target, out, compress=compress)
-    click.echo(f"{out}: {target}, {out.stat().st_size} bytes")
+    echo(f"{out}: {target}, {out.stat().st_size} bytes")
 
 
 def _pack(raw: Path, target: Format, out: Path, *, compress: bool) -> None:
     size = raw.stat().st_size
-    with bars() as shown:
+    with byte_bars() as shown:
         task = shown.add_task(f"writing {out.name}", total=size)
 
         def show(fraction: float) -> None:

@@ -7,7 +7,7 @@ import click
 from images.local_gc import collect_local
 from images.store import ImageStore
 from vmjobs.cli.image_support import repository
-from vmjobs.cli.support import config, json_option, print_json
+from vmjobs.cli.support import config, echo, json_option, print_json
 from vmjobs.model import MIB
 from vmjobs.wire import GcReport
 
@@ -29,7 +29,7 @@ def collect(local: bool, dry_run: bool, as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    click.echo(_sentence(report, "would go" if dry_run else "removed"))
+    echo(_sentence(report, "would go" if dry_run else "removed"))
 
 
 def _sentence(report: GcReport, what: str) -> str:

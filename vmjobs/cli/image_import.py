@@ -11,7 +11,7 @@ from images.oci.container import ARCHITECTURES
 from images.oci.fetch import Access
 from vmjobs.cli.image_support import parse_name
 from vmjobs.cli.oci_ref import import_container, push_container
-from vmjobs.cli.support import json_option, print_json
+from vmjobs.cli.support import echo, json_option, print_json
 from vmjobs.errors import InvalidRequest
 
 _PLATFORM = f"linux/{ARCHITECTURES['x86_64']}"
@@ -66,4 +66,4 @@ def import_image(
     if as_json:
         print_json({**vars(found), "image": detail})
     else:
-        click.echo(f"{found.name}:{found.tag} {found.digest}")
+        echo(f"{found.name}:{found.tag} {found.digest}")

@@ -14,8 +14,8 @@ from images import content, convert
 from images.admission import admit, limits_of
 from images.bootinfo import BootInfo, boot_of, boot_of_bytes
 from images.formats import Description, Format
+from vmjobs.cli.progress import byte_bars
 from vmjobs.cli.support import config, json_option, print_json, print_table
-from vmjobs.cli.transfer import bars
 from vmjobs.errors import ImageRejected, Unavailable
 from vmjobs.model import MIB
 
@@ -69,7 +69,7 @@ def _look(file: Path, description: Description, *, digest: bool) -> _Seen:
 
 def convert_with_bar(file: Path, description: Description, sink: Path) -> None:
     """Convert to raw, with a progress bar on a terminal."""
-    with bars() as shown:
+    with byte_bars() as shown:
         task = shown.add_task(f"unpacking {file.name}", total=description.virtual_size)
 
         def show(fraction: float) -> None:
@@ -80,7 +80,7 @@ def convert_with_bar(file: Path, description: Description, sink: Path) -> None:
 
 def digest_of(raw: Path) -> str:
     """The content digest of a raw disk, with a progress bar on a terminal."""
-    with bars() as shown, raw.open("rb", buffering=0) as opened:
+    with byte_bars() as shown, raw.open("rb", buffering=0) as opened:
         size = raw.stat().st_size
         task = shown.add_task(f"reading {raw.name}", total=size)
         layout = content.layout_of(opened, size, lambda done: shown.update(task, completed=done))

@@ -9,7 +9,7 @@ import time
 import click
 
 from vmjobs.cli.image_support import called, image_argument, repository
-from vmjobs.cli.support import json_option, print_json, print_table
+from vmjobs.cli.support import echo, json_option, print_json, print_table
 from vmjobs.wire import PrefetchRequest, PrefetchState
 
 POLL_SECONDS = 2.0
@@ -49,7 +49,7 @@ def prefetch(
     if as_json:
         print_json(state)
     else:
-        click.echo(f"{called(found, image)}: {len(state.cached)} of {len(_all(state))} nodes have it")
+        echo(f"{called(found, image)}: {len(state.cached)} of {len(_all(state))} nodes have it")
         rows = [(name, "has it" if name in state.cached else "asked") for name in sorted(_all(state))]
         print_table(("NODE", ""), rows)
     if wait_seconds and not _complete(state):

@@ -12,7 +12,7 @@ from images.manifest import ImageManifest, Part
 from images.pull import pull_file, pull_image
 from images.store import ImageStore
 from vmjobs.cli.image_support import bar, called, image_argument, repository, say
-from vmjobs.cli.support import config, json_option, print_json, read_token
+from vmjobs.cli.support import config, echo, json_option, print_json, read_token
 from vmjobs.client import ImageClient
 from vmjobs.client.images import TRANSFER_RETRIES
 from vmjobs.errors import InvalidRequest
@@ -60,7 +60,7 @@ def pull(image: str, file: Path | None, form: str, compress: bool, force: bool, 
         return
     rate = found.size / MIB / max(seconds, 0.001)
     say(f"{found.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s)")
-    click.echo("\n".join(map(str, written)) or f"{called(found, image)} {found.digest}")
+    echo("\n".join(map(str, written)) or f"{called(found, image)} {found.digest}")
 
 
 def _into_store(fetcher: ImageClient, ref: str, found: ImageDetail, manifest: ImageManifest) -> None:

@@ -20,7 +20,7 @@ from vmjobs.cli.image_support import (
     repository,
     say,
 )
-from vmjobs.cli.support import config, json_option, print_json
+from vmjobs.cli.support import config, echo, json_option, print_json
 from vmjobs.client.images import Images
 from vmjobs.errors import InvalidRequest
 from vmjobs.model import MIB, BootMethod
@@ -134,7 +134,7 @@ def _push_one(
         rate = sent.size / MIB / max(seconds, 0.001)
         wire = f"{sent.sent / MIB:.1f} MiB sent"
         say(f"{sent.size / MIB:.0f} MiB in {seconds:.1f} s ({rate:.0f} MiB/s), {wire}")
-        click.echo(f"{called(found, wanted)} {found.digest}")
+        echo(f"{called(found, wanted)} {found.digest}")
     return {"image": found, "bytes": sent.size, "sent": sent.sent, "seconds": round(seconds, 3)}
 
 
@@ -149,7 +149,7 @@ def _push_all(
         known = there.get((namespace, entry.name, entry.tag))
         if known and (known.digest, known.visibility) == (entry.digest, terms.visibility):
             if not as_json:
-                click.echo(f"{namespace}/{entry.name}:{entry.tag} unchanged")
+                echo(f"{namespace}/{entry.name}:{entry.tag} unchanged")
             continue
         wanted = Name(namespace, entry.name, entry.tag)
         ref = f"{entry.name}:{entry.tag}"

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from images import recipe as recipes
 from vmjobs.cli.image_support import parse_name, repository
-from vmjobs.cli.support import ago, json_option, print_json, print_table
+from vmjobs.cli.progress import step_bars
+from vmjobs.cli.support import ago, echo, json_option, print_json, print_table
 from vmjobs.client.faults import error_of
 from vmjobs.client.images import Images
 from vmjobs.wire import Build, BuildRequest, BuildState, Visibility
@@ -26,12 +25,6 @@ class Wishes:
     namespace: str
     public: bool
     force: bool
-
-
-def progress_bars() -> Progress:
-    """A bar for each build, on standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True))
 
 
 def build_remotely(names: Sequence[str], wishes: Wishes, *, detach: bool, as_json: bool) -> None:
@@ -52,9 +45,9 @@ def build_remotely(names: Sequence[str], wishes: Wishes, *, detach: bool, as_jso
         print_json(builds)
     for build in builds if not as_json else ():
         if detach:
-            click.echo(build.id)
+            echo(build.id)
         elif build.state is BuildState.DONE:
-            click.echo(f"{build.name} {build.digest}")
+            echo(f"{build.name} {build.digest}")
     _raise_first_failure(builds)
 
 
@@ -78,7 +71,7 @@ def _request(recipe: str, wishes: Wishes) -> BuildRequest:
 
 def _follow(images: Images, builds: Sequence[Build]) -> list[Build]:
     """Wait until all have ended. They are not stopped where whoever waits for them is."""
-    with progress_bars() as bars:
+    with step_bars() as bars:
         tasks = {b.id: bars.add_task(f"{b.name}: {b.step}", total=1.0) for b in builds}
 
         def show(build: Build) -> None:
@@ -90,14 +83,14 @@ def _follow(images: Images, builds: Sequence[Build]) -> list[Build]:
             return [images.follow_build(build.id, show) for build in builds]
         except KeyboardInterrupt:
             left = " ".join(build.id for build in builds)
-            click.echo(f"the service goes on; see `vmjobs image builds {left}`", err=True)
+            echo(f"the service goes on; see `vmjobs image builds {left}`", err=True)
             raise
 
 
 def _raise_first_failure(builds: Sequence[Build]) -> None:
     failed = [build for build in builds if build.state is BuildState.FAILED]
     for build in failed[1:]:
-        click.echo(f"vmjobs: {build.name}: {build.message} [{build.code}]", err=True)
+        echo(f"vmjobs: {build.name}: {build.message} [{build.code}]", err=True)
     if failed:
         raise error_of(failed[0].code, failed[0].message, failed[0].hint)
 
@@ -126,7 +119,7 @@ def builds(ids: tuple[str, ...], cancel: bool, wait: bool, limit: int, as_json: 
         print_json(found)
     else:
         rows = [(b.id, b.name, b.state, ago(b.created), _what(b)) for b in found]
-        print_table(("BUILD", "IMAGE", "STATE", "CREATED", "DIGEST, STEP OR REASON"), rows)
+        print_table(("BUILD", "IMAGE", "STATE", "CREATED", "DIGEST, STEP OR REASON"), rows, ids=True)
     if wait:
         _raise_first_failure(found)
 

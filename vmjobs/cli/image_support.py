@@ -12,17 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import Progress, TextColumn
 
-from vmjobs.cli.support import config, read_token
+from vmjobs.cli.progress import byte_bars
+from vmjobs.cli.support import config, echo, read_token
 from vmjobs.errors import InvalidRequest
 from vmjobs.model import ImageRef
 from vmjobs.wire import ImageDetail
@@ -154,21 +147,10 @@ class Bar:
 @contextmanager
 def bar(text: str, total: int) -> Iterator[Bar]:
     """A bar with rate and time left on a terminal's standard error; silence elsewhere."""
-    terminal = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[wire]}"),
-    )
-    with Progress(
-        *columns, console=terminal, transient=True, disable=not terminal.is_terminal
-    ) as shown:
+    with byte_bars(TextColumn("{task.fields[wire]}")) as shown:
         yield Bar(shown, text, total)
 
 
 def say(text: str) -> None:
     """Tell on standard error what is being done."""
-    click.echo(text, err=True)
+    echo(text, err=True)

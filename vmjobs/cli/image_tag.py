@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from vmjobs.cli.image_support import complete_image, parse_name, repository
-from vmjobs.cli.support import json_option, print_json
+from vmjobs.cli.support import echo, json_option, print_json
 from vmjobs.client.images import Images
 from vmjobs.errors import Conflict, NotFound
 from vmjobs.wire import ImageDetail, ImageTag
@@ -29,7 +29,7 @@ def tag(image: str, name: str, as_json: bool) -> None:
     if as_json:
         print_json({"digest": found.digest, "name": given})
         return
-    click.echo(f"{given} is {found.digest}")
+    echo(f"{given} is {found.digest}")
 
 
 @click.command("rm")
@@ -48,7 +48,7 @@ def remove(names: tuple[str, ...], force: bool, as_json: bool) -> None:
             done.append(_remove(images, ref, force))
             if not as_json:
                 name, digest, gone = done[-1].values()
-                click.echo(f"removed {name}" if gone else f"{name} is no name of {digest} any more")
+                echo(f"removed {name}" if gone else f"{name} is no name of {digest} any more")
     if as_json:
         print_json(done)
 

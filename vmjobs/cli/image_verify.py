@@ -13,7 +13,7 @@ from images.content import zero_segment as zeros
 from images.manifest import ImageManifest
 from images.store import ImageStore
 from vmjobs.cli.image_support import Bar, bar, complete_image, repository
-from vmjobs.cli.support import config, json_option, print_json, read_token
+from vmjobs.cli.support import config, echo, json_option, print_json, read_token
 from vmjobs.client import ImageClient
 from vmjobs.client.images import Images
 from vmjobs.errors import Unauthenticated, VMJobsError
@@ -40,9 +40,9 @@ def verify(names: tuple[str, ...], local: bool, as_json: bool) -> None:
         print_json(found)
     else:
         for one in found:
-            click.echo(_sentence(one))
+            echo(_sentence(one))
             for line in one["damaged"]:
-                click.echo(f"  {line}")
+                echo(f"  {line}")
     sys.exit(DAMAGED if any(one["damaged"] for one in found) else 0)
 
 

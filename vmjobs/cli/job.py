@@ -26,5 +26,6 @@ VERBS = {
 def job() -> None:
     """Submit jobs and look after them.
 
-    JOB is a job's id, or an array's id for all of its jobs.
+    JOB is a job's id, or an array's id for all of its jobs. 6 or more of its first characters are
+    enough where no other of yours begins with them.
     """

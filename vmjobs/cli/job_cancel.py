@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from vmjobs.cli.job_table import expand
-from vmjobs.cli.support import client, json_option, print_json
+from vmjobs.cli.support import client, echo, json_option, print_json
 from vmjobs.errors import Conflict
 
 
@@ -22,6 +22,6 @@ def cancel(jobs: tuple[str, ...], as_json: bool) -> None:
         except Conflict:
             seen.append(api.job(job.id))  # it has ended by itself; the others are still to cancel
         if not as_json:
-            click.echo(f"{seen[-1].id} {seen[-1].state}")
+            echo(f"{seen[-1].id} {seen[-1].state}")
     if as_json:
         print_json(seen)

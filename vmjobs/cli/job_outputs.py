@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vmjobs.cli.job_table import expand
-from vmjobs.cli.support import client, json_option, print_json, print_table
+from vmjobs.cli.support import client, echo, json_option, print_json, print_table
 from vmjobs.cli.transfer import download_all
 from vmjobs.errors import InvalidRequest
 
@@ -37,7 +37,7 @@ def outputs(jobs: tuple[str, ...], directory: Path | None, as_json: bool) -> Non
         if as_json:
             print_json(fetched)
         else:
-            click.echo("\n".join(fetched))
+            echo("\n".join(fetched))
         if failed:
             wanted = len(fetched) + len(failed)
             raise InvalidRequest(f"{len(failed)} of {wanted} outputs not fetched: {'; '.join(failed)}")
@@ -48,7 +48,8 @@ def outputs(jobs: tuple[str, ...], directory: Path | None, as_json: bool) -> Non
     print_table(
         ("JOB", "OUTPUT", "BYTES", "DIGEST"),
         [(j.id, o.path, o.size, o.digest) for j in found for o in j.outputs],
+        ids=True,
     )
     for job in found:
         for entry in job.rejected:
-            click.echo(f"{job.id} refused {entry.path}: {entry.why}", err=True)
+            echo(f"{job.id} refused {entry.path}: {entry.why}", err=True)

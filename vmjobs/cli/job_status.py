@@ -60,7 +60,7 @@ def list_jobs(states: tuple[str, ...], array: str, limit: int, as_json: bool) ->
         (j.id, j.spec.name, j.state, exit_text(j), j.node or "-", ago(j.created), j.reason.code)
         for j in found
     ]
-    print_table(("JOB", "NAME", "STATE", "EXIT", "NODE", "SUBMITTED", "REASON"), rows)
+    print_table(("JOB", "NAME", "STATE", "EXIT", "NODE", "SUBMITTED", "REASON"), rows, ids=True)
 
 
 @click.command()

@@ -11,6 +11,7 @@ import click
 from vmjobs.cli.support import CONDOR_ID, client
 from vmjobs.errors import Unavailable
 from vmjobs.model import StreamName
+from vmjobs.terminal import guest_output
 
 _job = click.argument("job")
 _follow = click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
@@ -22,9 +23,10 @@ _offset = click.option(
 def _print(job: str, name: StreamName, follow: bool, offset: int) -> None:
     api = client()
     chunks = api.follow(job, name, offset) if follow else api.stream(job, name, offset)
+    sink = guest_output(sys.stdout.buffer)
     for chunk in chunks:
-        sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
+        sink.write(chunk)
+        sink.flush()
 
 
 @click.command()

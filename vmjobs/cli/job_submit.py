@@ -9,7 +9,7 @@ import click
 from vmjobs.cli.job_wait import wait_and_show
 from vmjobs.cli.oci_ref import resolve_image
 from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs, split_pairs
-from vmjobs.cli.support import client, json_option, print_json
+from vmjobs.cli.support import client, echo, json_option, print_json
 from vmjobs.cli.transfer import upload_all
 from vmjobs.model import MAX_ARRAY
 
@@ -63,6 +63,6 @@ def submit(
     elif as_json:
         print_json(submitted)
     else:
-        click.echo(f"array {submitted.array}" if count > 1 else ids[0])
+        echo(f"array {submitted.array}" if count > 1 else ids[0])
         for identifier in ids if count > 1 else ():
-            click.echo(identifier)
+            echo(identifier)

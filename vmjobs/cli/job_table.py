@@ -27,10 +27,11 @@ COLUMNS = (
 
 
 def expand(api: Client, names: Iterable[str]) -> list[Job]:
-    """Jobs by id; an array's id stands for all of its jobs.
+    """Jobs by id, or how it begins; an array's id stands for all of its jobs.
 
     Raises:
         NotFound: neither a job nor an array.
+        AmbiguousId: several begin like this.
     """
     found: list[Job] = []
     for name in names:
@@ -71,4 +72,4 @@ def row(job: Job) -> list[str]:
 
 def print_jobs(jobs: Sequence[Job]) -> None:
     """Print the table of jobs."""
-    print_table(COLUMNS, [row(job) for job in jobs])
+    print_table(COLUMNS, [row(job) for job in jobs], ids=True)

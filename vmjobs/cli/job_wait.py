@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from vmjobs.cli.job_table import expand, print_jobs
-from vmjobs.cli.support import client, json_option, print_json
+from vmjobs.cli.support import client, echo, json_option, print_json
 from vmjobs.model import Job, JobState
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def wait_and_show(api: Client, ids: Sequence[str], timeout: float | None, as_jso
             status.update(counts)
             if news and not terminal.is_terminal:
                 why = job.reason.message.partition("\n")[0]
-                click.echo(f"{job.id} {job.state}: {why}", err=True)
+                echo(f"{job.id} {job.state}: {why}", err=True)
 
         ended = api.wait(ids, timeout=timeout, on_change=on_change)
     if as_json:

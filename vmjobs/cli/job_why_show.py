@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import click
-
 from condor.why import STATUS, Finding, listed
 from condor.why_pool import PoolFacts
 from condor.why_read import Explanation
-from vmjobs.cli.support import print_table, printable
+from vmjobs.cli.support import echo, print_table
 
 
 @dataclass(frozen=True)
@@ -48,21 +46,21 @@ def show(view: View) -> None:
     answer, *others = view.findings
     way = explanation.way[1:] if explanation else []
     sent = f", and as {', then as '.join(way)}" if way else ""
-    _say(f"{view.id} is {view.state}{sent}: {answer.message} [{answer.code}]")
+    echo(f"{view.id} is {view.state}{sent}: {answer.message} [{answer.code}]")
     for finding in others:
-        _say(f"  also: {finding.message} [{finding.code}]")
+        echo(f"  also: {finding.message} [{finding.code}]")
     for name, value in view.facts:
-        _say(f"  {name}: {value}")
+        echo(f"  {name}: {value}")
     if explanation and len(explanation.jobs) and sum(explanation.jobs.values()) > 1:
-        _say(f"  its cluster has {_counted(explanation.jobs)}")
+        echo(f"  its cluster has {_counted(explanation.jobs)}")
     if explanation and explanation.pool and explanation.pool.clauses:
-        click.echo()
+        echo()
         print_table(("CLAUSE", "WHOSE", "FAILS ON", "VALUES"), _rows(explanation.pool))
     remedies = list(dict.fromkeys(f.remedy for f in view.findings if f.remedy))
     if remedies:
-        click.echo("\nwhat to do:")
+        echo("\nwhat to do:")
     for remedy in remedies:
-        _say(f"  - {remedy}")
+        echo(f"  - {remedy}")
 
 
 def _rows(pool: PoolFacts) -> list[Sequence[str]]:
@@ -89,7 +87,3 @@ def _values(clause: Mapping[str, Any]) -> str:
 def _counted(jobs: Mapping[str, int]) -> str:
     words = {str(number): word for number, word in STATUS.items()}
     return ", ".join(f"{count} {words.get(status, status)}" for status, count in sorted(jobs.items()))
-
-
-def _say(text: str) -> None:
-    click.echo(printable(text))

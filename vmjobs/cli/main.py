@@ -6,8 +6,10 @@ a server, and ``vmjobs --help`` is quick.
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import Any
+from itertools import takewhile
+from typing import Any, Final
 
 import click
 
@@ -15,6 +17,8 @@ from vmjobs import __version__
 from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.verbs import Verbs
 from vmjobs.errors import ConfigError, VMJobsError
+
+_AS_JSON: Final = f"{__name__}.as_json"
 
 #: name -> (module, attribute, one line of help).
 COMMANDS = {
@@ -41,7 +45,26 @@ COMMANDS = {
 
 
 class _Commands(Verbs):
-    """All commands; one whose libraries are not installed says so when it is called."""
+    """All commands; one whose libraries are not installed says so when it is called.
+
+    Errors are JSON where a command is asked for JSON.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Remember whether JSON is asked for; faulty arguments are to be told as JSON, too."""
+        ctx.meta[_AS_JSON] = "--json" in takewhile(lambda word: word != "--", args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (VMJobsError, click.ClickException) as error:
+            if not ctx.meta[_AS_JSON]:
+                raise
+            found = error if isinstance(error, VMJobsError) else _misused(error)
+            _print([json.dumps(_as_json(found))])
+            ctx.exit(error.exit_code)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         try:
@@ -75,6 +98,28 @@ def cli(ctx: click.Context, verbose: bool) -> None:
         configure_logging("DEBUG")
 
 
+class _Misused(VMJobsError):
+    """The command line is not as the command's help says."""
+
+    code = "USAGE"
+
+
+def _misused(error: click.ClickException) -> VMJobsError:
+    context = getattr(error, "ctx", None)
+    hint = f"{context.command_path} --help" if context else ""
+    return _Misused(error.format_message(), hint=hint)
+
+
+def _as_json(error: VMJobsError) -> dict[str, Any]:
+    """An error for programs; ``code``, ``hint`` and ``errors`` as in a problem document of the API."""
+    return {
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "errors": [vars(fault) for fault in error.faults],
+    }
+
+
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point. Errors of ours become one sentence and the right exit status."""
     try:
@@ -85,11 +130,15 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def _tell(error: VMJobsError) -> None:
-    from vmjobs.cli.support import printable  # noqa: PLC0415 - only where something went wrong
-
     lines = [f"vmjobs: {error.message} [{error.code}]"]
     lines += [f"  {fault.field or 'request'}: {fault.message}" for fault in error.faults]
     if error.hint:
         lines.append(f"  hint: {error.hint}")
+    _print(lines)
+
+
+def _print(lines: list[str]) -> None:
+    from vmjobs.cli.support import echo  # noqa: PLC0415 - only where something went wrong
+
     for line in lines:
-        click.echo(printable(line, keep="\n\t"), err=True)
+        echo(line, err=True)

@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
 
 from images.oci.reference import is_reference
 from images.store import ImageStore
 from vmjobs import __version__
 from vmjobs.cli.support import config
+from vmjobs.terminal import printable
 from vmjobs.wire import ImageDetail, Origin
 
 if TYPE_CHECKING:
@@ -73,5 +75,5 @@ def _steps(ref: str) -> Iterator[Callable[[str, float], None]]:
     if not terminal.is_terminal:
         yield lambda _step, _fraction: None
         return
-    with terminal.status(ref) as status:
-        yield lambda step, fraction: status.update(f"{ref}: {step} ({fraction:.0%})")
+    with terminal.status(Text(printable(ref))) as status:
+        yield lambda step, fraction: status.update(Text(printable(f"{ref}: {step} ({fraction:.0%})")))

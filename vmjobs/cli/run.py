@@ -8,11 +8,12 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from images.store import ImageStore
 from vmjobs.agent.inbox import Inbox, SignalSent
@@ -21,9 +22,11 @@ from vmjobs.agent.verdict import Verdict
 from vmjobs.cli.node_parts import fleet, parts
 from vmjobs.cli.oci_ref import resolve_image
 from vmjobs.cli.spec_options import build_spec, spec_options, split_inputs
-from vmjobs.cli.support import config
+from vmjobs.cli.support import config, echo, json_option, plain, print_json
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import JobState, Report, StreamName
+from vmjobs.paths import below
+from vmjobs.terminal import ByteSink, guest_output, printable
 
 _DOING = {
     JobState.STAGING: "preparing",
@@ -42,7 +45,7 @@ _DOING = {
     type=click.Path(path_type=Path, allow_dash=True),
     help="Keep the VM's console in this file; `-`: show it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON on standard error.")
+@json_option
 def run(
     script: str | None,
     arguments: tuple[str, ...],
@@ -56,6 +59,10 @@ def run(
 
     With SCRIPT, its output and exit status become this command's own. Without, the image knows
     what to do, and --exit says how to tell that it is done.
+
+    With --json, standard output has the outcome as one JSON document (state, reason, exit, outputs
+    with the file of each, ...) and nothing else: what SCRIPT prints goes to standard error.
+    The exit status is the same.
     """
     settings = config()
     files = split_inputs(inputs)
@@ -64,7 +71,9 @@ def run(
     spec = build_spec(script, arguments, describe_inputs(files), environment, **fields)
     images = ImageStore(settings.images)
     terminal = Console(stderr=True)
-    with _console_file(console) as console_sink, _status(terminal) as status:
+    errors = guest_output(sys.stderr.buffer)
+    printed = errors if as_json else guest_output(sys.stdout.buffer)
+    with _console_file(console, printed) as console_sink, _status(terminal) as status:
         job = LocalJob(
             job_id=f"local-{uuid.uuid4().hex[:12]}",
             spec=spec,
@@ -73,8 +82,8 @@ def run(
             output_directory=output_dir,
             on_report=lambda report: None,
             sinks={
-                StreamName.OUT: sys.stdout.buffer,
-                StreamName.ERR: sys.stderr.buffer,
+                StreamName.OUT: printed,
+                StreamName.ERR: errors,
                 **({StreamName.CONSOLE: console_sink} if console_sink else {}),
             },
         )
@@ -84,7 +93,11 @@ def run(
         made = parts(settings, images, hypervisors, runs)
         made.journal.recover(hypervisors.drivers)  # of earlier runs that were killed
         verdict = _execute(Run(job, lease, made, job.job_id, uuid.uuid4().hex, Inbox()))
-    _tell(terminal, verdict, job, lease, as_json)
+    if as_json:
+        sys.stderr.flush()
+        print_json(_outcome(verdict, job, lease.last))
+    else:
+        _tell(verdict, job, lease.last)
     sys.exit(verdict.exit_code)
 
 
@@ -113,7 +126,7 @@ class _TerminalLease:
             self._status.stop()
         else:
             name = f" ({report.hypervisor})" if report.hypervisor else ""
-            self._status.update(f"{doing}{name}: {report.reason.message}")
+            self._status.update(Text(printable(f"{doing}{name}: {report.reason.message}")))
             self._status.start()
 
 
@@ -122,12 +135,12 @@ def _status(terminal: Console) -> Any:
 
 
 @contextmanager
-def _console_file(path: Path | None) -> Iterator[IO[bytes] | None]:
+def _console_file(path: Path | None, printed: ByteSink) -> Iterator[ByteSink | None]:
     if path is None:
         yield None
         return
     if str(path) == "-":
-        yield sys.stdout.buffer
+        yield printed
         return
     try:
         file = path.open("wb")
@@ -139,17 +152,25 @@ def _console_file(path: Path | None) -> Iterator[IO[bytes] | None]:
         yield file
 
 
-def _tell(
-    terminal: Console, verdict: Verdict, job: LocalJob, lease: _TerminalLease, as_json: bool
-) -> None:
-    report = lease.last
-    if as_json:
-        sys.stderr.flush()
-        click.echo(report.model_dump_json(indent=2) if report else "{}", err=True)
-        return
+def _outcome(verdict: Verdict, job: LocalJob, report: Report | None) -> dict[str, Any]:
+    """What became of the job, for programs. path: of an output in the guest; file: where it is now."""
+    return {
+        **(plain(report) if report else {}),
+        "state": verdict.state,
+        "reason": plain(verdict.reason),
+        "exit": plain(verdict.exit),
+        "image": job.image_digest,
+        "outputs": [
+            {**plain(output), "file": str(below(job.output_directory, output.path))}
+            for output in job.outputs
+        ],
+    }
+
+
+def _tell(verdict: Verdict, job: LocalJob, report: Report | None) -> None:
     for output in job.outputs:
-        click.echo(f"vmjobs: {output.path} ({output.size} bytes)", err=True)
+        echo(f"vmjobs: {output.path} ({output.size} bytes)", err=True)
     for entry in report.rejected if report else ():
-        click.echo(f"vmjobs: refused {entry.path}: {entry.why}", err=True)
+        echo(f"vmjobs: refused {entry.path}: {entry.why}", err=True)
     if verdict.state is not JobState.COMPLETED:
-        click.echo(f"vmjobs: {verdict.reason.message} [{verdict.reason.code}]", err=True)
+        echo(f"vmjobs: {verdict.reason.message} [{verdict.reason.code}]", err=True)

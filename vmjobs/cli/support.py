@@ -16,19 +16,23 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from pydantic import BaseModel
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from vmjobs.config import Config, load
 from vmjobs.errors import Unauthenticated
+from vmjobs.terminal import printable
 
 if TYPE_CHECKING:
     from vmjobs.client import Client
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: An id of HTCondor's; those of the service are longer.
-CONDOR_ID: Final = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,10}))?")
+#: An id of HTCondor's; those of the service begin with 0, even where they are shortened.
+CONDOR_ID: Final = re.compile(r"([1-9][0-9]{0,9})(?:\.([0-9]{1,10}))?")
+#: Characters of a shortened id: its 12 digits of time, and 4 by chance.
+SHORT_ID: Final = 16
 #: Runs this program again: as it is, wherever it is installed.
 AGAIN: Final = (sys.executable, "-c", "from vmjobs.cli.main import main; main()")
 
@@ -68,8 +72,9 @@ def node_name(settings: Config) -> str:
 
 
 def json_option(command: _F) -> _F:
-    """``--json`` beside the table."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+    """``--json`` beside the table. Errors are then JSON, too: see ``vmjobs.cli.main``."""
+    text = "Print JSON; an error as a line of JSON on standard error."
+    return click.option("--json", "as_json", is_flag=True, help=text)(command)
 
 
 def plain(value: Any) -> Any:
@@ -85,7 +90,35 @@ def plain(value: Any) -> Any:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
-    click.echo(json.dumps(plain(value), indent=2, default=str))
+    click.echo(json.dumps(plain(value), indent=2, default=str))  # noqa: TID251 - ASCII
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print lines. Some of it may be what a guest or a node said, and not for the terminal to obey."""
+    click.echo(printable(text, "\n\t"), err=err)  # noqa: TID251 - this is where
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, ids: bool = False) -> None:
+    """Print a table; a terminal decides on colours, a pipe gets plain text of full width.
+
+    ids: the first column has ids, which a terminal shows as short as they may be given to commands.
+    """
+    cells = [["" if cell is None else printable(str(cell), "\n") for cell in row] for row in rows]
+    console = Console()
+    if console.is_terminal and ids:
+        short = shortened([row[0] for row in cells])
+        cells = [[first, *row[1:]] for first, row in zip(short, cells, strict=True)]
+    elif not console.is_terminal:
+        console = Console(width=200)
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in cells:
+        # Text, and no markup of rich's, which would even be refused where it is none.
+        table.add_row(*map(Text, row))
+    wide = console.options.update(max_width=sys.maxsize)
+    if columns[0] and Measurement.get(console, wide, table).maximum > console.width:
+        print_items(columns, [[" ".join(cell.split()) for cell in row] for row in cells])
+    else:
+        console.print(table)
 
 
 def print_items(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -103,26 +136,26 @@ def print_items(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         cells = zip(row[:shown], widths[:shown], strict=True)
         line = "  ".join(cell.ljust(size) for cell, size in cells).rstrip()
         click.secho(line, bold=row is columns)
-        rest = "" if row is columns else "; ".join(cell for cell in row[shown:] if cell.strip("-"))
+        rest = "" if row is columns else _rest(columns[shown:], row[shown:])
         for more in textwrap.wrap(rest, max(20, width - 4)):
-            click.echo(f"    {more}")
+            echo(f"    {more}")
 
 
-def printable(text: str, keep: str = "") -> str:
-    """Some of it is what a guest or a node said, and not for the terminal to obey."""
-    return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
+def _rest(columns: Sequence[str], cells: Sequence[str]) -> str:
+    """Cells that have no room in their columns; figures need the column's name to be understood."""
+    return "; ".join(
+        f"{column.lower()} {cell}" if cell[0].isdigit() else cell
+        for column, cell in zip(columns, cells, strict=True)
+        if cell.strip("-")
+    )
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Print a table; a terminal decides on colours, a pipe gets plain text of full width."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
-    table = Table(*columns, title=title or None, title_justify="left", box=None, pad_edge=False)
-    for row in rows:
-        # Text, and no markup of rich's, which would even be refused where it is none.
-        table.add_row(*(Text("" if cell is None else printable(str(cell), "\n")) for cell in row))
-    console.print(table)
+def shortened(ids: Sequence[str]) -> list[str]:
+    """Beginnings of ids that tell them apart, and most likely from those that are not shown."""
+    length, different = SHORT_ID, len(set(ids))
+    while len({each[:length] for each in ids}) < different:
+        length += 1
+    return [each[:length] for each in ids]
 
 
 def ago(moment: datetime) -> str:

@@ -9,7 +9,7 @@ import click
 
 from api.serve import make_issuer
 from api.tokens import USER_SCOPES, Scope
-from vmjobs.cli.support import config
+from vmjobs.cli.support import config, echo
 
 
 @click.group()
@@ -19,7 +19,7 @@ def token() -> None:
 
 def _hand_out(text: str, file: Path | None) -> None:
     if file is None:
-        click.echo(text)
+        echo(text)
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

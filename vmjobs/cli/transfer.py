@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import Progress
 
+from vmjobs.cli.progress import byte_bars
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
 from vmjobs.model import InputFile, Output
 
 if TYPE_CHECKING:
     from vmjobs.client import Client
-
-
-@contextmanager
-def bars() -> Iterator[Progress]:
-    """Progress bars on a terminal's standard error; silence elsewhere."""
-    terminal = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=terminal, transient=True, disable=not terminal.is_terminal
-    ) as shown:
-        yield shown
 
 
 def upload_all(api: Client, files: Mapping[str, Path]) -> tuple[InputFile, ...]:
@@ -56,7 +31,7 @@ def upload_all(api: Client, files: Mapping[str, Path]) -> tuple[InputFile, ...]:
         raise InvalidSpec(
             f"input files are missing: {', '.join(f.message for f in missing)}", faults=missing
         )
-    with bars() as shown:
+    with byte_bars() as shown:
         return tuple(_upload(api, name, path, shown) for name, path in files.items())
 
 
@@ -72,7 +47,7 @@ def download_all(
 ) -> tuple[list[Path], list[str]]:
     """Fetch outputs of one job into a directory, each whole and verified; of others say why not."""
     fetched, failed = [], []
-    with bars() as shown:
+    with byte_bars() as shown:
         for output in wanted:
             try:
                 fetched.append(_download(api, job_id, output, directory, shown))

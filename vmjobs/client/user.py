@@ -183,6 +183,7 @@ class Client(Closing):
         while True:
             job, etag = self.job_if_changed(job_id, etag)
             if job:
+                job_id = job.id  # where it was shortened, others may begin like it later
                 # Known before the bytes are read: what a final job wrote is complete by then.
                 final = job.state.final
                 offset = offset if attempts in {0, job.attempts} else 0
