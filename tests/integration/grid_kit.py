@@ -26,6 +26,10 @@ NODES = ("node1", "node2")
 PATIENCE = float(os.environ.get("VMJOBS_PATIENCE", "1"))
 
 
+#: By project and service. Process numbers are not used again for long.
+_first_processes: dict[tuple[str, str], int] = {}
+
+
 @dataclass(frozen=True)
 class Grid:
     """Handles on the running grid."""
@@ -46,8 +50,32 @@ class Grid:
         return found[0]
 
     def on(self, service: str, *command: str, user: str = "root", check: bool = True) -> str:
-        """Run a command in a service's container."""
-        return run("docker", "exec", "-u", user, self.container(service), *command, check=check)
+        """Run a command in a service's container.
+
+        It enters the namespaces itself: `docker exec` takes twenty times the processor time.
+        """
+        pid = self._first_process(service)
+        if pid == 0:
+            return run("docker", "exec", "-u", user, self.container(service), *command, check=check)
+        here = Path(f"/proc/{pid}")
+        accounts = [
+            line.split(":") for line in (here / "root/etc/passwd").read_text("utf-8").splitlines()
+        ]
+        _, _, uid, gid, _, home, *_ = next(account for account in accounts if account[0] == user)
+        variables = dict(
+            item.split("=", 1) for item in (here / "environ").read_text("utf-8").split("\0") if item
+        )
+        become = ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--init-groups") if uid != "0" else ()
+        enter = ("nsenter", f"--target={pid}", "--all", "--wd")
+        return run(*enter, *become, *command, check=check, environment={**variables, "HOME": home})
+
+    def _first_process(self, service: str) -> int:
+        """The process of a service's container that was first; 0 where the container does not run."""
+        known = _first_processes.get((self.project, service))
+        if known is None or not Path(f"/proc/{known}").exists():
+            state = run("docker", "inspect", "-f", "{{.State.Pid}}", self.container(service))
+            known = _first_processes[self.project, service] = int(state)
+        return known
 
     def submit(self, script: str, count: int = 1, **fields: Any) -> list[Job]:
         """Submit a script; defaults make a small, quick job."""
@@ -146,9 +174,17 @@ def healthy(container: str) -> None:
     wait_for(look, f"{container} to be healthy", 120)
 
 
-def run(*command: str, check: bool = True) -> str:
+def run(*command: str, check: bool = True, environment: Mapping[str, str] | None = None) -> str:
     """Run a command and return what it printed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment,
+    )
     assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
