@@ -14,7 +14,7 @@ HOSTS = ("submit", "site", *NODES)
 SERVICES = (*HOSTS, "api", "worker", "builder", "postgres", "rabbitmq", "secrets")
 TMP = "/tmp"  # noqa: S108  looked at, never written to
 #: Somebody on a host who is neither HTCondor nor vmjobs nor the owner of a job.
-STRANGER = "65534:65534"
+STRANGER = "nobody"
 
 #: Looks at all processes until its input ends; then prints what it saw, each but once.
 WATCH = r"""
