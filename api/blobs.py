@@ -7,7 +7,16 @@ from typing import Final
 from flask import Blueprint
 from werkzeug.wrappers import Response
 
-from api.operation import Binary, Reply, anyone_with, backend, body_stream, empty_reply, operation
+from api.operation import (
+    Binary,
+    Reply,
+    anyone_with,
+    backend,
+    body_stream,
+    caller,
+    empty_reply,
+    operation,
+)
 from api.problems import BadBlob
 from api.tokens import Scope
 from vmjobs.errors import DigestMismatch, NotFound
@@ -26,9 +35,12 @@ TAG: Final = "blobs"
     errors=(404, 422),
 )
 def have(digest: str) -> Response:
-    """Ask whether a blob is here, so that it need not be sent."""
-    if not backend().repository.has_blob(digest):
-        raise NotFound(f"there is no blob {digest}")
+    """Ask whether a blob is here, so that it need not be sent.
+
+    A blob is there for those who sent it, and for owners of jobs that delivered it.
+    """
+    if not backend().repository.has_blob(caller().subject, digest):
+        raise NotFound(f"there is no blob {digest} of yours")
     return empty_reply(200)
 
 
@@ -38,16 +50,16 @@ def have(digest: str) -> Response:
     tag=TAG,
     access=anyone_with(Scope.STORAGE_CREATE),
     body=Binary("the bytes that the digest names"),
-    replies={201: Reply("stored"), 200: Reply("it was here already")},
+    replies={201: Reply("stored"), 200: Reply("you had it here already")},
     errors=(413, 422, 507),
 )
 def put(digest: str) -> Response:
-    """Upload a blob.
+    """Upload a blob. One that no job uses is removed when its owner has not asked for it for a day.
 
     The bytes are checked against the digest while they arrive; what does not match is not kept.
     """
     try:
-        new = backend().repository.put_blob(digest, body_stream())
+        new = backend().repository.put_blob(caller().subject, digest, body_stream())
     except DigestMismatch as error:
         raise BadBlob(error.message, hint="the file may have changed during upload") from error
     return empty_reply(201 if new else 200)

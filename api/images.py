@@ -287,4 +287,4 @@ def prefetch(digest: str) -> Response:
 )
 def collect() -> Response:
     """Remove what no image, job or upload needs any more. The service does it by itself, too."""
-    return json_reply(backend().images.collect(dry_run=read_query(GcQuery).dry_run))
+    return json_reply(backend().repository.collect(dry_run=read_query(GcQuery).dry_run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from flask import Blueprint
@@ -10,6 +11,7 @@ from pydantic import Field
 from werkzeug.wrappers import Response
 
 from api.attempts import MAX_APPEND_BYTES
+from api.images import viewer
 from api.operation import (
     Binary,
     Reply,
@@ -66,16 +68,36 @@ class ConsoleQuery(Strict):
     replies={200: Reply("a page of nodes", NodeList)},
 )
 def index() -> Response:
-    """List the execute nodes, by name."""
+    """List the execute nodes, by name.
+
+    `images` has those of a node's cache that the caller may read; `image_names` is for operators.
+    """
     found, cursor = backend().repository.node_page(window())
-    return json_reply(NodeList(nodes=tuple(found), next=cursor))
+    return json_reply(NodeList(nodes=_shown(found), next=cursor))
 
 
 @blueprint.get("/<node:name>")
 @operation("getNode", tag=TAG, access=READ, replies={200: Reply("the node", Node)}, errors=(404, 422))
 def show(name: str) -> Response:
     """Show one execute node."""
-    return json_reply(backend().repository.node(name))
+    return json_reply(_shown([backend().repository.node(name)])[0])
+
+
+def _shown(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Nodes without what they tell of images that the caller may not read."""
+    who = viewer()
+    if who.sees_all:
+        return tuple(nodes)
+    readable = backend().images.readable(who, {digest for node in nodes for digest in node.images})
+    return tuple(
+        node.model_copy(
+            update={
+                "images": tuple(digest for digest in node.images if digest in readable),
+                "image_names": (),  # as other people's jobs have called them
+            }
+        )
+        for node in nodes
+    )
 
 
 @blueprint.put("/<node:name>")

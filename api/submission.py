@@ -41,7 +41,7 @@ def remaining_faults(
     try:
         candidate = JobSpec.model_validate_json(json.dumps({**good, **stand_ins}))
         nodes = repository.live_nodes()
-        check(candidate, repository.config, nodes, repository.images, viewer, repository.blobs)
+        check(candidate, repository.config, nodes, repository.images, viewer, repository.blob_size)
     except ValidationError:
         return []  # the fault is of several fields together, and known already
     except InvalidSpec as error:

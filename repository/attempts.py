@@ -15,11 +15,11 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from repository.core import Core
 from repository.decide import GONE, Step
 from repository.ids import is_id
 from repository.images.keeping import checkpoint_of, note_not_resumed
 from repository.models import AttemptRow, EventRow, JobRow, OutputRow
+from repository.possession import Possession, use_blobs
 from repository.reading import visible
 from repository.transitions import locked, missing, move, record, touch
 from repository.views import spec_of
@@ -69,7 +69,7 @@ PUSHED_BACK: Final = frozenset({JobState.QUEUED, JobState.HELD, JobState.PREEMPT
 _UP: Final = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING)
 
 
-class Attempts(Core):
+class Attempts(Possession):
     """The agents' part of the repository."""
 
     def claim(self, job_id: str, claim: AttemptClaim) -> JobTicket:
@@ -170,10 +170,17 @@ class Attempts(Core):
             )
         with self.database.read() as session:
             _open_attempt(session, job_id, attempt)
-            room = _room(session, visible(session, job_id, None), path)
+            job = visible(session, job_id, None)
+            room = _room(session, job, path)
         if not 0 <= size <= room:
             raise PayloadTooLarge(f"{path} has {size} bytes, the job's disk leaves {room} for it")
-        stored = self.blobs.put(source, size=size, limit=room)
+        owner = job.owner
+        stored = self.blobs.put(
+            source,
+            size=size,
+            limit=room,
+            admit=lambda digest, length: self.possess(owner, digest, length, limited=False),
+        )
         with self.database.write() as session:
             row = locked(session, job_id)
             tried = _current(session, row, attempt)
@@ -188,6 +195,7 @@ class Attempts(Core):
                 known = OutputRow(attempt_id=attempt, path=path)
                 session.add(known)
             known.size, known.digest = stored.size, stored.digest
+            use_blobs(session, row.owner, [stored.digest])
             tried.heard = utc_now()
             touch(row, tried.heard)
         return Output(path=path, size=stored.size, digest=stored.digest)

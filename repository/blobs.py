@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from repository.objects.base import CHUNK, ObjectReader, ObjectStore
+from repository.objects.base import CHUNK, ObjectInfo, ObjectReader, ObjectStore
 from repository.spool import Spool, translated
 from vmjobs.closing import Closing
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound, PayloadTooLarge
 
+FOLDER: Final = "blobs/sha256"
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -80,11 +81,18 @@ class BlobStore:
         self._spool = Spool(spool)
 
     def put(
-        self, source: BinaryIO, *, digest: str | None = None, size: int | None = None, limit: int
+        self,
+        source: BinaryIO,
+        *,
+        digest: str | None = None,
+        size: int | None = None,
+        limit: int,
+        admit: Callable[[str, int], None] = lambda _digest, _size: None,
     ) -> BlobInfo:
         """Store what ``source`` gives until its end.
 
-        digest, size: what the bytes must be, where it is known; limit: in bytes.
+        digest, size: what the bytes must be, where it is known; limit: in bytes. admit: called with
+        digest and size once all bytes were seen, and before they are stored; it may refuse them.
 
         Raises:
             DigestMismatch: the bytes are not what ``digest`` names.
@@ -100,6 +108,7 @@ class BlobStore:
                 raise DigestMismatch(f"the bytes are {found}, not {digest}")
             if size is not None and length != size:
                 raise InvalidRequest(f"{size} bytes were announced and {length} came")
+            admit(found, length)
             key = _key(found)
             new = self._objects.size(key) is None
             # Also over a blob that is there: its bytes may have rotted, these were just verified.
@@ -121,6 +130,17 @@ class BlobStore:
         """Whether the blob is here."""
         return self.size(digest) is not None
 
+    def stored(self) -> Iterator[tuple[str, ObjectInfo]]:
+        """The digest and the object of each blob."""
+        for info in self._objects.keys(FOLDER):
+            digest = f"sha256:{info.key.rpartition('/')[2]}"
+            if _DIGEST.fullmatch(digest):
+                yield digest, info
+
+    def delete(self, digest: str) -> None:
+        """Remove a blob; one that is not here is no error."""
+        self._objects.delete(_key(digest))
+
     def clean(self) -> int:
         """Remove what killed writers left behind; how much that was."""
         return self._spool.clean() + self._objects.clean()
@@ -131,7 +151,7 @@ def _key(digest: str) -> str:
     if not match:
         raise InvalidRequest(f"{digest[:100]!r} is not a digest (sha256: and 64 hex digits)")
     name = match[1]
-    return f"blobs/sha256/{name[:2]}/{name[2:4]}/{name}"
+    return f"{FOLDER}/{name[:2]}/{name[2:4]}/{name}"
 
 
 def _copy(source: BinaryIO, file: BinaryIO, size: int | None, limit: int) -> tuple[str, int]:

@@ -155,7 +155,7 @@ def _clean(remove_leftovers: Callable[[], int]) -> None:
 
 def collect(parts: Dispatch) -> None:
     """Remove images whose time is over, uploads that were given up, and bytes that nobody needs."""
-    parts.repository.images.collect()
+    parts.repository.collect()
 
 
 def clusters(parts: Dispatch) -> None:

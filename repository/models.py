@@ -189,6 +189,28 @@ class OutputRow(Base):
     digest: Mapped[str] = mapped_column(DIGEST)
 
 
+class BlobOwnerRow(Base):
+    """An owner has a blob: has sent its bytes, or a job of the owner's has delivered them.
+
+    The row comes before the object, and after the bytes were digested. used: a job has it as an input
+    or output, and it stays; what is not used counts against the owner's quota, until it was not
+    ``touched`` for a day.
+    """
+
+    __tablename__ = "blob_owners"
+    __table_args__ = (
+        Index(None, "digest"),
+        Index(None, "owner", "used"),
+        Index(None, "used", "touched"),
+    )
+
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    digest: Mapped[str] = mapped_column(DIGEST, primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    used: Mapped[bool]
+    touched: Mapped[datetime]
+
+
 class NodeRow(Base):
     """An execute node as it last announced itself."""
 

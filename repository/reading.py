@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import BinaryIO, Final
+from typing import Final
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -25,7 +25,7 @@ from repository.views import (
     views,
 )
 from vmjobs.errors import NotFound
-from vmjobs.model import MIB, Job, JobEvent, JobState, StreamName
+from vmjobs.model import Job, JobEvent, JobState, StreamName
 from vmjobs.paths import refusal
 
 MAX_PAGE: Final = 2000
@@ -159,20 +159,6 @@ class Reading(Core):
             if file.name == name:
                 return self.blobs.open(file.digest)
         raise NotFound(f"job {job_id} has no input {name[:255]!r}")
-
-    def put_blob(self, digest: str, source: BinaryIO) -> bool:
-        """Store a blob; true if it is new.
-
-        Raises:
-            DigestMismatch: the bytes are others; nothing is stored.
-            InvalidRequest: ``digest`` is none.
-            PayloadTooLarge: more than ``max_disk`` MiB.
-        """
-        return self.blobs.put(source, digest=digest, limit=self.config.max_disk * MIB).new
-
-    def has_blob(self, digest: str) -> bool:
-        """Whether the blob is here.  Raises InvalidRequest where ``digest`` is none."""
-        return self.blobs.has(digest)
 
     def ping(self) -> None:
         """Return if the database answers.  Raises Unavailable("database")."""

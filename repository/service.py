@@ -44,13 +44,14 @@ class Repository(Submissions, Reading, Attempts, CondorJobs, Batch):
     Safe to share between threads.
 
     users (submissions, reading): submit, cancel, job, version, jobs, events, outputs, open_stream,
-    open_output, put_blob, has_blob.
+    open_output.
+    users, of their input files (possession): put_blob, has_blob, blob_size.
     agents (attempts): claim, report, keep, append, put_output, open_input.
     agents, of jobs that HTCondor alone knows (condor_jobs): claim_condor_job, keep_condor_job,
     condor_job_not_resumed, end_condor_job.
     nodes (nodes): put_node, nodes, node.
     worker (batch): begin_dispatch, record_condor, note_unavailable, observe, observe_waiting, and
-    the lists of what there is to do.
+    the lists of what there is to do; collect (possession).
     """
 
     def close(self) -> None:

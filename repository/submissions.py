@@ -13,8 +13,9 @@ from repository.ids import new_ids
 from repository.images import Viewer
 from repository.models import EventRow, JobRow, SubmissionRow
 from repository.nodes import Nodes
+from repository.possession import Possession, use_blobs
 from repository.transitions import locked, move
-from repository.validation import check, unknown_image
+from repository.validation import check, missing_inputs, unknown_image
 from repository.views import Publish, Submitted, views
 from vmjobs.errors import (
     Conflict,
@@ -25,14 +26,14 @@ from vmjobs.errors import (
     NotFound,
     Unavailable,
 )
-from vmjobs.model import Job, JobState, ReasonCode, Submission, reason
+from vmjobs.model import Job, JobSpec, JobState, ReasonCode, Submission, reason
 from vmjobs.model import now as utc_now
 
 logger = logging.getLogger(__name__)
 MAX_KEY = 255
 
 
-class Submissions(Nodes):
+class Submissions(Nodes, Possession):
     """The submitting part of the repository."""
 
     def submit(
@@ -63,9 +64,11 @@ class Submissions(Nodes):
             return seen
         viewer = Viewer(owner, groups)
         nodes = self.live_nodes()
-        image = check(submission.spec, self.config, nodes, self.images, viewer, self.blobs)
+        spec = submission.spec
+        image = check(spec, self.config, nodes, self.images, viewer, self.blob_size)
         try:
-            return self._store(_parent(owner, submission, key, image.digest), viewer, publish)
+            parent = _parent(owner, submission, key, image.digest)
+            return self._store(parent, spec, viewer, publish)
         except IntegrityError as error:  # the same key at the same moment; the other one won
             if seen := self._seen(owner, key, body):
                 return seen
@@ -91,7 +94,9 @@ class Submissions(Nodes):
             ).all()
             return Submitted(earlier.id, views(session, rows), False)
 
-    def _store(self, parent: SubmissionRow, viewer: Viewer, publish: Publish | None) -> Submitted:
+    def _store(
+        self, parent: SubmissionRow, spec: JobSpec, viewer: Viewer, publish: Publish | None
+    ) -> Submitted:
         ids = new_ids(parent.count)
         with self.database.write() as session:
             try:
@@ -100,6 +105,9 @@ class Submissions(Nodes):
             except NotFound as error:
                 faults = [unknown_image(error)]
                 raise InvalidSpec("the job cannot run here", faults=faults) from error
+            lost = use_blobs(session, parent.owner, {file.digest for file in spec.inputs})
+            if faults := list(missing_inputs(spec, lost)):  # collected a moment ago
+                raise InvalidSpec("the job cannot run here", faults=faults)
             session.add(parent)
             session.flush()  # the key's uniqueness is settled before anything is published
             rows = [_queued(parent, job, number, notice) for number, job in enumerate(ids)]

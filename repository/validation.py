@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from repository.blobs import BlobStore
 from repository.images import Images, Viewer
 from vmjobs.config import Config
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec, NotFound
@@ -20,6 +19,9 @@ from vmjobs.model import (
     cannot_have,
     too_many,
 )
+
+#: Bytes of an owner's blob, by owner and digest; ``None``: the owner has none of that digest.
+BlobSize = Callable[[str, str], int | None]
 
 
 class Chosen(NamedTuple):
@@ -35,12 +37,13 @@ def check(
     nodes: Sequence[Node],
     images: Images,
     viewer: Viewer,
-    blobs: BlobStore,
+    blob_size: BlobSize,
 ) -> Chosen:
     """What will run.
 
     nodes: those that are alive; none means that nothing is known about the site.
-    viewer: who submits; an image that is not his to see does not exist.
+    viewer: who submits; an image that is not his to see does not exist. blob_size: bytes of a blob of
+    an owner's, ``None`` where it has none of that digest.
     Raises InvalidSpec with every fault, not only the first.
     """
     chosen = Chosen("", tuple(HypervisorKind))
@@ -55,7 +58,7 @@ def check(
     faults += _not_bootable(spec, chosen.kinds)
     faults += _beyond_limits(spec, config)
     faults += _beyond_nodes(spec, nodes, chosen.kinds)
-    faults += _missing_inputs(spec, blobs)
+    faults += _unfit_inputs(spec, viewer.user, blob_size)
     faults += _inputs_in_the_way(spec)
     if faults:
         raise InvalidSpec("the job cannot run here", faults=faults)
@@ -157,16 +160,23 @@ def _inputs_in_the_way(spec: JobSpec) -> Iterator[Fault]:
             yield Fault(f"inputs.{number}", "in_the_way", text)
 
 
-def _missing_inputs(spec: JobSpec, blobs: BlobStore) -> Iterator[Fault]:
+def missing_inputs(spec: JobSpec, lost: Collection[str]) -> Iterator[Fault]:
+    """The faults of a specification whose owner does not have some of its inputs' digests."""
     for number, file in enumerate(spec.inputs):
-        size = blobs.size(file.digest)
-        if size is None:
+        if file.digest in lost:
             yield Fault(
                 f"inputs.{number}",
                 "missing_blob",
-                f"the bytes of {file.name} were not uploaded: there is no blob {file.digest}",
+                f"the bytes of {file.name} were not uploaded: you have no blob {file.digest}",
             )
-        elif size != file.size:
+
+
+def _unfit_inputs(spec: JobSpec, owner: str, blob_size: BlobSize) -> Iterator[Fault]:
+    sizes = {file.digest: blob_size(owner, file.digest) for file in spec.inputs}
+    yield from missing_inputs(spec, [digest for digest, size in sizes.items() if size is None])
+    for number, file in enumerate(spec.inputs):
+        size = sizes[file.digest]
+        if size is not None and size != file.size:
             yield Fault(
                 f"inputs.{number}", "wrong_size", f"{file.name} has {size} bytes, not {file.size}"
             )

@@ -77,12 +77,26 @@ class Config(BaseModel):
         description="where blobs and images are kept: empty: data_dir/objects; a directory; or "
         "s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with keys where boto3 looks for them",
     )
-    image_quota: int = Field(0, ge=0, description="MiB of images that an owner may keep; 0: no limit")
+    image_quota: int = Field(
+        0,
+        ge=0,
+        description="MiB of images, saved machines, and uploads not yet in use that an owner may "
+        "keep; 0: no limit",
+    )
     max_image_size: int = Field(
         1048576, ge=1, description="refuse images whose disk is larger than so many MiB"
     )
+    max_input_size: int = Field(
+        65536, ge=1, description="refuse input files that are larger than so many MiB"
+    )
+    max_open_uploads: int = Field(
+        64, ge=1, description="uploads of images that an owner may have open at once"
+    )
     upload_seconds: int = Field(
-        86400, ge=60, description="an upload that nothing was added to for so long is given up"
+        86400,
+        ge=60,
+        description="an upload that nothing was added to for so long is given up; an input file that "
+        "no job used for so long is removed",
     )
     checkpoint_seconds: int = Field(
         31 * 86400,

@@ -264,6 +264,7 @@ class GcReport(Envelope):
     segments: int = 0
     bytes: int = 0
     uploads: int = Field(default=0, description="given up")
+    blobs: int = Field(default=0, description="files that were uploaded, and that no job used")
 
 
 class PrefetchRequest(Frozen):

@@ -6,16 +6,30 @@ An image may be read by whoever may read one of its holdings. To everybody else 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, false, func, or_, select, true
+from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from images.manifest import ImageManifest
 from repository.database import Database
 from repository.images.sql import alone
-from repository.images.tables import CheckpointRow, HoldingRow, ImageRow, ShareRow, UploadRow
+from repository.images.tables import (
+    CheckpointContentRow,
+    CheckpointRow,
+    ContentRow,
+    ContentSegmentRow,
+    HoldingRow,
+    ImageContentRow,
+    ImageRow,
+    SegmentRow,
+    ShareRow,
+    UploadContentRow,
+    UploadRow,
+    UploadSegmentRow,
+)
 from repository.images.viewer import LIBRARY, Viewer
+from repository.models import BlobOwnerRow
 from repository.objects import ObjectStore
 from vmjobs.config import Config
 from vmjobs.errors import NotFound, QuotaExceeded
@@ -67,7 +81,9 @@ class ImageCore:
 
 
 def stored_for(session: Session, owner: str) -> int:
-    """Bytes that count against an owner's quota: of images, running uploads, and saved machines."""
+    """Bytes that count against an owner's quota: of images, running uploads, files that no job has
+    used, and saved machines.
+    """
     images = (
         select(func.coalesce(func.sum(ImageRow.stored), 0))
         .join(HoldingRow, HoldingRow.image == ImageRow.digest)
@@ -75,7 +91,9 @@ def stored_for(session: Session, owner: str) -> int:
     )
     uploads = select(func.coalesce(func.sum(UploadRow.received), 0)).where(UploadRow.owner == owner)
     saved = select(func.coalesce(func.sum(CheckpointRow.stored), 0)).where(CheckpointRow.owner == owner)
-    return sum(int(session.scalar(query) or 0) for query in (images, uploads, saved))
+    unused = (BlobOwnerRow.owner == owner, BlobOwnerRow.used.is_(False))
+    files = select(func.coalesce(func.sum(BlobOwnerRow.size), 0)).where(*unused)
+    return sum(int(session.scalar(query) or 0) for query in (images, uploads, files, saved))
 
 
 def may_read(viewer: Viewer) -> ColumnElement[bool]:
@@ -92,6 +110,59 @@ def may_read(viewer: Viewer) -> ColumnElement[bool]:
         HoldingRow.visibility == Visibility.PUBLIC.value,
         select(ShareRow.holding).where(ShareRow.holding == HoldingRow.id, or_(*shared)).exists(),
     )
+
+
+def may_use_segment(viewer: Viewer) -> ColumnElement[bool]:
+    """Which segments a viewer may make contents of without sending them.
+
+    Those that came with an own upload that still runs, and those of what the viewer may read. A
+    digest alone gives no right: it may be known to others than those who have the bytes.
+    """
+    brought = (
+        select(UploadSegmentRow.segment)
+        .join(UploadRow, UploadRow.id == UploadSegmentRow.upload)
+        .where(UploadSegmentRow.segment == SegmentRow.id, *_own_upload(viewer))
+    )
+    of_content = ContentSegmentRow.content
+    part = select(of_content).where(ContentSegmentRow.segment == SegmentRow.id)
+    readable = part.join(ImageContentRow, ImageContentRow.content == of_content)
+    saved = part.join(CheckpointContentRow, CheckpointContentRow.content == of_content)
+    return _any_of(viewer, brought, readable, saved)
+
+
+def may_use_content(viewer: Viewer) -> ColumnElement[bool]:
+    """Which contents a viewer may make images of: see :func:`may_use_segment`."""
+    brought = (
+        select(UploadContentRow.content)
+        .join(UploadRow, UploadRow.id == UploadContentRow.upload)
+        .where(UploadContentRow.content == ContentRow.id, *_own_upload(viewer))
+    )
+    readable = select(ImageContentRow.image).where(ImageContentRow.content == ContentRow.id)
+    saved = select(CheckpointContentRow.job_id).where(CheckpointContentRow.content == ContentRow.id)
+    return _any_of(viewer, brought, readable, saved)
+
+
+def _own_upload(viewer: Viewer) -> tuple[ColumnElement[bool], ...]:
+    return UploadRow.owner == viewer.user, UploadRow.job_id == viewer.job
+
+
+def _any_of(
+    viewer: Viewer, brought: Select[Any], readable: Select[Any], saved: Select[Any]
+) -> ColumnElement[bool]:
+    ways = [brought.exists(), readable.where(_readable_image(viewer)).exists()]
+    if viewer.job:
+        ways.append(saved.where(CheckpointContentRow.job_id == viewer.job).exists())
+    return or_(*ways)
+
+
+def _readable_image(viewer: Viewer) -> ColumnElement[bool]:
+    """Of which rows of images' contents: those of images that the viewer may read."""
+    if viewer.image is not None:
+        return ImageContentRow.image == viewer.image
+    if viewer.sees_all:
+        return true()
+    held = select(HoldingRow.id).where(HoldingRow.image == ImageContentRow.image)
+    return held.where(may_read(viewer), alive(utc_now())).exists()
 
 
 def alive(present: datetime | ColumnElement[datetime]) -> ColumnElement[bool]:

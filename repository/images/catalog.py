@@ -25,7 +25,7 @@ from repository.images.access import (
 )
 from repository.images.names import check_name, find
 from repository.images.reading import Reading
-from repository.images.sql import put
+from repository.images.sql import batches, put
 from repository.images.tables import HoldingRow, ImageRow, ShareRow, TagRow
 from repository.images.uploads import TRIES
 from repository.images.usage import needed, refuse_if_needed, unheld
@@ -71,6 +71,18 @@ class Catalog(Reading):
             if holding is None:
                 holding_of(session, viewer, digest)
             return digest
+
+    def readable(self, viewer: Viewer, digests: Iterable[str]) -> set[str]:
+        """Those of the images that the viewer may read."""
+        wanted = sorted(set(digests))
+        if viewer.sees_all:
+            return set(wanted)
+        found: set[str] = set()
+        with self.database.read() as session:
+            for some in batches(wanted):
+                query = select(HoldingRow.image).where(HoldingRow.image.in_(some))
+                found.update(session.scalars(query.where(may_read(viewer), alive(utc_now()))))
+        return found
 
     def detail(self, viewer: Viewer, ref: str) -> ImageDetail:
         """One image.  Raises InvalidRequest (not a reference), NotFound."""

@@ -13,7 +13,7 @@ from images.content import Layout
 from images.formats import refusal_of_raw
 from images.formats.signatures import HEAD, TAIL, archive_kind
 from images.manifest import MAX_BYTES, ImageManifest, Part
-from repository.images.access import alive, may_read
+from repository.images.access import may_use_content
 from repository.images.catalog import (
     Catalog,
     held,
@@ -32,7 +32,6 @@ from repository.images.tables import (
     ImageContentRow,
     ImageRow,
     SegmentRow,
-    UploadContentRow,
     UploadRow,
 )
 from repository.images.uploads import TRIES
@@ -66,7 +65,7 @@ class Publishing(Catalog):
         namespace = require_namespace(viewer, publication.namespace)
         manifest = self._admitted(publication)
         with self.database.read() as session:
-            root = _contents(session, viewer, publication.upload, manifest)[manifest.root.digest]
+            root = _contents(session, viewer, manifest)[manifest.root.digest]
             layout = Layout.parse(root.layout, root.digest)
         self._look_at(layout)
         for _ in range(TRIES):
@@ -120,7 +119,7 @@ class Publishing(Catalog):
         self, viewer: Viewer, publication: Publication, namespace: str, manifest: ImageManifest
     ) -> ImageDetail:
         with self.database.write() as session:
-            contents = _contents(session, viewer, publication.upload, manifest, lock=True)
+            contents = _contents(session, viewer, manifest, lock=True)
             _put_image(session, manifest, [row.id for row in contents.values()])
             holding = self._held(session, viewer, publication, namespace, manifest.digest)
             if publication.name:
@@ -160,7 +159,7 @@ def _check_shares(count: int) -> None:
 
 
 def _contents(
-    session: Session, viewer: Viewer, upload: str, manifest: ImageManifest, *, lock: bool = False
+    session: Session, viewer: Viewer, manifest: ImageManifest, *, lock: bool = False
 ) -> dict[str, ContentRow]:
     """The image's contents, each of which the viewer brought, or can read in another image.
 
@@ -169,11 +168,11 @@ def _contents(
     """
     found = {}
     for part in manifest.parts():
-        query = select(ContentRow).where(ContentRow.digest == part.digest)
+        query = select(ContentRow).where(ContentRow.digest == part.digest, may_use_content(viewer))
         if lock:
             query = query.with_for_update(read=True, key_share=True)
         row = session.scalars(query).one_or_none()
-        if row is None or not _may_use(session, viewer, upload, row.id):
+        if row is None:
             raise MissingBlocks(
                 f"the content {part.digest} is not here: it was not uploaded, or given up meanwhile",
                 hint="upload it, and publish again",
@@ -187,24 +186,6 @@ def _check_size(part: Part, row: ContentRow) -> None:
     if row.size != part.size:
         text = f"the manifest says that {part.digest} has {part.size} bytes; it has {row.size}"
         raise ImageRejected(text, faults=[Fault("manifest", "wrong_size", text)])
-
-
-def _may_use(session: Session, viewer: Viewer, upload: str, content: int) -> bool:
-    brought = (
-        select(UploadContentRow.content)
-        .join(UploadRow, UploadRow.id == UploadContentRow.upload)
-        .where(
-            UploadContentRow.content == content,
-            UploadRow.id == upload,
-            UploadRow.owner == viewer.user,
-        )
-    )
-    readable = (
-        select(ImageContentRow.content)
-        .join(HoldingRow, HoldingRow.image == ImageContentRow.image)
-        .where(ImageContentRow.content == content, may_read(viewer), alive(utc_now()))
-    )
-    return any(session.scalars(query.limit(1)).one_or_none() for query in (brought, readable))
 
 
 def _put_image(session: Session, manifest: ImageManifest, contents: list[int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -30,11 +30,13 @@ from images.segment import (
     parse_index,
     read_block,
 )
+from repository.images.access import may_use_segment
 from repository.images.sql import add_missing, put
 from repository.images.tables import BlockRow, SegmentRow
 from repository.images.uploads import (
     Uploads,
     is_zero_segment,
+    known_blocks,
     mention,
     no_upload,
     touch,
@@ -72,10 +74,10 @@ class Segments(Uploads):
     """The part that takes segments in."""
 
     def put_segment(self, viewer: Viewer, upload: str, digest: bytes, body: bytes) -> bool:
-        """Store a segment; whether it is new.
+        """Store a segment; whether it is new to the viewer, who is told nothing of what others have.
 
         Args:
-            body: the segment (``images.segment``); blocks that are here already may be absent.
+            body: the segment (``images.segment``); blocks that the viewer has already may be absent.
 
         Raises:
             NotFound: no such upload.
@@ -93,23 +95,27 @@ class Segments(Uploads):
         if is_zero_segment(digest, index.size) or self._is_here(viewer, upload, digest):
             return False
         _check_blocks(index, body)
-        whole = self._filled(index, body) if index.absent else body
+        whole = self._filled(viewer, index, body) if index.absent else body
         return self._store(viewer, upload, index, whole)
 
     def _is_here(self, viewer: Viewer, upload: str, digest: bytes) -> bool:
         with self.database.read() as session:
-            whole = (SegmentRow.digest == digest, SegmentRow.damaged.is_(False))
+            whole = (
+                SegmentRow.digest == digest,
+                SegmentRow.damaged.is_(False),
+                may_use_segment(viewer),
+            )
             if session.scalars(select(SegmentRow.id).where(*whole)).one_or_none() is None:
                 return False
         return not self.missing_segments(viewer, upload, [digest])[0]
 
     # -- blocks that were left out
 
-    def _filled(self, index: Index, body: bytes) -> bytes:
-        """The segment with the absent blocks taken from where they are stored."""
+    def _filled(self, viewer: Viewer, index: Index, body: bytes) -> bytes:
+        """The segment with the absent blocks taken from other segments that the viewer may use."""
         view = memoryview(body)
         bodies: list[Body] = [(e.kind, view[e.offset : e.offset + e.length]) for e in index.entries]
-        lost = self._fill(index, bodies)
+        lost = self._fill(viewer, index, bodies)
         if lost:
             raise MissingBlocks(
                 f"{lost} of the {len(index.absent)} blocks that were left out are not here",
@@ -117,27 +123,28 @@ class Segments(Uploads):
             )
         return assemble(index, bodies)
 
-    def _fill(self, index: Index, bodies: list[Body]) -> int:
+    def _fill(self, viewer: Viewer, index: Index, bodies: list[Body]) -> int:
         """Put the absent blocks into ``bodies``; how many could not be had."""
         left = set(index.absent)
         for place in index.absent:
             if index.entries[place].digest == zero_block(index.entries[place].size):
                 bodies[place] = (Kind.ZEROS, b"")
                 left.discard(place)
-        for copies in self._copies(index, left):
+        for copies in self._copies(viewer, index, left):
             found = self._copied(copies, index)
             for place, stored in found.items():
                 bodies[place] = stored
             left -= found.keys()
         return len(left)
 
-    def _copies(self, index: Index, places: set[int]) -> Iterator[list[Copy]]:
+    def _copies(self, viewer: Viewer, index: Index, places: set[int]) -> Iterator[list[Copy]]:
         """Where blocks can be had, those of one stored segment together."""
         wanted = {index.entries[place].digest for place in places}
         query = (
             select(BlockRow.digest, BlockRow.number, SegmentRow.id, SegmentRow.object)
             .join(SegmentRow, SegmentRow.id == BlockRow.segment)
             .where(BlockRow.digest.in_(sorted(wanted)), SegmentRow.damaged.is_(False))
+            .where(may_use_segment(viewer))
         )
         with self.database.read() as session:
             known = {row.digest: row for row in session.execute(query)}
@@ -184,9 +191,10 @@ class Segments(Uploads):
         with self._removed_if_refused(key):
             self.objects.put_bytes(key, body)
             try:
+                blocks = self._unknown_blocks(viewer, index)
                 with self.database.write() as session:
                     row = _segment_row(index, key, len(body))
-                    new, obsolete = self._record(session, viewer, upload, row, index)
+                    new, obsolete = self._record(session, viewer, upload, row, blocks)
                     if time.monotonic() - began > self.orphan_seconds / 2:
                         raise Unavailable(
                             "storage", "the storage took too long; send the segment again"
@@ -197,10 +205,28 @@ class Segments(Uploads):
             self._discard(old)
         return new
 
+    def _unknown_blocks(self, viewer: Viewer, index: Index) -> dict[bytes, int]:
+        """Numbers of the blocks that the viewer has in no other segment, in the order of inserts."""
+        numbers = {
+            entry.digest: number
+            for number, entry in enumerate(index.entries)
+            if entry.digest != zero_block(entry.size)
+        }
+        with self.database.read() as session:
+            known = known_blocks(session, viewer, sorted(numbers))
+        return {digest: numbers[digest] for digest in sorted(numbers.keys() - known)}
+
     def _record(
-        self, session: Session, viewer: Viewer, upload: str, row: dict[str, object], index: Index
+        self,
+        session: Session,
+        viewer: Viewer,
+        upload: str,
+        row: dict[str, object],
+        blocks: Mapping[bytes, int],
     ) -> tuple[bool, list[str]]:
-        """Write down a segment whose object is there; whether it is new, and objects to remove."""
+        """Write down a segment whose object is there; whether it is new to the viewer, and objects to
+        remove.
+        """
         key = str(row["object"])
         found = put(
             session,
@@ -210,16 +236,19 @@ class Segments(Uploads):
             change=("touched",),
             returning=(SegmentRow.id, SegmentRow.object, SegmentRow.damaged),
         )
-        new = found.object == key or found.damaged
+        stored = found.object == key or found.damaged
+        known = select(SegmentRow.id).where(SegmentRow.id == found.id, may_use_segment(viewer))
+        new = stored or session.scalars(known).one_or_none() is None
         obsolete = [] if found.object == key else [found.object if found.damaged else key]
+        if found.damaged:
+            mend = update(SegmentRow).where(SegmentRow.id == found.id)
+            session.execute(mend.values(object=key, stored=row["stored"], damaged=False))
         if new:
-            if found.damaged:
-                mend = update(SegmentRow).where(SegmentRow.id == found.id)
-                session.execute(mend.values(object=key, stored=row["stored"], damaged=False))
-            add_missing(session, BlockRow, _block_rows(index, found.id))
+            places = [{"digest": d, "segment": found.id, "number": n} for d, n in blocks.items()]
+            add_missing(session, BlockRow, places)
         mention(session, upload, [found.id])
         if new:
-            self._charge(session, viewer, upload, index.size, int(str(row["stored"])))
+            self._charge(session, viewer, upload, int(str(row["size"])), int(str(row["stored"])))
         else:
             touch(session, viewer, upload)
         return new, obsolete
@@ -292,13 +321,3 @@ def _segment_row(index: Index, key: str, stored: int) -> dict[str, object]:
         "touched": utc_now(),
         "damaged": False,
     }
-
-
-def _block_rows(index: Index, segment: int) -> list[dict[str, object]]:
-    """Rows for the blocks worth looking for, in the order of all such inserts."""
-    numbers = {
-        entry.digest: number
-        for number, entry in enumerate(index.entries)
-        if entry.digest != zero_block(entry.size)
-    }
-    return [{"digest": d, "segment": segment, "number": numbers[d]} for d in sorted(numbers)]

@@ -48,13 +48,18 @@ class SegmentRow(Base):
 
 
 class BlockRow(Base):
-    """Where the bytes of a block can be had: in which segment, and the how-manieth it is there."""
+    """Where the bytes of a block can be had: in which segment, and the how-manieth it is there.
+
+    A block has several rows where owners that may not use each other's segments have it.
+    """
 
     __tablename__ = "blocks"
     __table_args__ = ({"sqlite_with_rowid": False},)
 
     digest: Mapped[bytes] = mapped_column(_BYTES, primary_key=True)
-    segment: Mapped[int] = mapped_column(ForeignKey("segments.id", ondelete=_CASCADE), index=True)
+    segment: Mapped[int] = mapped_column(
+        ForeignKey("segments.id", ondelete=_CASCADE), primary_key=True, index=True
+    )
     number: Mapped[int] = mapped_column(SmallInteger)
 
 
@@ -165,7 +170,10 @@ class UploadRow(Base):
 
 
 class UploadSegmentRow(Base):
-    """A segment that a running upload brought, or asked for and was told that it is here."""
+    """A segment that a running upload brought, or that its owner had a right to and asked for.
+
+    Each is a proof: the owner has the bytes, or was allowed to read them.
+    """
 
     __tablename__ = "upload_segments"
     __table_args__ = ({"sqlite_with_rowid": False},)

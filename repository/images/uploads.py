@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Final
 
 from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
@@ -12,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from images.content import SEGMENT, Layout, zero_block, zero_segment
 from repository.ids import is_id
-from repository.images.access import ImageCore
+from repository.images.access import ImageCore, may_use_content, may_use_segment
 from repository.images.sql import add_missing, alone, batches, put
 from repository.images.tables import (
     BlockRow,
@@ -36,8 +35,6 @@ from vmjobs.model import MIB
 from vmjobs.model import now as utc_now
 from vmjobs.wire import MAX_DIGESTS, Upload
 
-#: Uploads of one owner that may be open.
-MAX_OPEN: Final = 64
 #: Times that a transaction is tried whose rows a garbage collection took away meanwhile.
 TRIES = 3
 
@@ -63,7 +60,7 @@ class Uploads(ImageCore):
             if viewer.job:  # one that it did not bring to an end before is of no use any more
                 session.execute(delete(UploadRow).where(UploadRow.job_id == viewer.job))
             else:
-                _check_open(session, viewer.user)
+                _check_open(session, viewer.user, self.config.max_open_uploads)
             row = UploadRow(
                 id=secrets.token_hex(16),
                 owner=viewer.user,
@@ -94,13 +91,15 @@ class Uploads(ImageCore):
                 raise no_upload(upload)
 
     def missing_segments(self, viewer: Viewer, upload: str, digests: Sequence[bytes]) -> list[bool]:
-        """Which of the segments must be sent. Those that are here stay while the upload runs."""
+        """Which of the segments must be sent. Those that are the viewer's to use stay while the upload
+        runs; one that others alone have is missing, like one that is not here.
+        """
         check_digests(digests)
         wanted = sorted(set(digests))
         for _ in range(TRIES):
             try:
                 with self.database.write() as session:
-                    here = locked_segments(session, wanted)
+                    here = locked_segments(session, viewer, wanted)
                     mention(session, upload, [row.id for row in here.values()])
                     touch(session, viewer, upload)
                     return [digest not in here and digest != zero_segment() for digest in digests]
@@ -109,17 +108,20 @@ class Uploads(ImageCore):
         raise Unavailable("database", "segments come and go: ask again")
 
     def missing_blocks(self, viewer: Viewer, upload: str, digests: Sequence[bytes]) -> list[bool]:
-        """Which of the blocks must be sent; a guess: a segment without them may be refused."""
+        """Which of the blocks must be sent; a guess: a segment without them may be refused.
+
+        A block that the viewer has in no segment of his is missing.
+        """
         check_digests(digests)
         self._use(viewer, upload)
         with self.database.read() as session:
             here = {zero_block()}
             for some in batches(sorted(set(digests))):
-                here.update(session.scalars(select(BlockRow.digest).where(BlockRow.digest.in_(some))))
+                here.update(known_blocks(session, viewer, some))
         return [digest not in here for digest in digests]
 
     def put_content(self, viewer: Viewer, upload: str, digest: str, layout: bytes) -> None:
-        """Make a content of segments that are here.
+        """Make a content of segments that are here, and the viewer's to use.
 
         Raises:
             DigestMismatch: ``layout`` is not what ``digest`` names.
@@ -133,13 +135,14 @@ class Uploads(ImageCore):
             raise PayloadTooLarge(
                 f"a content of {parts.size} bytes; the limit here is {self.config.max_image_size} MiB"
             )
+        self.upload(viewer, upload)
         for _ in range(TRIES):
             try:
                 with self.database.write() as session:
-                    content = _known_content(session, digest)
+                    content = _usable_content(session, viewer, digest)
                     new = content is None
                     if content is None:
-                        content = _add_content(session, digest, parts, layout)
+                        content = _add_content(session, viewer, digest, parts, layout)
                     add_missing(session, UploadContentRow, [{"upload": upload, "content": content}])
                     # A content of zeros alone has no segments, but what is written here it costs.
                     cost = len(layout) if new else 0
@@ -177,12 +180,12 @@ def _mine(viewer: Viewer, upload: str) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def _check_open(session: Session, owner: str) -> None:
+def _check_open(session: Session, owner: str, limit: int) -> None:
     """Raises Conflict where an owner has too many uploads open already."""
     alone(session, f"uploads of {owner}")
     own = (UploadRow.owner == owner, UploadRow.job_id == "")  # many machines may be saved at once
     count = session.scalar(select(func.count()).where(*own)) or 0
-    if count >= MAX_OPEN:
+    if count >= limit:
         raise Conflict(
             f"{count} uploads of {owner} are open already",
             hint="publish or drop some; those that nothing is added to are given up by themselves",
@@ -223,13 +226,28 @@ def mention(session: Session, upload: str, segments: Sequence[int]) -> None:
     add_missing(session, UploadSegmentRow, rows)
 
 
-def locked_segments(session: Session, digests: Sequence[bytes]) -> dict[bytes, SegmentRow]:
-    """Those of the segments that are here and whole; they stay until the transaction ends."""
+def known_blocks(session: Session, viewer: Viewer, digests: Sequence[bytes]) -> set[bytes]:
+    """Those of the blocks that are in whole segments which the viewer may use."""
+    query = (
+        select(BlockRow.digest)
+        .join(SegmentRow, SegmentRow.id == BlockRow.segment)
+        .where(BlockRow.digest.in_(digests), SegmentRow.damaged.is_(False), may_use_segment(viewer))
+    )
+    return set(session.scalars(query))
+
+
+def locked_segments(
+    session: Session, viewer: Viewer, digests: Sequence[bytes]
+) -> dict[bytes, SegmentRow]:
+    """Those of the segments that are whole and the viewer's to use; they stay until the transaction
+    ends.
+    """
     found = {}
     for some in batches(digests):
         query = (
             select(SegmentRow)
             .where(SegmentRow.digest.in_(some), SegmentRow.damaged.is_(False))
+            .where(may_use_segment(viewer))
             .order_by(SegmentRow.id)
             .with_for_update(read=True, key_share=True)
         )
@@ -237,15 +255,16 @@ def locked_segments(session: Session, digests: Sequence[bytes]) -> dict[bytes, S
     return found
 
 
-def _known_content(session: Session, digest: str) -> int | None:
-    query = select(ContentRow.id).where(ContentRow.digest == digest)
+def _usable_content(session: Session, viewer: Viewer, digest: str) -> int | None:
+    query = select(ContentRow.id).where(ContentRow.digest == digest, may_use_content(viewer))
     found = session.scalars(query.with_for_update(read=True, key_share=True)).one_or_none()
     return found if found is None else int(found)
 
 
-def _add_content(session: Session, digest: str, parts: Layout, layout: bytes) -> int:
+def _add_content(session: Session, viewer: Viewer, digest: str, parts: Layout, layout: bytes) -> int:
+    """The content's row, which others may have made before; the viewer may use all its segments."""
     wanted = {segment: parts.length(number) for number, segment in parts.stored()}
-    here = locked_segments(session, sorted(wanted))
+    here = locked_segments(session, viewer, sorted(wanted))
     lost = len(wanted) - len(here)
     if lost:
         raise MissingBlocks(

@@ -36,7 +36,7 @@ def digest_of(data: bytes) -> str:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path, max_disk=1, max_stream_bytes=1000)
+    return make_site(tmp_path, max_disk=1, max_input_size=1, max_stream_bytes=1000)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from repository_kit import bring, claim, one, push, told
 from images.content import Layout
 from images.segment import unpack
 from repository.images import LIBRARY, Viewer
-from repository.images.uploads import MAX_OPEN
 from repository.service import Repository
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -135,7 +134,7 @@ def test_what_was_not_brought_is_not_kept(repository: Repository) -> None:
     """To know what something is called is not enough: it would let one read what is another's."""
     job, attempt, layout = kept(repository)
     theirs, _ = upload(repository, running(repository)[0])
-    own = repository.images.open_upload(ADA, 1).id
+    own = repository.images.open_upload(ADA, 1 << 30).id
     send(repository.images, ADA, own, MEMORY)
     empty = repository.images.open_upload(replace(ADA, job=job.id), 1).id
     for wrong in (empty, own, theirs, "0" * 32):
@@ -217,7 +216,7 @@ def test_uploads_of_jobs_and_of_people_do_not_mix(repository: Repository) -> Non
             repository.images.drop_upload(who, opened)
         with pytest.raises(NotFound):
             send(repository.images, who, opened, MEMORY)
-    for _ in range(MAX_OPEN):  # as many as anybody may have
+    for _ in range(repository.config.max_open_uploads):  # as many as anybody may have
         repository.images.open_upload(ADA, 1)
     with pytest.raises(Conflict):
         repository.images.open_upload(ADA, 1)

@@ -134,7 +134,7 @@ def test_a_dry_run_neither_waits_for_writers_nor_writes(images: Images) -> None:
 
 
 def test_a_running_upload_keeps_what_it_was_told_of(images: Images) -> None:
-    push(images, ADA, noise(3 * BLOCK), name="old")
+    push(images, ADA, noise(3 * BLOCK), name="old", visibility="public")
     ((digest, piece),) = pieces(noise(3 * BLOCK))
     upload = images.open_upload(BOB, 10 * BLOCK).id
     assert images.missing_segments(BOB, upload, [digest]) == [False]

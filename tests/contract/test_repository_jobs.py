@@ -132,10 +132,10 @@ def test_what_no_live_node_offers_is_refused(repository: Repository) -> None:
 def test_inputs_are_checked_and_read_back(repository: Repository) -> None:
     data = b"x" * 1_000_000
     digest = digest_of(data)
-    assert not repository.has_blob(digest)
-    assert repository.put_blob(digest, io.BytesIO(data))
-    assert not repository.put_blob(digest, io.BytesIO(data))
-    assert repository.has_blob(digest)
+    assert not repository.has_blob("ada", digest)
+    assert repository.put_blob("ada", digest, io.BytesIO(data))
+    assert not repository.put_blob("ada", digest, io.BytesIO(data))
+    assert repository.has_blob("ada", digest)
     with pytest.raises(InvalidSpec) as caught:
         one(repository, inputs=[{"name": "a", "digest": digest, "size": 5}])
     assert caught.value.faults[0].code == "wrong_size"
@@ -150,17 +150,17 @@ def test_inputs_are_checked_and_read_back(repository: Repository) -> None:
     with pytest.raises(NotFound):
         repository.open_input(job.id, "d/b")
     with pytest.raises(DigestMismatch):
-        repository.put_blob(digest_of(b"other"), io.BytesIO(data))
-    assert not repository.has_blob(digest_of(b"other"))
+        repository.put_blob("ada", digest_of(b"other"), io.BytesIO(data))
+    assert not repository.has_blob("ada", digest_of(b"other"))
     with pytest.raises(InvalidRequest):
-        repository.has_blob("sha256:../../etc/passwd")
+        repository.has_blob("ada", "sha256:../../etc/passwd")
 
 
 def test_blobs_have_a_limit(config: Config, repository: Repository) -> None:
-    small = open_repository(config.model_copy(update={"max_disk": 1}), migrate=False)
+    small = open_repository(config.model_copy(update={"max_input_size": 1}), migrate=False)
     data = bytes(1024 * 1024 + 1)
     with pytest.raises(PayloadTooLarge):
-        small.put_blob(digest_of(data), io.BytesIO(data))
+        small.put_blob("ada", digest_of(data), io.BytesIO(data))
     small.close()
 
 

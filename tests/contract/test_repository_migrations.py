@@ -13,8 +13,9 @@ from sqlalchemy import MetaData, Table, inspect, select
 
 from repository.clusters.tables import ClusterRow, GuardRow, NodeShareRow
 from repository.database import Database
+from repository.images.tables import BlockRow, UploadRow
 from repository.migrations import alembic_config, upgrade
-from repository.models import Base, BuildRow
+from repository.models import Base, BlobOwnerRow, BuildRow
 from vmjobs.model import now
 
 pytestmark = pytest.mark.in_process
@@ -130,7 +131,7 @@ def test_machines_that_were_saved_stay_saved(empty_database: str) -> None:
 
 def _filled(table: Table, **values: object) -> dict[str, object]:
     """A row with something in each column."""
-    plain: dict[type, object] = {str: "", int: 0, bool: False, datetime: now()}
+    plain: dict[type, object] = {str: "", int: 0, float: 0.0, bool: False, datetime: now()}
     made = {c.name: plain.get(c.type.python_type, {}) for c in table.columns}
     return {**made, **values}
 
@@ -141,4 +142,38 @@ def test_down_to_nothing(empty_database: str) -> None:
     with database.engine.begin() as connection:
         command.downgrade(alembic_config(connection), "base")
     assert inspect(database.engine).get_table_names() == ["alembic_version"]
+    database.close()
+
+
+def test_owners_have_what_their_jobs_have(empty_database: str) -> None:
+    """Inputs and outputs stay their owners'; blocks stay known; running uploads begin anew."""
+    database = Database(empty_database)
+    names = ("submissions", "jobs", "attempts", "outputs", "segments", "blocks", "uploads")
+    (taken, made) = (f"sha256:{letter * 64}" for letter in "ab")
+    with database.engine.begin() as connection:
+        command.upgrade(alembic_config(connection), "0015")
+        tables = {name: Table(name, MetaData(), autoload_with=connection) for name in names}
+        spec = {"inputs": [{"name": "in", "digest": taken, "size": 7}]}
+        rows: dict[str, dict[str, object]] = {
+            "submissions": {"id": "a" * 32, "key": None, "owner": "ada", "spec": spec},
+            "jobs": {"id": "b" * 32, "array_id": "a" * 32, "owner": "ada"},
+            "attempts": {"id": "c" * 32, "job_id": "b" * 32},
+            "outputs": {"id": 1, "attempt_id": "c" * 32, "digest": made, "size": 9},
+            "segments": {"id": 5, "digest": b"s" * 32},
+            "blocks": {"digest": b"b" * 32, "segment": 5, "number": 3},
+            "uploads": {"id": "d" * 32, "owner": "ada"},
+        }
+        for name, values in rows.items():
+            connection.execute(tables[name].insert().values(_filled(tables[name], **values)))
+    upgrade(empty_database)
+    with database.read() as session:
+        found = {
+            (row.owner, row.digest, row.size, row.used) for row in session.scalars(select(BlobOwnerRow))
+        }
+        assert found == {("ada", taken, 7, True), ("ada", made, 9, True)}
+        assert all(row.touched.year >= 2024 for row in session.scalars(select(BlobOwnerRow)))
+        assert [(row.segment, row.number) for row in session.scalars(select(BlockRow))] == [(5, 3)]
+        assert session.scalars(select(UploadRow)).all() == []
+    with database.engine.begin() as connection:
+        command.downgrade(alembic_config(connection), "0015")
     database.close()

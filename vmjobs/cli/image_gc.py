@@ -34,6 +34,6 @@ def collect(local: bool, dry_run: bool, as_json: bool) -> None:
 
 def _sentence(report: GcReport, what: str) -> str:
     return (
-        f"{what}: {report.images} images, {report.uploads} uploads, "
+        f"{what}: {report.images} images, {report.uploads} uploads, {report.blobs} files, "
         f"{report.contents} contents, {report.segments} segments, {report.bytes / MIB:.1f} MiB"
     )

@@ -1,0 +1,145 @@
+"""Which owner has which blob: a digest alone gives no right to the bytes.
+
+Equal bytes are stored once, whoever sends them, but each owner has to send them, or to have them from
+an own job. The row that says so comes before the object, and an object is removed only where no row
+names it, with the lock held that new rows take: so no row comes to name what is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import BinaryIO, Final
+
+from sqlalchemy import ColumnElement, delete, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from repository.core import Core
+from repository.images.collecting import LISTED
+from repository.images.sql import alone, put
+from repository.models import BlobOwnerRow
+from repository.objects import ObjectInfo
+from vmjobs.model import MIB
+from vmjobs.model import now as utc_now
+from vmjobs.wire import GcReport
+
+#: A blob that its owner asks for is noted to be in demand, where that was not done for this part of
+#: the time for which it is kept.
+NOTED: Final = 10
+
+
+class Possession(Core):
+    """The part that knows whose blobs are whose."""
+
+    def put_blob(self, owner: str, digest: str, source: BinaryIO) -> bool:
+        """Store a blob; true if it is new to its owner, who is told nothing of what others have.
+
+        Raises:
+            DigestMismatch: the bytes are others; nothing is stored.
+            InvalidRequest: ``digest`` is none.
+            PayloadTooLarge: more than ``max_input_size`` MiB.
+            QuotaExceeded: beyond what the owner may keep.
+        """
+        new = not self.has_blob(owner, digest)
+        limit = self.config.max_input_size * MIB
+        self.blobs.put(
+            source,
+            digest=digest,
+            limit=limit,
+            admit=lambda found, size: self.possess(owner, found, size, limited=True),
+        )
+        return new
+
+    def has_blob(self, owner: str, digest: str) -> bool:
+        """Whether the owner has the blob, which then stays for a while.
+
+        Raises InvalidRequest where ``digest`` is none.
+        """
+        if self.blob_size(owner, digest) is None:
+            return False
+        patience = timedelta(seconds=self.config.upload_seconds)
+        mine = (BlobOwnerRow.owner == owner, BlobOwnerRow.digest == digest)
+        with self.database.read() as session:
+            touched = session.scalars(select(BlobOwnerRow.touched).where(*mine)).one_or_none()
+        if touched is not None and utc_now() - touched > patience / NOTED:
+            with self.database.write() as session:
+                session.execute(update(BlobOwnerRow).where(*mine).values(touched=utc_now()))
+        return touched is not None
+
+    def blob_size(self, owner: str, digest: str) -> int | None:
+        """Bytes of a blob; ``None`` if it is not here, or not the owner's.
+
+        Raises InvalidRequest where ``digest`` is none.
+        """
+        size = self.blobs.size(digest)
+        with self.database.read() as session:
+            return size if session.get(BlobOwnerRow, (owner, digest)) is not None else None
+
+    def possess(self, owner: str, digest: str, size: int, *, limited: bool) -> None:
+        """Note that an owner has these bytes, which are about to be stored.
+
+        limited: they must be within the quota.  Raises QuotaExceeded.
+        """
+        values = {"owner": owner, "digest": digest, "size": size, "used": False, "touched": utc_now()}
+        with self.database.write() as session:
+            _lock(session, digest)
+            if limited and session.get(BlobOwnerRow, (owner, digest)) is None:
+                self.images.check_quota(session, owner, size)
+            put(
+                session,
+                BlobOwnerRow,
+                values,
+                key=("owner", "digest"),
+                change=("touched",),
+                returning=(BlobOwnerRow.used,),
+            )
+
+    def collect(self, dry_run: bool = False) -> GcReport:
+        """Remove what no image, job or upload needs any more; see ``Images.collect``."""
+        report = self.images.collect(dry_run)
+        before = utc_now() - timedelta(seconds=self.config.upload_seconds)
+        if not dry_run:
+            with self.database.write() as session:
+                session.execute(delete(BlobOwnerRow).where(~_in_demand(before)))
+        gone = [
+            info for digest, info in self._unowned(before) if dry_run or self._remove_unowned(digest)
+        ]
+        size = report.bytes + sum(info.size for info in gone)
+        return report.model_copy(update={"blobs": len(gone), "bytes": size})
+
+    def _unowned(self, before: datetime) -> Iterator[tuple[str, ObjectInfo]]:
+        """Old blobs that no owner has used, or touched since ``before``."""
+        oldest = utc_now() - timedelta(seconds=self.images.orphan_seconds)
+        old = (found for found in self.blobs.stored() if found[1].modified < oldest)
+        while some := list(islice(old, LISTED)):
+            query = select(BlobOwnerRow.digest).where(
+                BlobOwnerRow.digest.in_([digest for digest, _ in some]), _in_demand(before)
+            )
+            with self.database.read() as session:
+                owned = set(session.scalars(query))
+            yield from (found for found in some if found[0] not in owned)
+
+    def _remove_unowned(self, digest: str) -> bool:
+        owners = select(func.count()).where(BlobOwnerRow.digest == digest)
+        with self.database.write() as session:
+            _lock(session, digest)
+            if session.scalar(owners):
+                return False
+            self.blobs.delete(digest)
+            return True
+
+
+def use_blobs(session: Session, owner: str, digests: Collection[str]) -> set[str]:
+    """Note that a job has these blobs of its owner, which stay from now on; those that are not his."""
+    mine = (BlobOwnerRow.owner == owner, BlobOwnerRow.digest.in_(sorted(digests)))
+    change = update(BlobOwnerRow).where(*mine).values(used=True, touched=utc_now())
+    return set(digests) - set(session.scalars(change.returning(BlobOwnerRow.digest)))
+
+
+def _in_demand(before: datetime) -> ColumnElement[bool]:
+    return or_(BlobOwnerRow.used, BlobOwnerRow.touched >= before)
+
+
+def _lock(session: Session, digest: str) -> None:
+    alone(session, f"blob {digest}")

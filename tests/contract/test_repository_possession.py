@@ -1,0 +1,230 @@
+"""Whose bytes are whose: a digest gives no right to them, and does not tell that they are here."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+import pytest
+from repository_images_kit import (
+    ADA,
+    BOB,
+    EVE,
+    MIB,
+    layout,
+    manifest_of,
+    noise,
+    packed,
+    pieces,
+    push,
+    read,
+    send,
+)
+from repository_kit import bring, claim, one
+
+from images.content import BLOCK, SEGMENT, block_digests
+from repository.images import Images, Viewer
+from repository.service import Repository
+from vmjobs.errors import InvalidSpec, MissingBlocks, NotFound, QuotaExceeded
+from vmjobs.model import JobState
+from vmjobs.wire import Publication
+
+DISK = noise(SEGMENT + 5 * BLOCK)
+SECRET = b"the password is wombat"
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def put(repository: Repository, owner: str, data: bytes) -> bool:
+    return repository.put_blob(owner, digest_of(data), io.BytesIO(data))
+
+
+def with_input(repository: Repository, owner: str, data: bytes) -> str:
+    """Submit a job with this input, of which the owner tells the digest alone."""
+    file = {"name": "in", "digest": digest_of(data), "size": len(data)}
+    return one(repository, owner, inputs=[file]).id
+
+
+def impatient(repository: Repository, **settings: object) -> Repository:
+    """The same repository, which keeps nothing that is not in use."""
+    config = repository.config.model_copy(update={"upload_seconds": 0, **settings})
+    images = Images(repository.database, repository.objects, config, orphan_seconds=0)
+    parts = (repository.database, repository.blobs, repository.streams, images, config)
+    return Repository(*parts, repository.objects)
+
+
+def begin(repository: Repository, viewer: Viewer) -> str:
+    return repository.images.open_upload(viewer, 64 * MIB).id
+
+
+# ----------------------------------------------------------------- inputs
+
+
+def test_the_digest_of_anothers_input_is_of_no_use(repository: Repository) -> None:
+    assert put(repository, "ada", SECRET)
+    with_input(repository, "ada", SECRET)
+    assert not repository.has_blob("eve", digest_of(SECRET))
+    with pytest.raises(InvalidSpec) as of_anothers:
+        with_input(repository, "eve", SECRET)
+    with pytest.raises(InvalidSpec) as of_nobodys:
+        with_input(repository, "eve", b"what is not here")
+    (one_fault,), (other,) = of_anothers.value.faults, of_nobodys.value.faults
+    assert one_fault.code == other.code == "missing_blob"
+    known, unknown = digest_of(SECRET), digest_of(b"what is not here")
+    assert one_fault.message.replace(known, "") == other.message.replace(unknown, "")
+
+
+def test_who_sends_the_bytes_has_them(repository: Repository) -> None:
+    put(repository, "ada", SECRET)
+    assert put(repository, "bob", SECRET)  # new to him: he is not told whether it was here
+    assert not put(repository, "bob", SECRET)
+    job = with_input(repository, "bob", SECRET)
+    with repository.open_input(job, "in", "bob") as reader:
+        assert reader.read_all() == SECRET
+    assert len([found for found, _ in repository.blobs.stored() if found == digest_of(SECRET)]) == 1
+
+
+def test_what_a_job_delivered_may_be_the_next_ones_input(repository: Repository) -> None:
+    job = one(repository, "ada", outputs=["*"]).id
+    attempt = claim(repository, job)
+    bring(repository, job, attempt, JobState.RUNNING)
+    repository.put_output(job, attempt, "found", io.BytesIO(SECRET), len(SECRET))
+    impatient(repository).collect()
+    with_input(repository, "ada", SECRET)
+    with pytest.raises(InvalidSpec):
+        with_input(repository, "eve", SECRET)
+
+
+def test_what_no_job_uses_goes(repository: Repository) -> None:
+    put(repository, "ada", SECRET)
+    put(repository, "bob", SECRET)
+    put(repository, "ada", b"never used")
+    repository.collect()
+    assert repository.has_blob("ada", digest_of(b"never used"))
+    job = with_input(repository, "ada", SECRET)
+    assert impatient(repository).collect(dry_run=True).blobs == 1
+    report = impatient(repository).collect()
+    assert (report.blobs, report.bytes) == (1, len(b"never used"))
+    assert not repository.has_blob("ada", digest_of(b"never used"))
+    assert repository.blobs.size(digest_of(b"never used")) is None
+    assert not repository.has_blob("bob", digest_of(SECRET))
+    with repository.open_input(job, "in") as reader:
+        assert reader.read_all() == SECRET
+    assert put(repository, "ada", b"never used")
+
+
+def test_what_no_job_uses_counts(repository: Repository) -> None:
+    tight = impatient(repository, image_quota=1, upload_seconds=3600)
+    put(tight, "ada", noise(MIB - 10))
+    with pytest.raises(QuotaExceeded, match="1 MiB"):
+        put(tight, "ada", SECRET)
+    assert tight.blobs.size(digest_of(SECRET)) is None
+    put(tight, "bob", SECRET)
+    with_input(tight, "ada", noise(MIB - 10))
+    put(tight, "ada", SECRET)
+
+
+def test_a_blob_whose_upload_was_killed_is_sent_again(repository: Repository) -> None:
+    repository.possess("ada", digest_of(SECRET), len(SECRET), limited=True)
+    assert not repository.has_blob("ada", digest_of(SECRET))
+    assert put(repository, "ada", SECRET)
+    assert repository.has_blob("ada", digest_of(SECRET))
+
+
+# ----------------------------------------------------------------- images
+
+
+def test_the_segments_and_blocks_of_a_private_image_are_missing_for_others(
+    repository: Repository,
+) -> None:
+    images = repository.images
+    push(images, ADA, DISK, name="secret")
+    upload = begin(repository, EVE)
+    segments = [digest for digest, _ in pieces(DISK)]
+    assert images.missing_segments(EVE, upload, segments) == [True, True]
+    blocks = block_digests(memoryview(DISK[:SEGMENT]))
+    assert all(images.missing_blocks(EVE, upload, blocks))
+    mine = begin(repository, ADA)
+    assert images.missing_segments(ADA, mine, segments) == [False, False]
+    assert not any(images.missing_blocks(ADA, mine, blocks))
+
+
+def test_an_image_cannot_be_made_of_digests(repository: Repository) -> None:
+    """Neither of the content's, nor of its segments', nor of their blocks'."""
+    images = repository.images
+    push(images, ADA, DISK, name="secret")
+    parts, upload = layout(DISK), begin(repository, EVE)
+    with pytest.raises(MissingBlocks, match="2 of the 2 segments"):
+        images.put_content(EVE, upload, parts.digest, parts.to_bytes())
+    for digest, piece in pieces(DISK):
+        count = -(-len(piece) // BLOCK)
+        with pytest.raises(MissingBlocks, match=f"{count} of the {count} blocks"):
+            images.put_segment(EVE, upload, digest, packed(piece, list(range(count))))
+    with pytest.raises(MissingBlocks):
+        images.publish(EVE, Publication(manifest=manifest_of(parts), upload=upload))
+    assert images.upload(EVE, upload).received == 0
+
+
+def test_who_sends_all_is_told_nothing_and_stores_nothing_twice(repository: Repository) -> None:
+    images = repository.images
+    private = push(images, ADA, DISK, name="secret")
+    before = len(list(images.objects.keys("segments")))
+    upload = begin(repository, BOB)
+    for digest, piece in pieces(DISK):
+        assert images.put_segment(BOB, upload, digest, packed(piece))
+    assert images.upload(BOB, upload).received == private.stored
+    parts = send(images, BOB, upload, DISK)
+    made = images.publish(BOB, Publication(manifest=manifest_of(parts), upload=upload))
+    assert read(images, BOB, made) == DISK
+    assert len(list(images.objects.keys("segments"))) == before
+
+
+def test_what_was_shared_need_not_be_sent(repository: Repository) -> None:
+    images = repository.images
+    push(images, ADA, DISK, name="ours", shares=[{"kind": "user", "name": "bob"}])
+    changed = bytearray(DISK)
+    changed[BLOCK : 2 * BLOCK] = noise(BLOCK, 9)
+    (first, _), (second, _) = pieces(bytes(changed))
+    upload = begin(repository, BOB)
+    assert images.missing_segments(BOB, upload, [first, second]) == [True, False]
+    blocks = block_digests(memoryview(bytes(changed[:SEGMENT])))
+    assert images.missing_blocks(BOB, upload, blocks).count(True) == 1
+
+
+def test_blocks_that_others_have_too_are_found_among_ones_own(repository: Repository) -> None:
+    """The second push of a changed image sends what changed, also where others had its blocks first."""
+    images = repository.images
+    push(images, EVE, DISK, name="hers")
+    push(images, ADA, DISK[:SEGMENT], name="mine")
+    changed = bytearray(DISK[:SEGMENT])
+    changed[7 * BLOCK : 8 * BLOCK] = noise(BLOCK, 3)
+    ((digest, piece),) = pieces(bytes(changed))
+    upload = begin(repository, ADA)
+    flags = images.missing_blocks(ADA, upload, block_digests(memoryview(piece)))
+    assert [n for n, missing in enumerate(flags) if missing] == [7]
+    body = packed(piece, [n for n, missing in enumerate(flags) if not missing])
+    assert images.put_segment(ADA, upload, digest, body)
+
+
+def test_a_jobs_token_may_use_its_image_alone(repository: Repository) -> None:
+    images = repository.images
+    push(images, ADA, DISK, name="secret")
+    booted = push(images, ADA, noise(SEGMENT, 5), name="booted")
+    job = Viewer("ada", image=booted.digest, job="c" * 32)
+    upload = begin(repository, job)
+    (secret, _), *_ = pieces(DISK)
+    ((own, _),) = pieces(noise(SEGMENT, 5))
+    assert images.missing_segments(job, upload, [secret, own]) == [True, False]
+
+
+def test_images_that_may_be_read(repository: Repository) -> None:
+    images = repository.images
+    private = push(images, ADA, DISK, name="secret").digest
+    public = images.resolve(EVE, "hep")
+    asked = [private, public, "sha256:" + "0" * 64]
+    assert images.readable(EVE, asked) == {public}
+    assert images.readable(ADA, asked) == {private, public}
+    with pytest.raises(NotFound):
+        images.detail(EVE, private)
