@@ -341,6 +341,9 @@ def test_prefetch_reaches_the_nodes_of_a_site(site: Site, image: str) -> None:
     assert announce("wn1", "desy") == [image]
     assert announce("wn3", "cern") == []
     assert announce("wn1", "desy", image) == []
+    for user, readable in ((ada, [image]), (site.user("bob"), [])):
+        assert user("GET", "/v1/nodes").get_json()["nodes"][0]["images"] == readable
+        assert user("GET", "/v1/nodes/wn1").get_json()["images"] == readable
     assert ada("POST", path, json={"site": "desy"}).get_json() == {"wanted": ["wn2"], "cached": ["wn1"]}
     assert ada("POST", path, json={"nodes": ["wn3"]}).get_json()["wanted"] == ["wn2", "wn3"]
     ada.problem(404, "POST", path, json={"site": "nowhere"})
@@ -439,6 +442,6 @@ def test_garbage_is_collected_by_admins(site: Site, image: str) -> None:
     root = site.admin()
     assert root("POST", "/v1/gc?dry_run=true").status_code == 200
     report = root("POST", "/v1/gc").get_json()
-    assert set(report) == {"images", "contents", "segments", "bytes", "uploads"}
+    assert set(report) == {"images", "contents", "segments", "bytes", "uploads", "blobs"}
     root.problem(422, "POST", "/v1/gc?dry_run=perhaps")
     assert site.user()("GET", f"/v1/images/{site.image}").status_code == 200
