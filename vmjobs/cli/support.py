@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vmjobs.config import Config, load
-from vmjobs.errors import Unauthenticated
+from vmjobs.errors import Unauthenticated, reason_of
 from vmjobs.terminal import printable
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def read_token(path: Path) -> str:
         return path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Unauthenticated(
-            f"cannot read a token from {path}: {error}",
+            f"cannot read a token from {path}: {reason_of(error)}",
             hint="set VMJOBS_TOKEN_FILE to a file with your token",
         ) from error
 

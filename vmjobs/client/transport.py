@@ -250,7 +250,7 @@ class Transport:
         return Unavailable(
             "api",
             f"cannot reach the API at {self._base}: {_cause(error)}",
-            hint="is 'vmjobs serve' running there, and is api_url right?",
+            hint="check the setting api_url and the network; else ask those who run the service",
         )
 
     def download(
