@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
-from vmjobs.errors import BuildError, Fault, InvalidRequest, NotFound
+from vmjobs.errors import BuildError, Fault, InvalidRequest, NotFound, reason_of
 from vmjobs.model import Frozen, faults_of
 
 _PACKAGE: Final = r"^[a-z0-9][a-z0-9+.-]{1,99}$"
@@ -275,4 +275,4 @@ def _read_file(path: Path) -> Layer:
     except FileNotFoundError as error:
         raise NotFound(f"there is no recipe file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise BuildError(f"cannot read {path}: {error}") from error
+        raise BuildError(f"cannot read {path}: {reason_of(error)}") from error

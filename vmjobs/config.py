@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from vmjobs.errors import ConfigError, Fault
+from vmjobs.errors import ConfigError, Fault, reason_of
 from vmjobs.model import HypervisorKind, faults_of
 from vmjobs.storage import parse_storage_url
 
@@ -352,6 +352,6 @@ def _from_file(path: Path, *, required: bool) -> dict[str, Any]:
             return {}
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        message = f"cannot read {path}: {error}"
+        message = f"cannot read {path}: {reason_of(error)}"
         hint = f"mend it, or name another file with {PREFIX}CONFIG"
         raise ConfigError(message, hint=hint, faults=[Fault("", "unreadable", message)]) from error

@@ -54,6 +54,13 @@ class Fault:
     message: str
 
 
+def reason_of(error: Exception) -> str:
+    """Why something failed, for a sentence: the system's words without its error number."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)
+
+
 class VMJobsError(Exception):
     """Base of all errors vmjobs raises on purpose.
 

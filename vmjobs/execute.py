@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TypeVar
 
 from vmjobs.agent import protocol
-from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError
+from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError, reason_of
 from vmjobs.model import GIVEN_BACK, JobState, ReasonCode
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def insist(
         except NotNow as refusal:
             why = f"the agent at {path} does not run the job now: {refusal}"
         except OSError as error:
-            why = f"no agent at {path}: {error}"
+            why = f"no agent at {path}: {reason_of(error)}"
         if time.monotonic() > give_up:
             raise Unavailable("agent", why)
         log.warning("%s; asking again in %.1f s", why, pause)

@@ -774,6 +774,15 @@ def advance(old: JobState, new: JobState, *, job_id: str = "") -> JobState:
 MAX_FAULTS: Final = 1000
 
 
+#: In place of messages that show a regular expression, or speak of fields and inputs.
+_PLAIN: Final = {
+    "string_pattern_mismatch": "is not written as it has to be",
+    "missing": "is missing",
+    "extra_forbidden": "is not known here",
+}
+_SHOULD: Final = re.compile(r"^[A-Z][a-z]+ should ")
+
+
 def faults_of(error: ValidationError, prefix: str = "") -> list[Fault]:
     """Pydantic's findings as ours: one fault a field, none lost; or their number where it is absurd."""
     if (count := error.error_count()) > MAX_FAULTS:
@@ -782,9 +791,15 @@ def faults_of(error: ValidationError, prefix: str = "") -> list[Fault]:
     found = []
     for item in error.errors(include_url=False, include_context=False):
         where = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        found.append(Fault(f"{prefix}{where}", item["type"], message))
+        found.append(Fault(f"{prefix}{where}", item["type"], _sentence(item["type"], item["msg"])))
     return found
+
+
+def _sentence(kind: str, message: str) -> str:
+    """Pydantic's message in words that need no knowledge of our types and expressions."""
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    return _SHOULD.sub("must ", message.removeprefix("Value error, "), count=1)
 
 
 def parse_spec(data: Any) -> JobSpec:

@@ -114,8 +114,8 @@ NO_FIELD = "there is no such field"
 @pytest.mark.parametrize(
     ("lines", "fault"),
     [
-        ("cpus: two\n", "5:1: cpus: Input should be a valid integer"),
-        ("cpus: true\n", "5:1: cpus: Input should be a valid integer"),
+        ("cpus: two\n", "5:1: cpus: must be a valid integer"),
+        ("cpus: true\n", "5:1: cpus: must be a valid integer"),
         ("cpus: 2\ncpus: 3\n", "6:1: cpus: is on line 5 as well"),
         (
             "limits:\n  cpu_procent: 5\n",
@@ -162,7 +162,7 @@ def test_a_file_that_cannot_be_read_is_one_fault_among_others() -> None:
     assert [f.fault.message for f in found] == [
         "cannot be read: No such file or directory",
         "cannot be read: Is a directory",
-        "cpus: Input should be greater than or equal to 1",
+        "cpus: must be greater than or equal to 1",
     ]
 
 
@@ -216,5 +216,5 @@ def test_findings_are_plain_for_programs() -> None:
         "column": 1,
         "field": "cpus",
         "code": "greater_than_equal",
-        "message": "Input should be greater than or equal to 1",
+        "message": "must be greater than or equal to 1",
     }

@@ -88,6 +88,35 @@ def test_a_script_may_have_an_option_json(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err.startswith("vmjobs: cannot read /nowhere")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["run", "--image", "own", "/nowhere"], "cannot read /nowhere: No such file or directory"),
+        (["job", "list"], "cannot read a token from token: No such file or directory"),
+        (["run", "--image", "Own Image"], "  image: is not written as it has to be"),
+        (["run", "--image", "own", "--cpus", "0"], "  cpus: must be greater than or equal to 1"),
+        (["run", "--image", "own", "--output", "a", "--output", "../b"], "  outputs, number 2: "),
+    ],
+)
+def test_an_error_says_what_is_wrong_and_where_in_words(
+    arguments: list[str],
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", "token")
+    config.cache_clear()
+    with pytest.raises(SystemExit):
+        main(arguments)
+    config.cache_clear()
+    said = capsys.readouterr().err
+    assert line in said
+    for internal in ("Errno", "should", "pattern", "outputs.1", "^"):
+        assert internal not in said
+
+
 def test_an_error_shows_words_and_obeys_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

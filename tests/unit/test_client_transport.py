@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -124,6 +125,16 @@ def test_passing_failures_are_tried_again(server: Scripted, method: str, status:
     assert http(server).call(method, "/x", body=b"abc").status_code == 200
     assert len(server.seen) == 3
     assert {call.headers["Authorization"] for call in server.seen} == {"Bearer secret"}
+
+
+def test_a_call_that_is_tried_again_for_long_is_told_once(server: Scripted) -> None:
+    server.script = fails_until(30, 503)
+    told: list[str] = []
+    retries = replace(QUICK, on_wait=lambda error, _left: told.append(error.code), quiet=0.1)
+    assert http(server, retries).call("GET", "/x").status_code == 200
+    assert told == ["UNAVAILABLE"]
+    http(server, retries).call("GET", "/x")
+    assert told == ["UNAVAILABLE"]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 500, 501])

@@ -61,10 +61,10 @@ def test_what_was_read_can_be_written_and_read_again() -> None:
 @pytest.mark.parametrize(
     ("data", "field", "words"),
     [
-        (plain(gateway="Tier3"), "gateway", "pattern"),
-        (plain(name="x"), "name", "not permitted"),
-        (plain(domain="tier3"), "domain", "pattern"),
-        (plain(domain=f"{'a' * 64}.org"), "domain", "pattern"),
+        (plain(gateway="Tier3"), "gateway", "is not written as"),
+        (plain(name="x"), "name", "is not known here"),
+        (plain(domain="tier3"), "domain", "is not written as"),
+        (plain(domain=f"{'a' * 64}.org"), "domain", "is not written as"),
         (plain(network="10.77.0.1/24"), "network", "network"),
         (plain(network="172.16.0.0/12"), "network", "between 16 and 29 bits"),
         (plain(network="10.0.2.0/24"), "network", "must not overlap 10.0.2.0/24"),
@@ -73,9 +73,9 @@ def test_what_was_read_can_be_written_and_read_again() -> None:
         (plain(machines={}), "machines", "at least 1"),
         (plain(machines=["ce"]), "machines.0", "dictionary"),
         (plain(machines={"ce": 1}), "machines.ce", "dictionary"),
-        (plain(machines={"Ce": plain()["machines"]["ce"]}), "machines.Ce", "pattern"),
+        (plain(machines={"Ce": plain()["machines"]["ce"]}), "machines.Ce", "is not written as"),
         (machine(role="proxy"), "machines.ce.role", "'computing-element'"),
-        (machine(image=""), "machines.ce.image", "pattern"),
+        (machine(image=""), "machines.ce.image", "is not written as"),
         (
             plain(machines={"a": {"role": "worker", "address": "10.77.0.9"}}),
             "machines.a.image",
@@ -93,8 +93,8 @@ def test_what_was_read_can_be_written_and_read_again() -> None:
         (machine(cpus=4), "machines.ce.cpus", "a machine of uml has 1 processor, and 4 are asked for"),
         (machine(disk=0), "machines.ce.disk", "64"),
         (machine(hypervisor="xen"), "machines.ce.hypervisor", "uml"),
-        (machine(colour="red"), "machines.ce.colour", "not permitted"),
-        (machine(name="ce"), "machines.ce.name", "not permitted"),
+        (machine(colour="red"), "machines.ce.colour", "is not known here"),
+        (machine(name="ce"), "machines.ce.name", "is not known here"),
         ("tier3", "", "dictionary"),
     ],
 )

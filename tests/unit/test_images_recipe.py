@@ -80,7 +80,7 @@ def test_layers_with_too_much_together_are_refused() -> None:
         recipe.parse(GOOD).model_copy(update={"name": name, "probe": f"# {name}"})
         for name in (f"l{n}" for n in range(recipe.MAX_PROBES + 1))
     ]
-    with pytest.raises(InvalidRequest, match="probes: Tuple should have at most 50 items"):
+    with pytest.raises(InvalidRequest, match="probes: must have at most 50 items"):
         recipe.compose(layers)
 
 

@@ -55,6 +55,7 @@ from vmjobs.errors import (
     NotFound,
     Unavailable,
     VMJobsError,
+    reason_of,
 )
 from vmjobs.hypervisor.base import BootImage, Ending, Hypervisor, ProbeResult
 from vmjobs.model import (
@@ -509,4 +510,4 @@ def _verdict_of(error: VMJobsError) -> Verdict:
 
 def _node_failed(error: OSError) -> Verdict:
     unfit = is_of_the_node(error)
-    return failed(ReasonCode.NODE_FAILED, f"the node failed: {error}", unfit=unfit).verdict
+    return failed(ReasonCode.NODE_FAILED, f"the node failed: {reason_of(error)}", unfit=unfit).verdict

@@ -16,6 +16,7 @@ from vmjobs.errors import (
     Unauthenticated,
     Unavailable,
     VMJobsError,
+    reason_of,
 )
 from vmjobs.hypervisor.base import Ending
 from vmjobs.model import (
@@ -103,7 +104,9 @@ def comes_of(error: BaseException | None, numbers: frozenset[int]) -> bool:
 
 def without_image(error: Exception) -> Ended:
     """The end of a run whose image could not be had, or not all of it."""
-    message = error.message if isinstance(error, VMJobsError) else f"the node failed: {error}"
+    message = (
+        error.message if isinstance(error, VMJobsError) else f"the node failed: {reason_of(error)}"
+    )
     if isinstance(error, DigestMismatch | ImageRejected):
         return failed(ReasonCode.IMAGE_REJECTED, message)
     if isinstance(error, NotFound | Unavailable):

@@ -18,7 +18,7 @@ from vmjobs.cli.doctor_condor import findings_of_condor
 from vmjobs.cli.finding import Finding, Role
 from vmjobs.cli.support import config, echo, json_option, print_json, print_table, read_token
 from vmjobs.config import Config
-from vmjobs.errors import Forbidden, NotFound, VMJobsError
+from vmjobs.errors import Forbidden, NotFound, VMJobsError, reason_of
 from vmjobs.hypervisor import confined, firmware, in_place_of_qemu
 from vmjobs.hypervisor import sandbox as isolation
 
@@ -76,7 +76,7 @@ def _tried(what: str, look: Callable[[], Iterable[Finding]], role: Role | None =
         for finding in look():
             found.append(finding)  # noqa: PERF402 - what was found before it fails counts
     except Exception as error:
-        why = error.message if isinstance(error, VMJobsError) else f"{error}"
+        why = error.message if isinstance(error, VMJobsError) else reason_of(error)
         found.append(Finding(what, False, f"this could not be checked: {why}", "this report", role))
     return found
 

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.progress import Progress, TextColumn
 
 from vmjobs.cli.progress import byte_bars
-from vmjobs.cli.support import config, echo, read_token
+from vmjobs.cli.support import config, echo, read_token, tell_wait
 from vmjobs.errors import InvalidRequest
 from vmjobs.model import ImageRef
 from vmjobs.wire import ImageDetail
@@ -33,10 +33,12 @@ def repository() -> Images:
     Raises:
         Unauthenticated: there is no token file.
     """
-    from vmjobs.client.images import Images  # noqa: PLC0415 - only what needs the network pays
+    # Only what needs the network pays.
+    from vmjobs.client.images import TRANSFER_RETRIES, Images  # noqa: PLC0415
 
     settings = config()
-    return Images(settings.api_url, read_token(settings.token_file))
+    retries = replace(TRANSFER_RETRIES, on_wait=tell_wait)
+    return Images(settings.api_url, read_token(settings.token_file), retries=retries)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ a server, and ``vmjobs --help`` is quick.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from itertools import takewhile
 from typing import Any, Final
@@ -131,10 +132,21 @@ def main(arguments: list[str] | None = None) -> Any:
 
 def _tell(error: VMJobsError) -> None:
     lines = [f"vmjobs: {error.message} [{error.code}]"]
-    lines += [f"  {fault.field or 'request'}: {fault.message}" for fault in error.faults]
+    lines += [f"  {_place(fault.field)}: {fault.message}" for fault in error.faults]
     if error.hint:
         lines.append(f"  hint: {error.hint}")
     _print(lines)
+
+
+def _place(field: str) -> str:
+    """Where a fault is, in words: ``spec.inputs.0.name`` is the name of the first of the inputs."""
+    if not field:
+        return "request"
+    return re.sub(
+        r"\.([0-9]{1,9})(\.|$)",
+        lambda found: f", number {int(found[1]) + 1}" + (", " if found[2] else ""),
+        field.removeprefix("spec."),
+    )
 
 
 def _print(lines: list[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from vmjobs.errors import Fault, InvalidSpec
+from vmjobs.errors import Fault, InvalidSpec, reason_of
 from vmjobs.model import HypervisorKind, InputFile, JobSpec, NetworkMode, Strategy, parse_spec
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -176,7 +176,7 @@ def _read_text(path: Path, field: str) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = f"cannot read {path}: {error}"
+        why = f"cannot read {path}: {reason_of(error)}"
         raise InvalidSpec(why, faults=[Fault(field, "unreadable", why)]) from error
 
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vmjobs.config import Config, load
-from vmjobs.errors import Unauthenticated
+from vmjobs.errors import Unauthenticated, VMJobsError, reason_of
 from vmjobs.terminal import printable
 
 if TYPE_CHECKING:
@@ -49,10 +49,17 @@ def client() -> Client:
     Raises:
         Unauthenticated: there is no token file.
     """
-    from vmjobs.client import Client  # noqa: PLC0415 - only commands that need the network pay
+    # Only commands that need the network pay.
+    from vmjobs.client import Client, Retries  # noqa: PLC0415
 
     settings = config()
-    return Client(settings.api_url, read_token(settings.token_file))
+    token = read_token(settings.token_file)
+    return Client(settings.api_url, token, retries=Retries(on_wait=tell_wait))
+
+
+def tell_wait(error: VMJobsError, seconds: float) -> None:
+    """Say why a command seems to do nothing."""
+    echo(f"vmjobs: {error.message}; trying again for up to {seconds:.0f} s", err=True)
 
 
 def read_token(path: Path) -> str:
@@ -61,7 +68,7 @@ def read_token(path: Path) -> str:
         return path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Unauthenticated(
-            f"cannot read a token from {path}: {error}",
+            f"cannot read a token from {path}: {reason_of(error)}",
             hint="set VMJOBS_TOKEN_FILE to a file with your token",
         ) from error
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from vmjobs import __version__
 from vmjobs.client.faults import error_from
-from vmjobs.errors import ConfigError, DigestMismatch, Unauthenticated, Unavailable
+from vmjobs.errors import ConfigError, DigestMismatch, Unauthenticated, Unavailable, VMJobsError
 from vmjobs.ports import Progress
 
 PIECE: Final = 256 * 1024
@@ -36,6 +36,8 @@ class Retries:
     deadline: for a call with all of its tries; a transfer gets it anew whenever bytes have moved.
     first, ceiling: the pauses between tries grow from one to the other.
     connect, read: how long one try may wait for a connection, and for a sign of life on it.
+    on_wait: called once in a call that has been tried for ``quiet`` seconds, with why it fails and for
+        how long it will be tried.
     """
 
     deadline: float = 15.0
@@ -43,6 +45,8 @@ class Retries:
     ceiling: float = 5.0
     connect: float = 5.0
     read: float = 60.0
+    on_wait: Callable[[VMJobsError, float], object] | None = None
+    quiet: float = 2.0
 
     def pause(self, tries: int) -> float:
         """Before try number ``tries`` + 1: exponential, and random so that clients spread."""
@@ -200,15 +204,16 @@ class Transport:
         if isinstance(body, Upload):
             again = again and body.repeatable
         ask = _Request(method, path, body, params or {}, headers or {}, stream)
-        end = time.monotonic() + min(self._retries.deadline, deadline)
-        tries = 0
+        begin = time.monotonic()
+        end = begin + min(self._retries.deadline, deadline)
+        tries, told = 0, False
         while True:
             tries += 1
             wish = 0.0
             try:
                 response = self._once(ask, end)
             except requests.RequestException as error:
-                failure: Exception = self._unreachable(error)
+                failure: VMJobsError = self._unreachable(error)
                 if isinstance(error, ValueError):  # the request itself, or a proxy's URL, is bad
                     raise failure from error
             else:
@@ -222,6 +227,10 @@ class Transport:
             wait = max(wish, self._retries.pause(tries))
             if not again or time.monotonic() + wait > end:
                 raise failure
+            present = time.monotonic()
+            if self._retries.on_wait and not told and present + wait - begin > self._retries.quiet:
+                told = True
+                self._retries.on_wait(failure, end - present)
             self.pause(wait)
 
     def _once(self, ask: _Request, end: float) -> requests.Response:
@@ -250,7 +259,7 @@ class Transport:
         return Unavailable(
             "api",
             f"cannot reach the API at {self._base}: {_cause(error)}",
-            hint="is 'vmjobs serve' running there, and is api_url right?",
+            hint="check the setting api_url and the network; else ask those who run the service",
         )
 
     def download(
