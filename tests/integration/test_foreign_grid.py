@@ -208,6 +208,7 @@ def test_an_image_is_there_before_the_job_where_it_was_asked_for(grid: Grid, tmp
     assert vmjobs("image", "rm", "foreign-early").code == 0
 
 
+@pytest.mark.disruptive  # jobs of other tests may fill the node that has the image
 def test_a_job_goes_where_its_image_is(grid: Grid, tmp_path: Path) -> None:
     """Though HTCondor by itself fills the fullest node first."""
     has, fuller = (f"{node}.grid" for node in NODES)
