@@ -38,11 +38,11 @@ class Possession(Core):
         Raises:
             DigestMismatch: the bytes are others; nothing is stored.
             InvalidRequest: ``digest`` is none.
-            PayloadTooLarge: more than ``max_input_size`` MiB.
+            PayloadTooLarge: more than ``max_input_size`` MiB, or than a job may have of disk.
             QuotaExceeded: beyond what the owner may keep.
         """
         new = not self.has_blob(owner, digest)
-        limit = self.config.max_input_size * MIB
+        limit = min(self.config.max_input_size, self.config.max_disk) * MIB
         self.blobs.put(
             source,
             digest=digest,
