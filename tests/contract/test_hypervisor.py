@@ -167,6 +167,21 @@ def test_destroy_ends_a_busy_guest_for_good(bench: Bench) -> None:
     bench.driver.destroy(machine.name)
 
 
+@pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
+def test_a_machine_that_lost_the_process_for_its_disks_has_ended(bench: Bench) -> None:
+    machine = bench.machine("count")
+    bench.driver.start(machine)
+    wait_until(lambda: "count=1" in said(machine.console), BOOT, "the guest counts")
+    listed = subprocess.check_output(["pgrep", "-f", f"umid={machine.name} "], text=True).split()
+    os.kill(max(int(pid) for pid in listed if procs.is_traced(int(pid)) is False), signal.SIGKILL)
+    began = time.monotonic()
+    wait_until(
+        lambda: bench.driver.wait(machine.name, 0.1) is MachineState.GONE, BOOT, "its end is noticed"
+    )
+    assert time.monotonic() - began < 2
+    assert bench.driver.ending(machine.name) is Ending.KILLED
+
+
 def test_what_never_was_is_gone(bench: Bench) -> None:
     name = "vmjobs-test-never-was"
     assert bench.driver.state(name) is MachineState.GONE

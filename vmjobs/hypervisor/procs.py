@@ -109,6 +109,19 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def is_traced(pid: int) -> bool | None:
+    """Whether another process traces this one (proc(5), ``TracerPid``); None: it has ended.
+
+    Raises as :func:`scan`.
+    """
+    with _Looking():
+        status = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        )
+        return None if status["State"][0] in "ZX" else status["TracerPid"] != "0"
+    return None
+
+
 def birth_of(pid: int, proc: Path = Path("/proc")) -> int:
     """When a process began, in ticks since the node did (proc(5), ``starttime``); 0: there is none.
 

@@ -10,10 +10,12 @@ reads its own command line, and learns nothing there of how the node is laid out
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -36,6 +38,8 @@ from vmjobs.hypervisor.usage import Meter, family
 from vmjobs.model import HypervisorKind
 from vmjobs.subprocess import run
 
+log = logging.getLogger(__name__)
+
 _Processes = list[procs.Process]
 _Pids = list[int]
 _Kernels = dict[str, tuple[Detached, Path]]
@@ -45,6 +49,8 @@ _UMID = re.compile(r"umid=([\w.-]+)")
 ANSWER_SECONDS = 5.0
 #: Seconds that a kernel which has ended may take to have an exit status.
 ENDING_SECONDS = 5.0
+#: Seconds that a kernel may be without the process for its disks: as long as it takes to end.
+HALVED_SECONDS = 0.4
 #: Seconds that a killed process may take to end.
 KILL_SECONDS = 30.0
 
@@ -75,6 +81,7 @@ class UserModeLinux:
         self._kill_seconds = kill_seconds
         self._mains: dict[str, int] = {}
         self._kernels: _Kernels = {}
+        self._halved: dict[str, tuple[float, bool]] = {}
         self._lock = threading.Lock()
         self._holder = Holder(self.kind, throttles_disks=False, one_processor=True)
         self._meter = Meter(netproc.leading)
@@ -155,6 +162,7 @@ class UserModeLinux:
         self._meter.forget(name)
         with self._lock:
             self._mains.pop(name, None)
+            self._halved.pop(name, None)
             kernel = self._kernels.pop(name, None)
         if kernel is not None:
             kernel[0].close()
@@ -207,6 +215,7 @@ class UserModeLinux:
         """See :meth:`Hypervisor.wait`."""
         main = self._main(name)
         if main is not None:
+            self._end_what_is_halved(main, name)
             procs.wait_gone(main.pid, lambda: self._main(name) is not None, timeout)
         return self.state(name)
 
@@ -300,9 +309,32 @@ class UserModeLinux:
         inner = sandbox.innermost(main)
         return next((process for process in inner if f"umid={name}" in process.argv), None)
 
+    def _end_what_is_halved(self, main: procs.Process, name: str) -> None:
+        """Kill a kernel that lost the process for its disks: the guest would wait for ever."""
+        looked, was_halved = self._halved.get(name, (0.0, False))
+        now = time.monotonic()
+        if now < looked + HALVED_SECONDS:
+            return
+        kernel = self._kernel_of(main, name)
+        halved = kernel is not None and _is_halved(kernel.pid)
+        self._halved[name] = now, halved
+        if kernel is not None and halved and was_halved:
+            log.warning("%s has lost the process that reads and writes its disks", name)
+            _signal(kernel.pid, signal.SIGKILL)
+
     def _version(self) -> str:
         told = run([self._program, "--version"], timeout=10, error=HypervisorError)
         return f"UML {told.text.strip()}"
+
+
+def _is_halved(kernel: int) -> bool:
+    """Whether there are processes of the guest's, and no process for its disks.
+
+    Both are the kernel's children. It traces the guest's (Linux, ``arch/um/os-Linux/skas/process.c``),
+    and starts the other one before any of them (``arch/um/drivers/ubd_kern.c``).
+    """
+    traced = [procs.is_traced(child) for child in procs.children(kernel)]
+    return True in traced and False not in traced
 
 
 def _signal(pid: int, which: signal.Signals) -> None:
