@@ -34,6 +34,8 @@ PAUSES = (1, 2, 4, 8, 0)
 DRAIN_SECONDS = 2.0
 FLUSH_SECONDS = 120.0
 F_SETPIPE_SZ = 1031
+#: e2fsck(8): up to here it has mended all that was wrong.
+MENDED = 3
 PREFIXES = ("vd", "ubd", "xvd", "sd")
 
 
@@ -142,6 +144,30 @@ def make_scratch(device: Path) -> None:
     HOME.mkdir(parents=True, exist_ok=True)
     if succeeds("mkfs.ext4", "-q", "-F", "-m", "0", str(device)):
         succeeds("mount", "-o", "noatime", str(device), str(HOME))
+    have_places()
+
+
+def keep_scratch(device: Path) -> None:
+    """Have the job on the disk that an earlier VM left, with what is there but for its script's files.
+
+    The host has made the file system. It is mended as far as that is safe, and never made anew.
+    """
+    HOME.mkdir(parents=True, exist_ok=True)
+    try:
+        damage = subprocess.call(("e2fsck", "-p", str(device)), stdin=subprocess.DEVNULL) > MENDED
+    except OSError:
+        damage = False  # the image has no e2fsck: the kernel decides
+    if damage or not succeeds("mount", "-o", "noatime", str(device), str(HOME)):
+        raise Failure(
+            "the kept disk cannot be mounted, and stays as it is: mend it on its node by e2fsck, "
+            "or restore it from a backup"
+        )
+    succeeds("rm", "-rf", *(str(HOME / name) for name in ("script", "work", "home", "tmp")))
+    have_places()
+
+
+def have_places() -> None:
+    """Have the directories of the job and of its user."""
     for name in ("work", "home", "tmp"):
         (HOME / name).mkdir(exist_ok=True)
     (HOME / "tmp").chmod(0o1777)
@@ -363,7 +389,7 @@ def main() -> None:
         job = json.loads(described.read().decode() if described else "{}")
         if job.get("contract") != 1:
             raise Failure("this kit speaks version 1 of the guest contract, the host another")
-        make_scratch(scratch_disk)
+        (keep_scratch if job.get("keep") else make_scratch)(scratch_disk)
         unpack(tar)
     host, online = Host(job["endpoint"], job["token"]), bool(job["endpoint"])
     mark = f"vmjobs:{job['sentinel']}:"

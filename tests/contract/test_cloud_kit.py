@@ -8,7 +8,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,22 @@ def test_with_a_network(guest: Guest, by_disk: bool) -> None:
         f"vmjobs:abc:{word}" for word in ("ready", "collecting code=7", "exit code=7")
     ]
     assert guest.link.beating
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_kept_disk_is_never_formatted(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    briefing = replace(guest.briefing("go", online=True), keep=keep)
+    write_job_disk(guest.place / "job.disk", briefing, guest.place / "inputs")
+    scratch = guest.place / "scratch.disk"
+    scratch.write_bytes(b"no file system at all" * 1000)
+    ran: list[str] = []
+    monkeypatch.setattr(cloud_kit, "succeeds", lambda *argv: bool(ran.append(argv[0])))
+    with pytest.raises(cloud_kit.Failure, match="stays as it is") if keep else nullcontext():
+        cloud_kit.main()
+    assert ("mkfs.ext4" in ran) is not keep
+    assert scratch.read_bytes() == b"no file system at all" * 1000
 
 
 def test_what_is_neither_taken_nor_refused_is_told(
