@@ -12,7 +12,7 @@ from typing import Any
 
 from flask import Flask
 from flask.testing import FlaskClient
-from repository_kit import migrated_sqlite, push_library
+from repository_kit import prepare_library, push_library
 from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.test import TestResponse
 
@@ -135,11 +135,12 @@ def report_of(state: JobState, **more: Any) -> dict[str, Any]:
 def make_site(directory: Path, *, minter: Minter | None = None, **settings: Any) -> Site:
     """A site whose library has one image, ``tiny:latest``."""
     config = Config(data_dir=directory, **settings)
-    database = directory / "vmjobs.db"
-    if not (config.database_url or database.exists()):
-        migrated_sqlite(database)
-    repository = open_repository(config)
-    image = push_library(repository.images, "tiny", ROOT_DISK)
+    if config.database_url or config.storage_url or (directory / "vmjobs.db").exists():
+        repository = open_repository(config)
+        image = push_library(repository.images, "tiny", ROOT_DISK)
+    else:
+        image = prepare_library(directory, "tiny", ROOT_DISK)
+        repository = open_repository(config, migrate=False)
     queue = Queue()
     issuer = Issuer(directory / "keys" / "issuer.pem", config.issuer)
     app = create_app(config, repository, dispatcher=queue, issuer=issuer, minter=minter)

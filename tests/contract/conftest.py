@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from repository_kit import migrated_sqlite, push_library
+from repository_kit import migrated_sqlite, prepare_library, push_library
 
 from repository.migrations import upgrade
 from repository.service import Repository, open_repository
@@ -143,7 +143,10 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
 @pytest.fixture
 def repository(config: Config) -> Iterator[Repository]:
     """A repository on either database; its library has one image, ``hep``."""
+    if config.database_url.startswith("sqlite"):
+        prepare_library(config.data_dir)
     opened = open_repository(config, migrate=False)
-    push_library(opened.images)
+    if not config.database_url.startswith("sqlite"):
+        push_library(opened.images)
     yield opened
     opened.close()

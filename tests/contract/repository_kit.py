@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from images.segment import pack
 from repository.dispatch import Dispatch
 from repository.images import LIBRARY, Images, Viewer
 from repository.migrations import upgrade
-from repository.service import Repository
+from repository.service import Repository, open_repository
+from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import (
     AttemptClaim,
@@ -92,6 +95,27 @@ def push_library(images: Images, name: str = "hep", data: bytes = b"a very small
     wish = {"namespace": LIBRARY, "name": name, "visibility": "public"}
     # With a kernel of its own every hypervisor can boot it; with such a guest machines can be saved.
     return push(images, ADMIN, data, b"a kernel", {"guest": {"contract": 2}}, **wish)
+
+
+def prepare_library(
+    directory: Path, name: str = "hep", data: bytes = b"a very small disk"
+) -> ImageDetail:
+    """Write what a data directory holds whose library has an image: a database and objects.
+
+    They are copied: to push the image takes longer than many a test.
+    """
+    folder, image = _library(name, data)
+    shutil.copytree(folder.name, directory, dirs_exist_ok=True)
+    return image
+
+
+@cache
+def _library(name: str, data: bytes) -> tuple[tempfile.TemporaryDirectory[str], ImageDetail]:
+    folder = tempfile.TemporaryDirectory()  # for as long as this process lives
+    place = Path(folder.name)
+    url = migrated_sqlite(place / "vmjobs.db")
+    with closing(open_repository(Config(data_dir=place, database_url=url), migrate=False)) as opened:
+        return folder, push_library(opened.images, name, data)
 
 
 class Ledger:
