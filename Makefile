@@ -72,8 +72,7 @@ lint: setup
 	@shellcheck -x condor/gateway/*.sh tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 
 check: lint
-	@$(BIN)/pytest -q -n 2 tests/unit -m 'not slow'
-	@$(BIN)/pytest -q -n 2 tests/contract -m 'quick and not slow and not soak'
+	@$(BIN)/pytest -q -n 3 tests/contract tests/unit -m quick
 
 test: setup
 	@deploy/test.sh

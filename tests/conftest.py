@@ -36,13 +36,15 @@ def _no_settings_from_outside(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the rows that are for the soak. A flaky test may fail, and is listed with its reason.
+    """Mark unit tests quick and rows of the soak. A flaky test may fail, and is listed with its reason.
 
     Raises:
         UsageError: a flaky test says no reason and date, or there are too many.
     """
     flaky = []
     for item in items:
+        if "unit" in item.path.parts and not item.get_closest_marker("slow"):
+            item.add_marker("quick")
         rows = {row for mark in item.iter_markers("soak_for") for row in mark.args}
         if rows and rows & set(re.split(r"[\[\]-]", item.name)):
             item.add_marker("soak")

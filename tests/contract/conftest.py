@@ -30,7 +30,7 @@ _guarded: list[str] = []
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what ``make check`` runs: tests in one process, but for their rows that need a server."""
     for item in items:
-        if item.get_closest_marker("starts_processes"):
+        if any(map(item.get_closest_marker, ("starts_processes", "slow", "soak"))):
             continue
         if item.get_closest_marker("in_process") and isinstance(item, pytest.Function):
             rows = item.callspec.params.values() if hasattr(item, "callspec") else ()
