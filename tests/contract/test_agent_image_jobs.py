@@ -278,7 +278,8 @@ def test_how_jobs_end(
     status = ended.verdict.exit
     assert (status.code if status else None) == exit_code
     assert ended.verdict.state is (S.COMPLETED if code is C.SUCCEEDED else S.FAILED)
-    assert b"Linux version" in ended.console
+    cut_short = code in {C.TIMED_OUT, C.BOOT_TIMED_OUT}  # on a busy host before the kernel's first line
+    assert ended.console if cut_short else b"Linux version" in ended.console
 
 
 @pytest.mark.parametrize(
