@@ -7,9 +7,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-import pytest
-
-from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, formatted_disk, write_job_disk
+from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk
 from vmjobs.model import InputFile, JobSpec, JobTicket
 
 NASTY = 'it\'s $HOME `id` "x"\n\\end'
@@ -64,16 +62,3 @@ def test_blank_disks_take_no_room(tmp_path: Path) -> None:
     found = (tmp_path / "disk").stat()
     assert found.st_size == 11 * BLOCK
     assert found.st_blocks == 0
-
-
-def test_a_disk_with_a_file_system_takes_no_room_and_no_rights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As an ordinary user, who has no directories for system programs among those for programs."""
-    monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin")
-    disk = tmp_path / "scratch.disk"
-    formatted_disk(disk, 64 * BLOCK)
-    assert disk.stat().st_size == 64 * BLOCK
-    assert disk.stat().st_blocks * 512 < BLOCK
-    assert disk.read_bytes()[1080:1082] == b"\x53\xef", "the magic number of ext4's superblock"
-    assert list(tmp_path.iterdir()) == [disk]

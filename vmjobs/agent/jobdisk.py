@@ -13,19 +13,13 @@ import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
-from vmjobs.durable import sync_directory
-from vmjobs.errors import HypervisorError
 from vmjobs.model import JobTicket
-from vmjobs.subprocess import run
 
 CONTRACT_VERSION = 1
 #: Disks are a whole number of these, which every hypervisor accepts.
 BLOCK = 1024 * 1024
-#: Features of ext4 that kernels before 5.15, or their tools, do not know.
-_TOO_NEW: Final = "^metadata_csum_seed,^orphan_file"
-_FORMAT_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -66,28 +60,6 @@ def blank_disk(path: Path, size: int) -> None:
     """Make a blank, sparse disk of at least ``size`` bytes."""
     with path.open("xb") as file:
         file.truncate(-(-size // BLOCK) * BLOCK)
-
-
-def formatted_disk(path: Path, size: int) -> None:
-    """Make a sparse disk of at least ``size`` bytes with an empty ext4 file system.
-
-    It is whole or not there, whenever this process dies: what a disk of this name holds is never
-    formatted again.
-
-    Raises:
-        HypervisorError: mke2fs is not installed, or fails.
-    """
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    blank_disk(fresh, size)
-    options = ["-q", "-F", "-t", "ext4", "-O", _TOO_NEW, "-m", "0"]
-    # Nothing has to be written where a sparse file has zeros.
-    extended = ["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0"]
-    run(["mke2fs", *options, *extended, fresh], timeout=_FORMAT_SECONDS, error=HypervisorError)
-    with fresh.open("rb") as file:
-        os.fsync(file.fileno())
-    fresh.rename(path)
-    sync_directory(path.parent)
 
 
 def _description(briefing: Briefing) -> Iterable[tuple[str, str]]:

@@ -23,8 +23,8 @@ from typing import IO
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from vmjobs.agent.jobdisk import formatted_disk
 from vmjobs.agent.journal import write_durably
+from vmjobs.agent.members import kept_disks
 from vmjobs.agent.members.journal import RECORD, MemberJournal
 from vmjobs.agent.members.record import Record
 from vmjobs.cluster.member import Goal, MemberCode, Phase
@@ -39,7 +39,7 @@ from vmjobs.paths import below
 
 BOOT_SECONDS = 300
 DRAIN_SECONDS = 120
-ROOT_DISK, DATA_DISK = "root.overlay", "scratch.disk"
+ROOT_DISK, DATA_DISK = kept_disks.ROOT, kept_disks.SCRATCH
 
 _NAMES: TypeAdapter[set[str]] = TypeAdapter(set[str])
 
@@ -112,7 +112,7 @@ class GatewayPlace:
         journal.write(
             Record(order=order_of(installed, machine, Goal.STOP), phase=Phase.GONE, since=0.0)
         )
-        formatted_disk(member.keep_disks() / DATA_DISK, machine.disk * MIB)
+        kept_disks.make(member.kept, member_of(machine.name), machine.disk * MIB)
 
     def remove(self, machine: str) -> None:
         """Have nothing of a machine left that is not running; repeating it is no error."""

@@ -62,7 +62,7 @@ class MemberPlace:
         #: The present machine's disks, and what else goes with it.
         self.machine = directory / MACHINE
         self.record = directory / RECORD
-        #: Disks that outlive machines, where the member's do.
+        #: Disks that outlive machines, where the member's do (:mod:`vmjobs.agent.members.kept_disks`).
         self.kept = directory / KEPT
 
     def console(self, incarnation: int) -> Path:
@@ -87,11 +87,6 @@ class MemberPlace:
             (self.directory / name).unlink(missing_ok=True)
         if self.machine.exists():
             shutil.rmtree(self.machine)
-
-    def keep_disks(self) -> Path:
-        """The directory of disks that outlive machines."""
-        self.kept.mkdir(mode=0o700, exist_ok=True)
-        return self.kept
 
     def begin(self, incarnation: int) -> None:
         """Make room for a new machine; of the consoles the last one before stays."""

@@ -20,10 +20,10 @@ from vmjobs.agent.jobdisk import (
     BLOCK,
     Briefing,
     blank_disk,
-    formatted_disk,
     write_job_disk,
     write_job_tar,
 )
+from vmjobs.agent.members import kept_disks
 from vmjobs.agent.members.journal import MemberPlace
 from vmjobs.agent.members.parts import MemberParts, limits_of, ticket_of
 from vmjobs.agent.members.plan import ended
@@ -162,7 +162,7 @@ class MemberMachine:
                 console=place.console(self.incarnation),
                 workdir=place.machine / "vm",
                 network=Network(self.order.network, place.endpoint, {DOOR_PORT: place.door}),
-                overlay=place.kept / "root.overlay" if self._persistent else None,
+                overlay=place.kept / kept_disks.ROOT if self._persistent else None,
                 limits=limits_of(self.order),
                 links=self.parts.links(self.order),
             )
@@ -262,7 +262,7 @@ class MemberMachine:
         return self.order.lifecycle is Lifecycle.PERSISTENT
 
     def _scratch(self, place: MemberPlace) -> Path:
-        return (place.kept if self._persistent else place.machine) / "scratch.disk"
+        return (place.kept if self._persistent else place.machine) / kept_disks.SCRATCH
 
     def _check(self) -> None:
         if self.unwanted.is_set():
@@ -284,12 +284,11 @@ class MemberMachine:
         with (folder / "job.tar").open("xb") as sink:
             write_job_tar(sink, ticket, inputs)
         shutil.rmtree(inputs)
-        scratch = self._scratch(place)
         if not self._persistent:
-            blank_disk(scratch, order.disk * MIB)
-        elif not scratch.exists():
-            place.keep_disks()
-            formatted_disk(scratch, order.disk * MIB)
+            blank_disk(self._scratch(place), order.disk * MIB)
+        else:
+            kept_disks.make(place.kept, order.id, order.disk * MIB)
+            kept_disks.check(place.kept, order.id)
         blank_disk(folder / "output.disk", BLOCK)
         return ticket
 

@@ -1,0 +1,102 @@
+"""Disks that outlive VMs: made once and whole, and never replaced."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vmjobs.agent.jobdisk import BLOCK
+from vmjobs.agent.members import kept_disks
+from vmjobs.errors import HypervisorError
+
+SIZE = 64 * BLOCK
+OWNER, ANOTHER = "0" * 32, "1" * 32
+
+
+@pytest.fixture
+def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Made by an ordinary user, who has no directories for system programs among those for programs."""
+    monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin")
+    kept_disks.make(tmp_path / "disks", OWNER, SIZE)
+    return tmp_path / "disks"
+
+
+def test_an_empty_disk_takes_no_room_and_is_sound(disks: Path) -> None:
+    disk = disks / kept_disks.SCRATCH
+    assert disk.stat().st_size == SIZE
+    assert disk.stat().st_blocks * 512 < BLOCK
+    subprocess.run(["/sbin/e2fsck", "-fn", disk], check=True, capture_output=True)
+    kept_disks.check(disks, OWNER)
+    assert list(disks.parent.iterdir()) == [disks]
+
+
+def _unlink(disk: Path) -> None:
+    disk.unlink()
+
+
+def _cut_short(disk: Path) -> None:
+    os.truncate(disk, SIZE - BLOCK)
+
+
+def _replace(disk: Path) -> None:
+    kept_disks.make(disk.parents[1] / "others", ANOTHER, SIZE)
+    (disk.parents[1] / "others" / kept_disks.SCRATCH).replace(disk)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [(_unlink, "is missing"), (_cut_short, "was cut short"), (_replace, "is another VM's")],
+)
+def test_a_disk_that_is_not_the_one_is_left_alone(
+    disks: Path, fault: Callable[[Path], None], message: str
+) -> None:
+    disk = disks / kept_disks.SCRATCH
+    fault(disk)
+    before = disk.read_bytes() if disk.exists() else None
+    kept_disks.make(disks, OWNER, SIZE)
+    with pytest.raises(HypervisorError, match=f"{message}.*restore it from a backup, or remove"):
+        kept_disks.check(disks, OWNER)
+    assert (disk.read_bytes() if disk.exists() else None) == before
+
+
+def test_a_disk_that_was_not_made_here_is_for_the_guest_to_judge(disks: Path) -> None:
+    disk = disks / kept_disks.SCRATCH
+    for uuid in ("random", "clear"):
+        subprocess.run(["/sbin/tune2fs", "-U", uuid, disk], check=True, capture_output=True)
+        kept_disks.check(disks, OWNER)
+    disk.write_bytes(b"swap, perhaps")
+    kept_disks.check(disks, OWNER)
+
+
+def test_a_disk_on_a_file_system_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "disks").symlink_to("large/disks")
+    kept_disks.make(tmp_path / "disks", OWNER, SIZE)
+    with pytest.raises(HypervisorError, match="is missing"):
+        kept_disks.check(tmp_path / "disks", OWNER)
+    assert [path.name for path in tmp_path.iterdir()] == ["disks"]
+
+
+@pytest.mark.parametrize("step", ["blank_disk", "run", "sync_directory"])
+def test_a_disk_is_whole_or_not_there_whenever_the_agent_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    do = getattr(kept_disks, step)
+
+    def die_after(*args: object, **named: object) -> None:
+        do(*args, **named)
+        raise Killed
+
+    with monkeypatch.context() as dying, pytest.raises(Killed):
+        dying.setattr(kept_disks, step, die_after)
+        kept_disks.make(tmp_path / "disks", OWNER, SIZE)
+    assert not (tmp_path / "disks").exists()
+    kept_disks.make(tmp_path / "disks", OWNER, SIZE)
+    kept_disks.check(tmp_path / "disks", OWNER)
+    assert [path.name for path in tmp_path.iterdir()] == ["disks"]

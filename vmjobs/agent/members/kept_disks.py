@@ -1,0 +1,109 @@
+"""The disks that outlive the VMs of one cluster member, or of one machine of a gateway.
+
+Their directory appears whole, with a formatted scratch disk, and what is in it is never formatted
+again. A ``kill -9`` before that leaves a directory of another name, which is made anew. So a scratch
+disk that is missing later is lost, and is never silently replaced by an empty one.
+
+Superblock: Linux ``Documentation/filesystems/ext4/super.rst``. UUID: RFC 9562, section 5.8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from vmjobs.agent.jobdisk import blank_disk
+from vmjobs.durable import sync_directory
+from vmjobs.errors import HypervisorError
+from vmjobs.subprocess import run
+
+#: The scratch disk, and what the VM has written to its root file system.
+SCRATCH: Final = "scratch.disk"
+ROOT: Final = "root.overlay"
+
+#: Features of ext4 that kernels before 5.15, or their tools, do not know.
+_TOO_NEW: Final = "^metadata_csum_seed,^orphan_file"
+_FORMAT_SECONDS: Final = 60.0
+_SUPERBLOCK_AT, _SUPERBLOCK_SIZE = 1024, 1024
+_MAGIC, _64BIT = b"\x53\xef", 0x80
+#: The first six bytes of the UUIDs of our file systems.
+_OURS: Final = b"vmjobs"
+
+
+def make(directory: Path, owner: str, size: int) -> None:
+    """Make the directory with an empty ext4 scratch disk in it, unless it is there.
+
+    Args:
+        owner: the id of whom the disks belong to.
+        size: bytes that the scratch disk has at least.
+
+    Raises:
+        HypervisorError: mke2fs is not installed, or fails.
+    """
+    if os.path.lexists(directory):  # perhaps a link to another disk, which is not mounted now
+        return
+    fresh = directory.with_name(f"{directory.name}.new")
+    if fresh.exists():
+        shutil.rmtree(fresh)
+    fresh.mkdir(mode=0o700)
+    disk = fresh / SCRATCH
+    blank_disk(disk, size)
+    options = ["-q", "-F", "-t", "ext4", "-O", _TOO_NEW, "-m", "0", "-U", str(_uuid(owner))]
+    # Nothing has to be written where a sparse file has zeros.
+    extended = ["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0"]
+    run(["mke2fs", *options, *extended, disk], timeout=_FORMAT_SECONDS, error=HypervisorError)
+    with disk.open("rb") as file:
+        os.fsync(file.fileno())
+    sync_directory(fresh)
+    fresh.rename(directory)
+    sync_directory(directory.parent)
+
+
+def check(directory: Path, owner: str) -> None:
+    """Refuse a scratch disk that is lost, cut short, or another VM's. Nothing is written.
+
+    A file system that was not made here (by an earlier release, or by the guest's administrator) is for
+    the guest to judge.
+
+    Raises:
+        HypervisorError: what is wrong with it, and what to do.
+    """
+    disk = directory / SCRATCH
+    remedy = f"restore it from a backup, or remove {directory} to begin with an empty one"
+    try:
+        with disk.open("rb") as file:
+            actual = os.fstat(file.fileno()).st_size
+            file.seek(_SUPERBLOCK_AT)
+            superblock = file.read(_SUPERBLOCK_SIZE)
+    except FileNotFoundError:
+        raise HypervisorError(f"the kept disk {disk} is missing: {remedy}") from None
+    if len(superblock) < _SUPERBLOCK_SIZE or superblock[0x38:0x3A] != _MAGIC:
+        return
+    uuid = superblock[0x68:0x78]
+    if uuid.startswith(_OURS) and uuid != _uuid(owner).bytes:
+        raise HypervisorError(f"the kept disk {disk} is another VM's: {remedy}")
+    if actual < (expected := _file_system_size(superblock)):
+        raise HypervisorError(
+            f"the kept disk {disk} was cut short to {actual} of {expected} bytes: {remedy}"
+        )
+
+
+def _file_system_size(superblock: bytes) -> int:
+    low, shift, features, high = (
+        int.from_bytes(superblock[at : at + 4], "little") for at in (0x4, 0x18, 0x60, 0x150)
+    )
+    if not features & _64BIT:
+        high = 0
+    return (high << 32 | low) << (10 + min(shift, 6))
+
+
+def _uuid(owner: str) -> UUID:
+    """The UUID of an owner's file system: version 8, of our own making."""
+    value = bytearray(_OURS + hashlib.sha256(owner.encode()).digest()[:10])
+    value[6] = value[6] & 0x0F | 0x80
+    value[8] = value[8] & 0x3F | 0x80
+    return UUID(bytes=bytes(value))
