@@ -30,6 +30,7 @@ from api.session_link import Sessions
 from api.share_watch import ShareWatch
 from api.tokens import Issuer
 from repository.service import Repository
+from repository.tokens import TokenGate, TokenRegister
 from vmjobs.config import Config
 from vmjobs.ports import Minter
 
@@ -79,7 +80,10 @@ def create_app(
     shares = ShareWatch(repository.clusters.revisions, waiters)
     logins = Sessions(config.data_dir / "run", waiters)
     images_of = repository.images
-    parts = Services(config, repository, images_of, dispatcher, issuer, shares, logins, minter, known)
+    gate = TokenGate(TokenRegister(repository.database))
+    parts = Services(
+        config, repository, images_of, dispatcher, issuer, shares, logins, gate, minter, known
+    )
     attach(app, parts)
     converters.install(app)
     problems.install(app)

@@ -17,7 +17,7 @@ from werkzeug.wrappers import Response
 
 from api.problems import BrokenBody, MalformedBody, UnsupportedMediaType
 from api.services import Services, services
-from api.tokens import InsufficientScope, Principal, Scope, bearer
+from api.tokens import InsufficientScope, Principal, Scope
 from vmjobs.errors import Fault, Forbidden, InvalidRequest, PayloadTooLarge
 from vmjobs.model import faults_of
 
@@ -151,7 +151,7 @@ def authorize(access: Access, job_id: str | None) -> Principal:
         Unauthenticated: no token, or no valid one.
         Forbidden: a valid token of too narrow a scope.
     """
-    principal = services().issuer.verify(bearer(request.headers.get("Authorization")))
+    principal = services().principal(request.headers.get("Authorization"))
     require(access, principal, job_id)
     return principal
 

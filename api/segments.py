@@ -16,7 +16,6 @@ from api.images import viewer_of
 from api.operation import Access, require
 from api.ranges import KERNEL_COPIES, OCTETS, ObjectSource, choose, headers_of
 from api.services import Services
-from api.tokens import bearer
 from vmjobs.wire import Visibility
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class ShortWay:
     def _answer(
         self, environ: WSGIEnvironment, start: StartResponse, digest: str, segment: str
     ) -> Iterable[bytes] | None:
-        principal = self._parts.issuer.verify(bearer(environ.get("HTTP_AUTHORIZATION")))
+        principal = self._parts.principal(environ.get("HTTP_AUTHORIZATION"))
         require(self._access, principal)
         if principal.job_id is not None:
             return None  # whose job may have ended

@@ -10,9 +10,10 @@ from flask import Flask, current_app
 
 from api.session_link import Sessions
 from api.share_watch import ShareWatch
-from api.tokens import Issuer
+from api.tokens import Issuer, Principal, bearer
 from repository.images import Images
 from repository.service import Repository
+from repository.tokens import TokenGate
 from vmjobs.config import Config
 from vmjobs.ports import Minter
 
@@ -43,8 +44,7 @@ class Services:
     """The collaborators that :func:`api.app.create_app` was given.
 
     shares: where requests wait for changes of a node's share. sessions: of who is logged in to a
-    machine. minter: None: no tokens for pools are
-    made here.
+    machine. gate: refuses revoked tokens. minter: None: no tokens for pools are made here.
     """
 
     config: Config
@@ -54,8 +54,21 @@ class Services:
     issuer: Issuer
     shares: ShareWatch
     sessions: Sessions
+    gate: TokenGate
     minter: Minter | None = None
     checks: Mapping[str, HealthCheck] = field(default_factory=dict)
+
+    def principal(self, authorization: str | None) -> Principal:
+        """Who sent this ``Authorization`` header.
+
+        Raises:
+            Unauthenticated: no token, or no valid one.
+            Unavailable: whether it was revoked cannot be known.
+        """
+        found = self.issuer.verify(bearer(authorization))
+        if found.job_id is None:
+            self.gate.admit(found.record)
+        return found
 
 
 def attach(app: Flask, parts: Services) -> None:

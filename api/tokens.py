@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from repository.tokens import TokenRecord
 from vmjobs.errors import ConfigError, Forbidden, Unauthenticated
 
 AUDIENCE: Final = "vmjobs"
@@ -60,16 +62,35 @@ USER_SCOPES: Final = frozenset(Scope) - {Scope.NODE, Scope.WAKE, Scope.ADMIN}
 #: The WLCG profile's claim for what a person belongs to.
 GROUPS: Final = "wlcg.groups"
 MAX_GROUPS: Final = 100
+MAX_ID: Final = 255
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks. ``job_id`` is set for a token that is good for one job only."""
+    """Who asks. ``job_id`` is set for a token that is good for one job only.
+
+    issued, expires: seconds since 1970.
+    """
 
     subject: str
     scopes: frozenset[Scope]
     job_id: str | None = None
     groups: frozenset[str] = frozenset()
+    token_id: str = ""
+    issued: float = 0.0
+    expires: float = 0.0
+
+    @property
+    def record(self) -> TokenRecord:
+        """What is to be known of the token."""
+        kinds = {Scope.NODE: "node", Scope.WAKE: "rooster", Scope.ADMIN: "admin"}
+        return TokenRecord(
+            id=self.token_id,
+            kind=next((kind for scope, kind in kinds.items() if scope in self.scopes), "user"),
+            subject=self.subject,
+            issued=datetime.fromtimestamp(self.issued, UTC),
+            expires=datetime.fromtimestamp(self.expires, UTC),
+        )
 
 
 class MissingToken(Unauthenticated):
@@ -230,7 +251,7 @@ class Issuer:
             raise Unauthenticated(f"the token is not signed with {ALGORITHM}")
 
     def _check_times(self, claims: dict[str, Any]) -> None:
-        moments = [claims["exp"], claims.get("nbf", 0)]
+        moments = [claims["exp"], claims["iat"], claims.get("nbf", 0)]
         if not all(isinstance(m, int | float) and not isinstance(m, bool) for m in moments):
             raise _malformed()
         present = self._clock()
@@ -252,12 +273,16 @@ def _principal(claims: dict[str, Any]) -> Principal:
     subject, granted = claims["sub"], claims.get("scope", "")
     if not (isinstance(subject, str) and subject and isinstance(granted, str)):
         raise _malformed()
+    if not (isinstance(token_id := claims["jti"], str) and 0 < len(token_id) <= MAX_ID):
+        raise _malformed()
     words = granted.split()
     known = frozenset(Scope(word) for word in words if word in frozenset(Scope))
     jobs = [word.removeprefix(JOB_SCOPE) for word in words if word.startswith(JOB_SCOPE)]
     if len(jobs) > 1:
         raise _malformed()
-    return Principal(subject, known, jobs[0] if jobs else None, _groups(claims.get(GROUPS, [])))
+    groups = _groups(claims.get(GROUPS, []))
+    job = jobs[0] if jobs else None
+    return Principal(subject, known, job, groups, token_id, claims["iat"], claims["exp"])
 
 
 def _groups(value: Any) -> frozenset[str]:

@@ -96,7 +96,7 @@ up() {
     docker exec -u vmjobs "$(container submit)" /usr/share/vmjobs/grid/standby
     (
         umask 077
-        docker exec "$(container api)" vmjobs token user "$(id -un)" >"$state/token"
+        docker exec "$(container api)" vmjobs token create user "$(id -un)" >"$state/token"
     )
     cat >"$state/env" <<END
 export VMJOBS_API_URL=http://127.0.0.1:$VMJOBS_API_PORT
@@ -134,7 +134,7 @@ push_all() {
 administrate() {
     (
         umask 077
-        docker exec "$(container api)" vmjobs token user operator --admin >"$state/admin-token"
+        docker exec "$(container api)" vmjobs token create user operator --admin >"$state/admin-token"
     )
 }
 

@@ -221,6 +221,19 @@ class NodeRow(Base):
     description: Mapped[dict[str, Any]]
 
 
+class TokenRow(Base):
+    """A token for the API: see :class:`repository.tokens.TokenRecord`."""
+
+    __tablename__ = "api_tokens"
+
+    id: Mapped[str] = mapped_column(String(255), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    subject: Mapped[str] = mapped_column(String(255), index=True)
+    issued: Mapped[datetime]
+    expires: Mapped[datetime] = mapped_column(index=True)
+    revoked: Mapped[datetime | None]
+
+
 class BuildRow(Base):
     """An image that a builder makes.
 

@@ -274,6 +274,7 @@ def test_the_answer_does_not_grow_with_jobs_nor_the_number_of_questions(
 
     world.apply(size=2)
     world.bring_up()
+    scrape(scraper)  # its token is noted once
     event.listen(repository.database.engine, "before_cursor_execute", note)
     sizes = []
     for _ in range(2):

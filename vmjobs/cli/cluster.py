@@ -33,5 +33,5 @@ def cluster() -> None:
     """Operate virtual clusters: machines that stay, and are workers of an HTCondor pool.
 
     FILE has declarations in YAML or JSON; - is standard input. To change clusters takes a token of
-    `vmjobs token user NAME --admin`.
+    `vmjobs token create user NAME --admin`.
     """

@@ -25,7 +25,7 @@ def wake() -> None:
     """Have a machine in the cluster of the machine ad on standard input, where it has none.
 
     condor_rooster calls this for machines that are switched off and that a job would run on. It takes a
-    token of `vmjobs token rooster POOL`, or an operator's. Nothing changes where the cluster has
+    token of `vmjobs token create rooster POOL`, or an operator's. Nothing changes where the cluster has
     machines already, or is to have none.
     """
     name = cluster_of(sys.stdin.buffer)

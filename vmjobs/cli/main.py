@@ -28,7 +28,7 @@ COMMANDS = {
     "cluster": ("vmjobs.cli.cluster", "cluster", "Operate virtual clusters."),
     "gateway": ("vmjobs.cli.gateway", "gateway", "Run a grid gateway on this machine."),
     "node": ("vmjobs.cli.node", "node", "Look at execute nodes."),
-    "token": ("vmjobs.cli.token", "token", "Make bearer tokens (on the API's host)."),
+    "token": ("vmjobs.cli.token", "token", "Make, list and revoke bearer tokens (on the API's host)."),
     "run": ("vmjobs.cli.run", "run", "Run a script in a VM on this machine."),
     "agent": ("vmjobs.cli.agent", "agent", "Run jobs for HTCondor on this node."),
     "exec": ("vmjobs.cli.exec", "exec_job", "Run one job through this node's agent."),

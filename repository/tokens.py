@@ -1,0 +1,151 @@
+"""Which API tokens there are, and which of them were revoked before their time.
+
+A token is noted when it is made, or else when it is used first: one may be made while there is no
+database yet. Tokens of single jobs are not noted: they end with their jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import delete, select
+
+from repository.database import Database
+from repository.ids import full_id
+from repository.images.sql import add_missing
+from repository.models import TokenRow
+from vmjobs.errors import NotFound, Unauthenticated, Unavailable
+from vmjobs.model import Frozen
+from vmjobs.model import now as utc_now
+
+log = logging.getLogger(__name__)
+
+#: Seconds after which every process of the service knows that a token was revoked.
+REFRESH_SECONDS: Final = 10.0
+#: How long expired tokens are still listed.
+KEPT: Final = timedelta(days=30)
+#: Tokens that a process remembers to have noted.
+REMEMBERED: Final = 65536
+
+
+class TokenRecord(Frozen):
+    """What is known of a token, which itself is kept nowhere.
+
+    id: its ``jti``. kind: ``user``, ``admin``, ``node`` or ``rooster``. subject: whom it speaks for.
+    """
+
+    id: str
+    kind: str
+    subject: str
+    issued: datetime
+    expires: datetime
+    revoked: datetime | None = None
+
+
+class TokenRegister:
+    """The tokens in one database.  All methods raise Unavailable("database")."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def note(self, token: TokenRecord) -> None:
+        """Remember a token; repeating it changes nothing. Those long expired are forgotten."""
+        with self._database.write() as session:
+            session.execute(delete(TokenRow).where(TokenRow.expires < utc_now() - KEPT))
+            add_missing(session, TokenRow, [token.model_dump()])
+
+    def tokens(self, subject: str | None = None, *, everything: bool = False) -> list[TokenRecord]:
+        """Tokens, by subject and the newest first; with ``everything`` those that are over, too."""
+        query = select(TokenRow).order_by(TokenRow.subject, TokenRow.issued.desc(), TokenRow.id)
+        if subject is not None:
+            query = query.where(TokenRow.subject == subject)
+        if not everything:
+            query = query.where(TokenRow.revoked.is_(None), TokenRow.expires > utc_now())
+        with self._database.read() as session:
+            return [_record_of(row) for row in session.scalars(query)]
+
+    def revoke(self, ids: Sequence[str]) -> list[TokenRecord]:
+        """Revoke all these tokens, or none; those that were revoked before stay so.
+
+        ids: or beginnings of at least six characters.
+        Raises:
+            AmbiguousId: several tokens begin with one of them.
+            NotFound: none does.
+        """
+        with self._database.write() as session:
+            rows = []
+            for text in ids:
+                row = session.get(TokenRow, full_id(session, TokenRow.id, text))
+                if row is None:
+                    raise NotFound(f"there is no token {text}", hint="vmjobs token list --all")
+                rows.append(row)
+            for row in rows:
+                row.revoked = row.revoked or utc_now()
+            return [_record_of(row) for row in rows]
+
+    def revoked(self) -> frozenset[str]:
+        """The ids of the revoked tokens that have not expired."""
+        query = select(TokenRow.id).where(TokenRow.revoked.is_not(None), TokenRow.expires > utc_now())
+        with self._database.read() as session:
+            return frozenset(session.scalars(query))
+
+
+class TokenGate:
+    """Lets in tokens that were not revoked.  Safe to share between threads."""
+
+    def __init__(self, register: TokenRegister, clock: Callable[[], float] = time.monotonic) -> None:
+        self._register = register
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._revoked: frozenset[str] | None = None
+        self._due = 0.0
+        self._noted: set[str] = set()
+
+    def admit(self, token: TokenRecord) -> None:
+        """Refuse a token that was revoked at least ``REFRESH_SECONDS`` ago; note one that is new here.
+
+        While the database is away nothing can be revoked, and what was known before holds.
+
+        Raises:
+            Unauthenticated: it was revoked.
+            Unavailable: nothing is known yet, and the database cannot be asked.
+        """
+        if token.id in self._known_revoked():
+            raise Unauthenticated("the token was revoked", hint="get a new one")
+        if token.id in self._noted:
+            return
+        try:
+            self._register.note(token)
+        except Unavailable as error:
+            log.warning("a token of %s is noted later: %s", token.subject, error)
+            return
+        if len(self._noted) >= REMEMBERED:
+            self._noted.clear()
+        self._noted.add(token.id)
+
+    def _known_revoked(self) -> frozenset[str]:
+        with self._lock:
+            if self._revoked is None or self._clock() >= self._due:
+                try:
+                    self._revoked = self._register.revoked()
+                except Unavailable:
+                    if self._revoked is None:
+                        raise
+                self._due = self._clock() + REFRESH_SECONDS
+            return self._revoked
+
+
+def _record_of(row: TokenRow) -> TokenRecord:
+    return TokenRecord(
+        id=row.id,
+        kind=row.kind,
+        subject=row.subject,
+        issued=row.issued,
+        expires=row.expires,
+        revoked=row.revoked,
+    )

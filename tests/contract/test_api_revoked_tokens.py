@@ -1,0 +1,146 @@
+"""Tokens that are listed, and revoked before their time: by the command, and as the API sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from api_support import Site, make_site
+from click.testing import CliRunner, Result
+
+import repository.tokens
+from api.serve import make_issuer
+from api.tokens import USER_SCOPES, Scope
+from repository.tokens import TokenRegister
+from vmjobs.cli import token as command
+from vmjobs.errors import AmbiguousId, InvalidRequest, NotFound, Unavailable
+
+pytestmark = pytest.mark.in_process
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = make_site(tmp_path)
+    monkeypatch.setattr(command, "config", lambda: made.config)
+    monkeypatch.setattr(repository.tokens, "REFRESH_SECONDS", 0.0)
+    return made
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(command.token, words)
+
+
+def good(*words: str) -> str:
+    done = run(*words)
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout.strip()
+
+
+def listed(*words: str) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads(good("list", "--json", *words))
+    return found
+
+
+def status(site: Site, token: str) -> int:
+    return site.caller(token)("GET", "/v1/jobs").status_code
+
+
+@pytest.mark.parametrize("by", ["beginning", "subject", "file", "id"])
+def test_a_token_is_made_listed_and_revoked(site: Site, tmp_path: Path, by: str) -> None:
+    made = good("create", "user", "ada", "--days", "1")
+    others = good("create", "user", "bob")
+    (known,) = listed("--subject", "ada")
+    assert (known["kind"], known["subject"], known["revoked"]) == ("user", "ada", None)
+    assert [status(site, token) for token in (made, others)] == [200, 200]
+    file = tmp_path / "leaked"
+    file.write_text(made)
+    words = {
+        "beginning": (known["id"][:6],),
+        "subject": ("--subject", "ada"),
+        "file": ("--file", str(file)),
+        "id": (known["id"],),
+    }[by]
+    assert "revoked" in good("revoke", *words)
+    assert [status(site, token) for token in (made, others)] == [401, 200]
+    problem = site.caller(made).problem(401, "GET", "/v1/jobs")
+    assert problem["detail"] == "the token was revoked"
+    assert listed("--subject", "ada") == []
+    (known,) = listed("--subject", "ada", "--all")
+    assert known["revoked"]
+    good("revoke", known["id"])
+    assert listed("--subject", "ada", "--all") == [known], "revoking it again changes nothing"
+
+
+def test_a_token_made_without_the_database_is_listed_once_it_is_used(site: Site) -> None:
+    nodes = good("create", "node", "wn1.grid", "--offline")
+    assert listed() == []
+    assert site.caller(nodes)("GET", "/v1/nodes").status_code in {200, 403}
+    (known,) = listed()
+    assert (known["kind"], known["subject"]) == ("node", "wn1.grid")
+
+
+def test_kinds_and_former_spellings(site: Site) -> None:
+    assert good("user", "eve", "--admin").count(".") == 2
+    assert good("rooster", "site").count(".") == 2
+    assert good("node", "wn1").count(".") == 2
+    assert [(t["subject"], t["kind"]) for t in listed()] == [
+        ("eve", "admin"),
+        ("site", "rooster"),
+        ("wn1", "node"),
+    ]
+    assert "works" in good("list")
+
+
+def test_tokens_of_jobs_are_not_listed(site: Site) -> None:
+    (job,) = site.user().submit()
+    site.agent(job)("GET", f"/v1/jobs/{job}")
+    assert [known["subject"] for known in listed()] == ["ada"]
+
+
+def test_expired_tokens_are_listed_on_demand_and_forgotten(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer = make_issuer(site.config)
+    register = TokenRegister(site.repository.database)
+    for lifetime in (10, 1000):
+        register.note(issuer.verify(issuer.user_token("ada", lifetime=lifetime)).record)
+    (short, long) = sorted(register.tokens(), key=lambda t: t.expires)
+    monkeypatch.setattr(repository.tokens, "utc_now", lambda: short.expires)
+    assert register.tokens() == [long]
+    assert {t.id for t in register.tokens(everything=True)} == {short.id, long.id}
+    late = short.expires + repository.tokens.KEPT
+    monkeypatch.setattr(repository.tokens, "utc_now", lambda: late.replace(year=late.year + 1))
+    register.note(long)
+    assert register.tokens(everything=True) == [long]
+
+
+def test_what_cannot_be_revoked_is_told(site: Site) -> None:
+    register = TokenRegister(site.repository.database)
+    issuer = make_issuer(site.config)
+    record = issuer.verify(issuer.user_token("ada")).record
+    for ending in "01":
+        register.note(record.model_copy(update={"id": "abcdef" + ending * 26}))
+    assert isinstance(run("revoke").exception, InvalidRequest)
+    assert isinstance(run("revoke", "--subject", "bob").exception, NotFound)
+    assert isinstance(run("revoke", "abcdef").exception, AmbiguousId)
+    assert isinstance(run("revoke", "abcdef" + "0" * 26, "fedcba").exception, NotFound)
+    assert register.revoked() == frozenset(), "all or none"
+
+
+def test_without_the_database_known_revocations_hold(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revoked, works = (good("create", "user", name) for name in ("ada", "bob"))
+    good("revoke", "--subject", "ada")
+    assert [status(site, token) for token in (revoked, works)] == [401, 200]
+
+    def away(*_: object) -> None:
+        raise Unavailable("database", "it is away")
+
+    monkeypatch.setattr(TokenRegister, "revoked", away)
+    monkeypatch.setattr(TokenRegister, "note", away)
+    new = site.issuer.user_token("eve", USER_SCOPES | {Scope.ADMIN})
+    assert [status(site, token) for token in (revoked, works, new)] == [401, 200, 200]
+    begins = make_site(site.config.data_dir / "another")
+    assert begins.user()("GET", "/v1/jobs").status_code == 503
