@@ -6,6 +6,7 @@ between it and the site's central manager, and every signal.
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 import uuid
@@ -252,6 +253,12 @@ def advertised(grid: Grid, machine: str) -> str:
     return grid.on("site", "condor_status", "-constraint", where, "-af", "MyAddress").strip()
 
 
+def may(grid: Grid, token: str, kind: str, right: str, host: str = "site.grid") -> bool:
+    where = ("-name", host) if kind == "schedd" else ()
+    ping = ("condor_ping", "-pool", host, *where, "-type", kind, "-table", right)
+    return " ALLOW " in as_bearer(grid, token, *ping)
+
+
 def test_a_token_is_for_one_machine_and_for_nothing_else(grid: Grid) -> None:
     name = f"t{uuid.uuid4().hex[:8]}-0"
     other = name.replace("-0", "-1")
@@ -261,12 +268,7 @@ def test_a_token_is_for_one_machine_and_for_nothing_else(grid: Grid) -> None:
     assert minted["identity"] == f"vmjobs-{name}.{target}@grid"
     token = minted["token"]
 
-    def may(kind: str, right: str) -> bool:
-        where = ("-name", "site.grid") if kind == "schedd" else ()
-        ping = ("condor_ping", "-pool", "site.grid", *where, "-type", kind, "-table", right)
-        return " ALLOW " in as_bearer(grid, token, *ping)
-
-    assert may("collector", "ADVERTISE_STARTD")
+    assert may(grid, token, "collector", "ADVERTISE_STARTD")
     for right in (
         "WRITE",
         "DAEMON",
@@ -275,8 +277,8 @@ def test_a_token_is_for_one_machine_and_for_nothing_else(grid: Grid) -> None:
         "ADVERTISE_SCHEDD",
         "ADVERTISE_MASTER",
     ):
-        assert not may("collector", right), right
-    assert not may("schedd", "WRITE")
+        assert not may(grid, token, "collector", right), right
+    assert not may(grid, token, "schedd", "WRITE")
 
     mine = {"Name": f"slot1@{name}.vc", "Machine": f"{name}.vc", "VMJobsMember": name}
     mine["VMJobsMachine"] = target
@@ -296,6 +298,22 @@ def test_a_token_is_for_one_machine_and_for_nothing_else(grid: Grid) -> None:
     for lie in (f"{known.id}.3", f"{uuid.uuid4().hex}.2", f"{target}.2", ""):
         advertise(grid, following, **{**mine, "VMJobsMachine": lie})
         assert not advertised(grid, f"{name}.vc"), lie
+
+
+def test_a_nodes_token_is_for_that_node_and_administers_nothing(grid: Grid) -> None:
+    token = grid.on("node1", "cat", "/etc/condor/tokens.d/condor").strip()
+    claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+    assert claims["sub"] == "node-node1.grid@grid"
+    assert claims["exp"] - claims["iat"] <= 366 * 86400
+    for right in ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER"):
+        assert may(grid, token, "collector", right), right
+    for right in ("WRITE", "DAEMON", "ADMINISTRATOR", "NEGOTIATOR", "ADVERTISE_SCHEDD"):
+        assert not may(grid, token, "collector", right), right
+        assert not may(grid, token, "schedd", right), right
+        assert not may(grid, token, "schedd", right, host="submit.grid"), right
+    another = {"Name": "slot1@node9.grid", "Machine": "node9.grid"}
+    advertise(grid, token, **another)
+    assert not advertised(grid, another["Machine"])
 
 
 def refused(grid: Grid) -> list[str]:

@@ -150,7 +150,7 @@ def test_somebody_elses_private_image_does_not_exist(
     grid: Grid, pushed: dict[str, Any], tmp_path: Path
 ) -> None:
     token = tmp_path / "token"
-    token.write_text(grid.on("api", "vmjobs", "token", "user", "mallory"))
+    token.write_text(grid.on("api", "vmjobs", "token", "create", "user", "mallory"))
     digest = pushed["trixie"]["image"]["digest"]
     tag = pushed["trixie"]["image"]["tags"][0]
     name = f"{tag['namespace']}/foreign-trixie"

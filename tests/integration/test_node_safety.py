@@ -106,7 +106,7 @@ class Victim:
 
 @pytest.fixture(scope="module", params=KERNEL)
 def victim(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Victim]:
-    make = ("vmjobs", "token", "user")
+    make = ("vmjobs", "token", "create", "user")
     tokens = {n: grid.on("api", *make, f"safety-{n}").strip() for n in ("owner", "other")}
     spec = JobSpec(
         image="generic", memory=160, disk=64, run_seconds=600, hypervisor=request.param,

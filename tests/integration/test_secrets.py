@@ -58,7 +58,8 @@ def service_secrets(grid: Grid) -> dict[str, str]:
     files = {
         "agent-token": ("node1", "/etc/vmjobs/token/token"),
         "rooster-token": ("site", "/etc/vmjobs/rooster/token"),
-        "daemon-token": ("node1", "/etc/condor/tokens.d/condor"),
+        "daemon-token": ("site", "/etc/condor/tokens.d/condor"),
+        "node-token": ("node1", "/etc/condor/tokens.d/condor"),
         "condor-user-token": ("submit", "/home/vmjobs/.condor/tokens.d/vmjobs"),
         "pool-key": ("submit", "/etc/condor/passwords.d/POOL"),
         "cluster-key": ("site", "/etc/condor/passwords.d/site"),
@@ -93,7 +94,10 @@ class Tour:
 @pytest.fixture(scope="module")
 def tour(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tour]:
     secrets = {name: planted(name) for name in JOBS.split()} | service_secrets(grid)
-    tokens = {n: grid.on("api", "vmjobs", "token", "user", f"secrets-{n}").strip() for n in ("a", "b")}
+    tokens = {
+        n: grid.on("api", "vmjobs", "token", "create", "user", f"secrets-{n}").strip()
+        for n in ("a", "b")
+    }
     secrets["user-token"] = tokens["a"]
     made = Tour(grid, Findings(secrets))
     desks = [QuietDesk(grid, "site"), QuietDesk(grid, "submit", BY_CONDOR_C)]
