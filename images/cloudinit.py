@@ -16,7 +16,7 @@ from typing import Any, Final
 import pycdlib
 from pycdlib.pycdlibexception import PyCdlibException
 
-from vmjobs.errors import HypervisorError
+from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor.base import (
     GATEWAY_ADDRESS,
     GUEST_ADDRESS,
@@ -60,7 +60,7 @@ class NoCloud:
             with path.open("xb") as file:
                 iso.write_fp(file)
         except (PyCdlibException, OSError) as error:
-            raise HypervisorError(f"cannot make the cloud-init disk: {error}") from error
+            raise HypervisorError(f"cannot make the cloud-init disk: {reason_of(error)}") from error
         finally:
             iso.close()
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from vmjobs.errors import ConfigError, ImageRejected, InvalidRequest
+from vmjobs.errors import ConfigError, ImageRejected, InvalidRequest, reason_of
 
 _TAG: Final = b"vmjobs-image-1\0"
 #: A key file is never larger, in bytes.
@@ -87,7 +87,8 @@ def trusted_keys(folder: Path) -> dict[str, Ed25519PublicKey]:
             raise ConfigError(f"image_trust_dir: there is no folder {folder}")
         return {file.stem: public_key(_read(file)) for file in files}
     except OSError as error:
-        raise ConfigError(f"image_trust_dir: {error}") from error
+        why = f"{error.filename or folder}: {reason_of(error)}"
+        raise ConfigError(f"image_trust_dir: {why}") from error
     except InvalidRequest as error:
         raise ConfigError(f"image_trust_dir: {error.message}") from error
 

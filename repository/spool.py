@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from vmjobs.durable import sync_directory
-from vmjobs.errors import StorageFull, Unavailable
+from vmjobs.errors import StorageFull, Unavailable, reason_of
 
 #: A temporary file younger than this may not have been locked by its writer yet (seconds).
 SETTLE_SECONDS: Final = 60.0
@@ -95,4 +95,4 @@ def translated() -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull("no room is left where blobs and images are kept") from error
-        raise Unavailable("storage", f"the storage fails: {error.strerror or error}") from error
+        raise Unavailable("storage", f"the storage fails: {reason_of(error)}") from error

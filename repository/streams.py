@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from vmjobs.errors import Conflict, InvalidRequest, Unavailable
+from vmjobs.errors import Conflict, InvalidRequest, Unavailable, reason_of
 from vmjobs.model import StreamName
 
 CHUNK: Final = 256 * 1024
@@ -112,4 +112,4 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Unavailable("streams", f"the stream store fails: {error.strerror or error}") from error
+        raise Unavailable("streams", f"the stream store fails: {reason_of(error)}") from error

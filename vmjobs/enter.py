@@ -27,7 +27,7 @@ from vmjobs.agent.protocol import (
     EnterMessage,
     ErrorMessage,
 )
-from vmjobs.errors import Unavailable
+from vmjobs.errors import Unavailable, reason_of
 from vmjobs.execute import Refused
 from vmjobs.terminal import guest_output
 
@@ -57,7 +57,7 @@ def enter(path: Path, command: str = "") -> int:
             protocol.send(connection, _message(command, mark))
             return _carry(connection, Tail(mark))
     except OSError as error:
-        raise Unavailable("agent", f"no agent at {path}: {error.strerror or error}") from error
+        raise Unavailable("agent", f"no agent at {path}: {reason_of(error)}") from error
 
 
 #: What asks for the console, in place of a command to be run in the machine.
@@ -92,7 +92,7 @@ def watch(path: Path, offset: int = 0, *, follow: bool = False) -> int:
     except BrokenPipeError:
         return 0  # whoever read this has seen enough
     except OSError as error:
-        raise Unavailable("agent", f"no agent at {path}: {error.strerror or error}") from error
+        raise Unavailable("agent", f"no agent at {path}: {reason_of(error)}") from error
     raise Unavailable("agent", "the agent hung up")
 
 

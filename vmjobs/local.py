@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from vmjobs.errors import Conflict, Fault, InvalidSpec
+from vmjobs.errors import Conflict, Fault, InvalidSpec, reason_of
 from vmjobs.model import (
     AttemptClaim,
     Checkpoint,
@@ -46,7 +46,7 @@ def describe_inputs(files: Mapping[str, Path]) -> tuple[InputFile, ...]:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 size = file.tell()
         except OSError as error:
-            why = f"{path}: {error.strerror or error}"
+            why = f"{path}: {reason_of(error)}"
             faults.append(Fault(f"inputs.{name}", "missing_input", why))
             continue
         found.append(InputFile(name=name, digest=f"sha256:{digest}", size=size))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmjobs.errors import VMJobsError
+from vmjobs.errors import VMJobsError, reason_of
 
 #: Between two looks at whether a program is still wanted, in seconds.
 WAIT_SECONDS = 1.0
@@ -112,7 +112,7 @@ def run(
         said = _quote(expired.stderr or b"")
         raise error(f"no end after {timeout:g} s: {shown}{said}") from expired
     except OSError as failed:
-        raise error(f"cannot run: {shown}: {failed.strerror or failed}") from failed
+        raise error(f"cannot run: {shown}: {reason_of(failed)}") from failed
     result = Result(words, process.returncode, stdout, stderr, time.monotonic() - began)
     if check and result.returncode != 0:
         said = _quote(result.stderr or result.stdout)

@@ -31,7 +31,7 @@ from vmjobs.agent import protocol
 from vmjobs.agent.outputs import rejected_entry
 from vmjobs.agent.protocol import Channel, DataMessage, EndMessage, ErrorMessage, ProgressMessage
 from vmjobs.agent.streams import Streams
-from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError
+from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError, reason_of
 from vmjobs.execute import NotNow, Signals, insist
 from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode, RejectedEntry
 
@@ -208,7 +208,9 @@ class _Conversation:
         except ConnectionError:
             raise
         except OSError as error:
-            raise Unavailable("node", f"the job's directory cannot be read: {error}") from error
+            raise Unavailable(
+                "node", f"the job's directory cannot be read: {reason_of(error)}"
+            ) from error
 
     def _send(self) -> frozenset[str]:
         protocol.send(self.connection, self.handing.message)
@@ -270,7 +272,9 @@ class _Conversation:
             elif message.channel is Channel.CHANGED:
                 changed.write(message.data)
         except OSError as error:  # a full disk, for one: no word about the agent
-            raise Unavailable("node", f"what the job writes cannot be kept: {error}") from error
+            raise Unavailable(
+                "node", f"what the job writes cannot be kept: {reason_of(error)}"
+            ) from error
 
     def _end(
         self, message: EndMessage, sent: frozenset[str], left: bytearray, changed: IO[bytes]
@@ -292,7 +296,9 @@ class _Conversation:
         try:
             refused = self._put_back(sent, left, changed)
         except OSError as error:
-            raise Unavailable("node", f"what the job left cannot be put back: {error}") from error
+            raise Unavailable(
+                "node", f"what the job left cannot be put back: {reason_of(error)}"
+            ) from error
         rejected = (*message.report.rejected, *(rejected_entry(*found) for found in refused.items()))
         return End(
             exit=exit,
@@ -341,7 +347,9 @@ def _standard_input(directory: Path) -> Iterator[IO[bytes] | None]:
                 shutil.copyfileobj(stream, kept)
                 kept.flush()
             except OSError as error:
-                raise Unavailable("node", f"what the job reads cannot be kept: {error}") from error
+                raise Unavailable(
+                    "node", f"what the job reads cannot be kept: {reason_of(error)}"
+                ) from error
             yield kept
     else:
         yield None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
-from vmjobs.errors import BuildError
+from vmjobs.errors import BuildError, reason_of
 
 _CHUNK: Final = 1 << 20
 
@@ -221,7 +221,7 @@ def from_tar(file: Path) -> Tree:
             for member in archive:
                 _take(tree, member, file)
     except (OSError, tarfile.TarError) as error:
-        raise BuildError(f"cannot read {file}: {error}") from error
+        raise BuildError(f"cannot read {file}: {reason_of(error)}") from error
     return tree
 
 

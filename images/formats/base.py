@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from images.content import MAX_SIZE
-from vmjobs.errors import Fault, ImageRejected
+from vmjobs.errors import Fault, ImageRejected, reason_of
 
 SECTOR: Final = 512
 MIB: Final = 1024 * 1024
@@ -136,7 +136,7 @@ def open_image(path: Path) -> Iterator[BinaryIO]:
         # O_NONBLOCK: opening a pipe that nobody writes to must not wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
+        why = reason_of(error)
         raise refusal("unreadable", f"cannot open {path}: {why}") from error
     try:
         _check_regular(descriptor)

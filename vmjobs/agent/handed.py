@@ -26,7 +26,7 @@ from vmjobs.agent.kept import Beginning, KeptJob
 from vmjobs.agent.outputs import MAX_REJECTED, rejected_entry
 from vmjobs.agent.protocol import Channel, DataMessage, HandMessage, Peer
 from vmjobs.agent.verdict import NO_ROOM
-from vmjobs.errors import InvalidRequest, PayloadTooLarge, StorageFull
+from vmjobs.errors import InvalidRequest, PayloadTooLarge, StorageFull, reason_of
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import MIB, JobSpec, RejectedEntry, Report, Strategy, StreamName
 
@@ -213,7 +213,9 @@ def handed(
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            raise StorageFull(f"this node has no room for the job's files: {error}") from error
+            raise StorageFull(
+                f"this node has no room for the job's files: {reason_of(error)}"
+            ) from error
         yield job
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -21,7 +21,7 @@ from vmjobs.agent.checks import Cause
 from vmjobs.cluster.member import Phase
 from vmjobs.cluster.wire import MemberReport
 from vmjobs.config import host_and_port
-from vmjobs.errors import ConfigError
+from vmjobs.errors import ConfigError, reason_of
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.model import JobState
 
@@ -185,7 +185,7 @@ def serving(metrics: AgentMetrics, listen: str) -> Iterator[None]:
         server, _ = start_http_server(port, host, metrics.registry)
     except OSError as error:
         raise ConfigError(
-            f"metrics_listen: nothing can be served at {listen}: {error.strerror or error}",
+            f"metrics_listen: nothing can be served at {listen}: {reason_of(error)}",
             hint="name an address of this machine and a port that nobody else has",
         ) from error
     try:

@@ -454,7 +454,7 @@ class Run:
                 log.warning("job %s: outputs are no longer wanted: %s", self.job_id, error)
                 return verdict
             except (VMJobsError, OSError) as error:
-                message = f"output {kept.path} could not be delivered: {error}"
+                message = f"output {kept.path} could not be delivered: {reason_of(error)}"
                 here = isinstance(error, OSError)
                 code = ReasonCode.NODE_FAILED if here else ReasonCode.INTERNAL
                 unfit = here and is_of_the_node(error)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vmjobs.errors import Unavailable, VMJobsError
+from vmjobs.errors import Unavailable, VMJobsError, reason_of
 from vmjobs.hypervisor.mconsole import short_path
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Control:
             self._socket.sendall(json.dumps(asked).encode() + b"\n")
             line = read()
         except OSError as error:
-            raise Unavailable("agent", f"the supervisor does not answer: {error}") from error
+            raise Unavailable("agent", f"the supervisor does not answer: {reason_of(error)}") from error
         if not line.endswith(b"\n"):
             raise Unavailable("agent", "the supervisor went away")
         answer: Message = json.loads(line)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from vmjobs.errors import HypervisorError
+from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor.base import Machine
 from vmjobs.hypervisor.sandbox import Bounds
 from vmjobs.model import MIB, HypervisorKind
@@ -57,7 +57,9 @@ def bounds_of(machine: Machine, kind: HypervisorKind) -> Bounds:
         sizes = [machine.image.root.stat().st_size if live is None else live.size]
         sizes += [disk.path.stat().st_size for disk in machine.disks]
     except OSError as error:
-        raise HypervisorError(f"a disk is not there: {error}") from error
+        raise HypervisorError(
+            f"the disk {error.filename} cannot be used: {reason_of(error)}"
+        ) from error
     return Bounds(
         memory=2 * memory + translated + OWN_MEMORY,
         cpus=cpus + OWN_CPUS,

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmjobs.errors import HypervisorError
+from vmjobs.errors import HypervisorError, reason_of
 
 MARK = "user.delegate"
 #: What machines are held by; memory also so that written pages count for their writer (io.max).
@@ -55,7 +55,9 @@ class Delegation:
                 (group / file).write_text(content)
             _move_all(lambda: set(find()) - _members(group), group)
         except OSError as error:
-            raise HypervisorError(f"{name} cannot be put into the cgroup {group}: {error}") from error
+            raise HypervisorError(
+                f"{name} cannot be put into the cgroup {group}: {reason_of(error)}"
+            ) from error
 
     def release(self, name: str) -> None:
         """Remove a machine's group, once its processes are gone. Repeating it is no error."""
@@ -68,7 +70,9 @@ class Delegation:
             except OSError as error:
                 # A process that has ended stays in its group until somebody has asked how it ended.
                 if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                    raise HypervisorError(f"the cgroup of {name} cannot be removed: {error}") from error
+                    raise HypervisorError(
+                        f"the cgroup of {name} cannot be removed: {reason_of(error)}"
+                    ) from error
                 os.sched_yield()
             else:
                 return

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from vmjobs.errors import HypervisorError
+from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor import launcher, procs
 from vmjobs.hypervisor.base import Usage
 from vmjobs.subprocess import environment
@@ -139,7 +139,7 @@ class Launcher:
                     self._begin()
                     socket.send_fds(self._ready(), [request], handles)
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise HypervisorError(f"no machine can be started: {error}") from error
+                raise HypervisorError(f"no machine can be started: {reason_of(error)}") from error
 
     def _ready(self) -> socket.socket:
         control = self._control or self._begin()

@@ -7,7 +7,7 @@ import os
 import threading
 from pathlib import Path
 
-from vmjobs.errors import HypervisorError
+from vmjobs.errors import HypervisorError, reason_of
 
 #: Embedded drivers that root may have on one node at a time, one for each process.
 MAX_EMBEDDED = 16
@@ -42,7 +42,9 @@ class EmbeddedRoot:
             try:
                 self._taken = self._taken or self._take()
             except OSError as error:
-                raise HypervisorError(f"cannot set up libvirt in {self._parent}: {error}") from error
+                raise HypervisorError(
+                    f"cannot set up libvirt in {self._parent}: {reason_of(error)}"
+                ) from error
         return f"qemu:///embed?root={self._taken}"
 
     def logs(self, name: str) -> list[Path]:

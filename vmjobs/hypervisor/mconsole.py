@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vmjobs.errors import HypervisorError
+from vmjobs.errors import HypervisorError, reason_of
 
 _MAGIC = 0xCAFEBABE
 _VERSION = 2
@@ -63,7 +63,9 @@ def command(pid: int, name: str, words: str, timeout: float, *, already: str = "
             peer.sendto(request, address)
             return _answer(peer, deadline, words, already)
     except OSError as error:
-        raise HypervisorError(f"the guest kernel does not answer to '{words}': {error}") from error
+        raise HypervisorError(
+            f"the guest kernel does not answer to '{words}': {reason_of(error)}"
+        ) from error
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
 
-from vmjobs.errors import HypervisorError
+from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor import mconsole, procs, sandbox
 from vmjobs.hypervisor.base import NAME_PREFIX, Machine, Network
 from vmjobs.hypervisor.bounds import bounds_of
@@ -137,7 +137,7 @@ def lay_out(machine: Machine, *, isolated: bool) -> Layout:
         if not overlay.exists():
             create(overlay, machine.image.root, home / "base")
     except OSError as error:
-        raise HypervisorError(f"cannot lay out {machine.workdir}: {error}") from error
+        raise HypervisorError(f"cannot lay out {machine.workdir}: {reason_of(error)}") from error
     if (machine.workdir / "initrd").exists():  # a probe's
         binds.append(sandbox.Bind(machine.workdir / "initrd", "initrd", read_only=True))
     return Layout(tuple(devices), tuple(binds))
