@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from celery import Celery
 from celery.exceptions import CeleryError
@@ -51,7 +53,7 @@ def broker_settings(config: Config) -> dict[str, Any]:
         "timezone": "UTC",
     }
     if config.broker_url:
-        return {**settings, "broker_url": config.broker_url}
+        return {**settings, "broker_url": config.broker_url, **_tls(config)}
     folder = file_broker_folder(config)
     for part in (folder, folder / "control"):
         part.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,6 +68,19 @@ def broker_settings(config: Config) -> dict[str, Any]:
             "polling_interval": 0.2,
         },
     }
+
+
+def _tls(config: Config) -> dict[str, Any]:
+    """How the broker is known to be the one that is meant: the AMQP library does not look by itself."""
+    if not config.broker_url.startswith("amqps:"):
+        return {}
+    options: dict[str, Any] = {
+        "cert_reqs": ssl.CERT_REQUIRED,
+        "server_hostname": urlsplit(config.broker_url).hostname,
+    }
+    if config.broker_ca is not None:
+        options["ca_certs"] = str(config.broker_ca)
+    return {"broker_use_ssl": options}
 
 
 class Publisher:

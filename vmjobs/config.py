@@ -112,6 +112,10 @@ class Config(BaseModel):
     )
     database_url: str = Field("", description="SQLAlchemy URL; empty: SQLite in data_dir")
     broker_url: str = Field("", description="Celery broker URL; empty: files in data_dir")
+    broker_ca: Path | None = Field(
+        None,
+        description="certificates (PEM) by which an amqps:// broker is known; unset: the system's",
+    )
     listen: str = Field("127.0.0.1:8080", description="address and port of the API")
     api_workers: int = Field(2, ge=1, le=64, description="processes that serve the API")
     issuer: str = Field("http://127.0.0.1:8080", description="`iss` of the tokens we issue")

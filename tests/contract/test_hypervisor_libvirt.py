@@ -105,7 +105,7 @@ def test_verbs_for_a_machine_that_is_not_there(driver: Libvirt) -> None:
 
 def test_root_disk_that_is_not_there(driver: Libvirt, machine: Machine) -> None:
     machine.image.root.unlink()
-    with pytest.raises(HypervisorError, match="the disk .* cannot be used: "):
+    with pytest.raises(HypervisorError, match=r"the disk .* cannot be used: "):
         driver.start(machine)
     assert driver.state(NAME) is MachineState.GONE
 

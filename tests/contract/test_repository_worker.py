@@ -71,20 +71,32 @@ class Rabbit:
         self.port, self._peers, self._names = free_ports(3)
         self._process: subprocess.Popen[bytes] | None = None
 
+    def certify(self) -> Path:
+        """Make a certificate that is its own authority's; that one's file."""
+        path = self.root / "server.pem"
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-subj", "/CN=test"]
+        named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", self.root / "server.key"]
+        command = ["openssl", "req", "-x509", *key, *named, "-out", path]
+        subprocess.run(command, check=True, capture_output=True)
+        return path
+
     def start(self) -> None:
         (self.root / "env").touch()
+        (self.root / "rabbitmq.conf").write_text(
+            f"listeners.tcp = none\nlisteners.ssl.default = 127.0.0.1:{self.port}\n"
+            f"ssl_options.certfile = {self.root}/server.pem\n"
+            f"ssl_options.keyfile = {self.root}/server.key\nssl_options.verify = verify_none\n"
+        )
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.root),
             "ERL_EPMD_PORT": str(self._names),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODENAME": f"test{self.port}@localhost",
-            "RABBITMQ_NODE_PORT": str(self.port),
-            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_DIST_PORT": str(self._peers),
             "RABBITMQ_MNESIA_BASE": str(self.root / "mnesia"),
             "RABBITMQ_LOG_BASE": str(self.root / "log"),
-            "RABBITMQ_CONFIG_FILE": str(self.root / "none"),
+            "RABBITMQ_CONFIG_FILE": str(self.root / "rabbitmq.conf"),
             "RABBITMQ_CONF_ENV_FILE": str(self.root / "env"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.root / "plugins"),
             "RABBITMQ_PID_FILE": str(self.root / "pid"),
@@ -128,17 +140,21 @@ def rabbit(tmp_path: Path) -> Iterator[Rabbit]:
     assert RABBITMQ, "rabbitmq-server is not installed"
     (tmp_path / "rabbit").mkdir()
     server = Rabbit(tmp_path / "rabbit")
+    server.certify()
     server.start()
     yield server
     server.close()
 
 
 def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) -> None:
-    config = Config(data_dir=tmp_path, broker_url=f"amqp://guest:guest@127.0.0.1:{rabbit.port}//")
+    url = f"amqps://guest:guest@127.0.0.1:{rabbit.port}//"
+    config = Config(data_dir=tmp_path, broker_url=url, broker_ca=rabbit.root / "server.pem")
     repository = open_repository(config)
     push_library(repository.images)
     publisher = Publisher(config)
     publisher.ping()
+    with pytest.raises(Unavailable):  # its certificate is not one that the system knows
+        Publisher(config.model_copy(update={"broker_ca": None})).ping()
     with worker(config, tmp_path) as process:
         first = repository.submit("ada", submission(), publish=publisher.submit_array).jobs[0]
         eventually(placed(repository, first.id))

@@ -13,6 +13,6 @@ def serve() -> None:
     """Serve the REST API until a signal ends it. The database is brought up to date first."""
     from api.serve import serve as serve_api  # noqa: PLC0415 - the server's extra
 
-    settings = config()
+    settings = config("broker_ca")
     configure_logging(settings.log_level, settings.log_format)
     serve_api(settings)

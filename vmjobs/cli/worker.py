@@ -34,7 +34,7 @@ def worker(concurrency: int, no_beat: bool, builds: bool) -> None:
     """
     from repository.service import open_repository  # noqa: PLC0415 - the server's extra
 
-    settings = config()
+    settings = config("broker_ca")
     configure_logging(settings.log_level, settings.log_format)
     if builds:
         _refuse_root()
