@@ -101,7 +101,7 @@ class BlobStore:
             StorageFull: there is no room.
         """
         if digest is not None:
-            _key(digest)
+            key_of(digest)
         with self._spool.temporary() as (path, file):
             found, length = _copy(source, file, size, limit)
             if digest is not None and found != digest:
@@ -109,7 +109,7 @@ class BlobStore:
             if size is not None and length != size:
                 raise InvalidRequest(f"{size} bytes were announced and {length} came")
             admit(found, length)
-            key = _key(found)
+            key = key_of(found)
             new = self._objects.size(key) is None
             # Also over a blob that is there: its bytes may have rotted, these were just verified.
             self._objects.put_file(key, path)
@@ -118,13 +118,13 @@ class BlobStore:
     def open(self, digest: str) -> BlobReader:
         """Open a blob for verified reading.  Raises NotFound."""
         try:
-            return BlobReader(digest, self._objects.open(_key(digest)))
+            return BlobReader(digest, self._objects.open(key_of(digest)))
         except NotFound:
             raise NotFound(f"there is no blob {digest}") from None
 
     def size(self, digest: str) -> int | None:
         """Bytes of the blob; ``None`` if it is not here."""
-        return self._objects.size(_key(digest))
+        return self._objects.size(key_of(digest))
 
     def has(self, digest: str) -> bool:
         """Whether the blob is here."""
@@ -139,14 +139,14 @@ class BlobStore:
 
     def delete(self, digest: str) -> None:
         """Remove a blob; one that is not here is no error."""
-        self._objects.delete(_key(digest))
+        self._objects.delete(key_of(digest))
 
     def clean(self) -> int:
         """Remove what killed writers left behind; how much that was."""
         return self._spool.clean() + self._objects.clean()
 
 
-def _key(digest: str) -> str:
+def key_of(digest: str) -> str:
     match = _DIGEST.fullmatch(digest)
     if not match:
         raise InvalidRequest(f"{digest[:100]!r} is not a digest (sha256: and 64 hex digits)")

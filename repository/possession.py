@@ -15,6 +15,7 @@ from typing import BinaryIO, Final
 from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
+from repository.blobs import key_of
 from repository.core import Core
 from repository.images.collecting import LISTED
 from repository.images.sql import alone, put
@@ -62,19 +63,22 @@ class Possession(Core):
         mine = (BlobOwnerRow.owner == owner, BlobOwnerRow.digest == digest)
         with self.database.read() as session:
             touched = session.scalars(select(BlobOwnerRow.touched).where(*mine)).one_or_none()
-        if touched is not None and utc_now() - touched > patience / NOTED:
-            with self.database.write() as session:
-                session.execute(update(BlobOwnerRow).where(*mine).values(touched=utc_now()))
-        return touched is not None
+        if touched is None or utc_now() - touched <= patience / NOTED:
+            return touched is not None
+        touch = update(BlobOwnerRow).where(*mine).values(touched=utc_now())
+        with self.database.write() as session:  # it may have been collected meanwhile
+            return session.scalars(touch.returning(BlobOwnerRow.digest)).one_or_none() is not None
 
     def blob_size(self, owner: str, digest: str) -> int | None:
         """Bytes of a blob; ``None`` if it is not here, or not the owner's.
 
         Raises InvalidRequest where ``digest`` is none.
         """
-        size = self.blobs.size(digest)
+        key_of(digest)
         with self.database.read() as session:
-            return size if session.get(BlobOwnerRow, (owner, digest)) is not None else None
+            if session.get(BlobOwnerRow, (owner, digest)) is None:
+                return None
+        return self.blobs.size(digest)
 
     def possess(self, owner: str, digest: str, size: int, *, limited: bool) -> None:
         """Note that an owner has these bytes, which are about to be stored.

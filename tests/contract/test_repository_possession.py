@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from datetime import datetime
 
 import pytest
 from repository_images_kit import (
@@ -21,12 +22,14 @@ from repository_images_kit import (
     send,
 )
 from repository_kit import bring, claim, one
+from sqlalchemy import delete
 
 from images.content import BLOCK, SEGMENT, block_digests
 from repository.images import Images, Viewer
+from repository.models import BlobOwnerRow
 from repository.service import Repository
 from vmjobs.errors import InvalidSpec, MissingBlocks, NotFound, QuotaExceeded
-from vmjobs.model import JobState
+from vmjobs.model import JobState, now
 from vmjobs.wire import Publication
 
 DISK = noise(SEGMENT + 5 * BLOCK)
@@ -113,6 +116,20 @@ def test_what_no_job_uses_goes(repository: Repository) -> None:
     with repository.open_input(job, "in") as reader:
         assert reader.read_all() == SECRET
     assert put(repository, "ada", b"never used")
+
+
+def test_a_blob_that_is_collected_while_it_is_asked_for_is_not_there(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(repository, "ada", SECRET)
+
+    def collected_now() -> datetime:
+        with repository.database.write() as session:
+            session.execute(delete(BlobOwnerRow))
+        return now()
+
+    monkeypatch.setattr("repository.possession.utc_now", collected_now)
+    assert not impatient(repository).has_blob("ada", digest_of(SECRET))
 
 
 def test_what_no_job_uses_counts(repository: Repository) -> None:
