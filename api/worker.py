@@ -3,12 +3,22 @@
 By itself it hands a connection back to its main thread after each request, to be told by the
 kernel when there is another and to hand it to a thread again. That costs more than to answer a
 request for a segment, whose next one follows on the same connection within a millisecond.
+
+And it gives a thread to whoever has sent the first byte of a request: a hundred clients that send
+the rest byte by byte have all of them. Here a request waits for a thread once its headers are whole,
+and until then costs an open file, for some seconds. (Who may send a body has a token.)
 """
 
 from __future__ import annotations
 
+import math
 import select
+import selectors
+import socket
 import threading
+import time
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from gunicorn.workers.gthread import ThreadWorker
@@ -17,6 +27,11 @@ from api.services import services
 
 #: How long a thread waits for its connection's next request, while nobody else waits for a thread.
 LINGER_MILLISECONDS: Final = 5
+#: How long headers may take to come, all in all, and how many bytes they may be.
+HEADER_SECONDS: Final = 10.0
+MAX_HEADERS: Final = 65536
+#: Connections of one address that may be without whole headers, in each process: then the oldest ends.
+UNFINISHED: Final = 64
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
@@ -30,6 +45,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         super().__init__(*arguments, **more)
         self._line_lock = threading.Lock()
         self._in_line = 0
+        self._unfinished: dict[Any, float] = {}  # until when, the oldest first
         self._may_linger = threading.BoundedSemaphore(max(1, self.cfg.threads // 2))
 
     def handle_exit(self, sig: Any, frame: Any) -> None:
@@ -40,9 +56,49 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             services(app).shares.close()
 
     def enqueue_req(self, conn: Any) -> None:
-        """Have a thread handle the connection's next request."""
+        """Have a thread handle the connection's next request, once its headers are whole."""
+        missing = _missing(conn)
+        if not missing:
+            self._finish(conn)
+            return
+        self._unfinished.setdefault(conn, time.monotonic() + HEADER_SECONDS)
+        # The kernel tells of it when there is more than now, and not before (socket(7)).
+        conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, missing)
+        self.poller.register(conn.sock, selectors.EVENT_READ, partial(self._more_came, conn))
+        mine = [each for each in self._unfinished if _address(each) == _address(conn)]
+        if missing > MAX_HEADERS:
+            self._give_up(conn)
+        elif len(mine) > UNFINISHED:
+            self._give_up(mine[0])
+
+    def _more_came(self, conn: Any, client: Any) -> None:
+        if conn not in self._unfinished:
+            return  # it was given up in this very moment
+        self.poller.unregister(client)
+        if _missing(conn) > conn.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT):
+            self.enqueue_req(conn)
+        else:  # they are whole, or their end has come too early
+            self._finish(conn)
+
+    def _finish(self, conn: Any) -> None:
+        if self._unfinished.pop(conn, None) is not None:
+            conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         self._count(1)
         super().enqueue_req(conn)
+
+    def _give_up(self, conn: Any) -> None:
+        """Have a thread find that nothing more comes, and clean up."""
+        self.poller.unregister(conn.sock)
+        with suppress(OSError):
+            conn.sock.shutdown(socket.SHUT_RDWR)
+        self._finish(conn)
+
+    def murder_keepalived(self, *arguments: Any, **more: Any) -> None:
+        """Let connections go that are silent for too long; gunicorn asks for it every second."""
+        super().murder_keepalived(*arguments, **more)
+        now = math.inf if not self.alive else time.monotonic()
+        for conn in [conn for conn, until in self._unfinished.items() if until <= now]:
+            self._give_up(conn)
 
     def handle(self, conn: Any) -> Any:
         """Handle requests, as long as they come one upon the other; what gunicorn says of the last."""
@@ -63,9 +119,27 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         try:
             poll = select.poll()
             poll.register(conn.sock, select.POLLIN)
-            return bool(poll.poll(LINGER_MILLISECONDS)) and not self._in_line
+            return bool(poll.poll(LINGER_MILLISECONDS)) and not self._in_line and not _missing(conn)
         finally:
             self._may_linger.release()
+
+
+def _missing(conn: Any) -> int:
+    """0 if the next request's headers are whole, or else how many bytes there must be to look again."""
+    parser = getattr(conn, "parser", None)
+    if parser is not None and parser.unreader.buf.getvalue():
+        return 0  # it came behind the one before
+    try:
+        begun = conn.sock.recv(MAX_HEADERS, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return 1
+    except OSError:
+        return 0
+    return 0 if not begun or b"\r\n\r\n" in begun else len(begun) + 1
+
+
+def _address(conn: Any) -> str:
+    return str(conn.client[0]) if isinstance(conn.client, tuple) else ""
 
 
 def _is_kept(answered: Any) -> bool:

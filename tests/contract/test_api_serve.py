@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from api_process import SERVE, children, free_port, running, until
 from repository_kit import push_library
 
 from api.serve import make_issuer
+from api.worker import UNFINISHED
 from images.content import SEGMENT, layout_of_bytes
 from images.segment import unpack
 from repository.service import open_repository
@@ -134,6 +135,37 @@ def test_silent_peers_do_not_keep_others_waiting(settings: Config, tmp_path: Pat
             start = time.monotonic()
             assert client.health().status == "ok"
             assert time.monotonic() - start < 15
+
+
+def test_headers_that_trickle_in_take_nobodys_thread(settings: Config, tmp_path: Path) -> None:
+    """From many more clients than there are threads, none of whom has a token."""
+    program = SERVE.replace(
+        "serve(load())", "import api.worker as w; w.HEADER_SECONDS = 3; serve(load())"
+    )
+    host, port = settings.listen.split(":")
+    one_process = settings.model_copy(update={"api_workers": 1})
+    with running(one_process, tmp_path / "log", program), ExitStack() as slow:
+        peers = [
+            slow.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            for _ in range(200)
+        ]
+        for peer in peers:
+            peer.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: x\r\nA: ")
+        with Client(f"http://{settings.listen}") as client:
+            for peer in peers[-UNFINISHED:]:
+                peer.sendall(b"a")
+            start = time.monotonic()
+            assert client.health().status == "ok"
+            assert time.monotonic() - start < 2
+        last = peers[-1]
+        last.sendall(b"a\r\n\r\n")
+        assert last.recv(64).startswith(b"HTTP/1.1 401 ")
+        assert time.monotonic() - start < 2
+        for peer in peers[:-1]:
+            with suppress(ConnectionResetError):
+                while data := peer.recv(4096):
+                    assert data.startswith(b"HTTP/1.1 400 "), "it is not served"
+        assert time.monotonic() - start < 10
 
 
 def test_peers_that_take_nothing_do_not_keep_others_waiting(settings: Config, tmp_path: Path) -> None:
