@@ -4,9 +4,9 @@ By itself it hands a connection back to its main thread after each request, to b
 kernel when there is another and to hand it to a thread again. That costs more than to answer a
 request for a segment, whose next one follows on the same connection within a millisecond.
 
-And it gives a thread to whoever has sent the first byte of a request: a hundred clients that send
-the rest byte by byte have all of them. Here a request waits for a thread once its headers are whole,
-and until then costs an open file, for some seconds. (Who may send a body has a token.)
+And it gives a thread to each client that has sent the first byte of a request: a hundred clients that
+send the rest byte by byte have all of them. Here a request waits for a thread once its headers are
+whole, and until then costs an open file, for some seconds. A body must come at a modest pace.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -30,6 +31,9 @@ LINGER_MILLISECONDS: Final = 5
 #: How long headers may take to come, all in all, and how many bytes they may be.
 HEADER_SECONDS: Final = 10.0
 MAX_HEADERS: Final = 65536
+#: How long a body may take to come: so many seconds, and one more for each so many bytes.
+BODY_SECONDS: Final = 60.0
+BODY_RATE: Final = 16384
 #: Connections of one address that may be without whole headers, in each process: then the oldest ends.
 UNFINISHED: Final = 64
 
@@ -103,10 +107,17 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def handle(self, conn: Any) -> Any:
         """Handle requests, as long as they come one upon the other; what gunicorn says of the last."""
         self._count(-1)
-        answered = super().handle(conn)
+        answered = self._handle_one(conn)
         while _is_kept(answered) and self._next_is_here(conn):
-            answered = super().handle(conn)
+            answered = self._handle_one(conn)
         return answered
+
+    def _handle_one(self, conn: Any) -> Any:
+        conn.sock.setblocking(True)
+        conn.init()
+        source = conn.parser.unreader
+        source.chunk = _InTime(type(source).chunk.__get__(source))
+        return super().handle(conn)
 
     def _count(self, more: int) -> None:
         with self._line_lock:
@@ -122,6 +133,21 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             return bool(poll.poll(LINGER_MILLISECONDS)) and not self._in_line and not _missing(conn)
         finally:
             self._may_linger.release()
+
+
+class _InTime:
+    """Reads of one request, which end in an error when its body comes too slowly."""
+
+    def __init__(self, read: Callable[..., bytes]) -> None:
+        self._read = read
+        self._end = time.monotonic() + BODY_SECONDS
+
+    def __call__(self, *size: int) -> bytes:
+        if time.monotonic() > self._end:
+            raise TimeoutError
+        data = self._read(*size)
+        self._end += len(data) / BODY_RATE
+        return data
 
 
 def _missing(conn: Any) -> int:

@@ -117,24 +117,39 @@ def test_hostile_requests_do_no_harm(settings: Config, service: subprocess.Popen
     assert len(children(service)) == 3
 
 
-def test_silent_peers_do_not_keep_others_waiting(settings: Config, tmp_path: Path) -> None:
-    """More connections than there are threads, each silent in the middle of its request."""
-    program = SERVE.replace(
-        "serve(load())", "import api.serve as s; s.STALL_SECONDS = 1; serve(load())"
-    )
+@pytest.mark.parametrize("trickling", [False, True])
+def test_slow_bodies_do_not_keep_others_waiting(
+    settings: Config, tmp_path: Path, trickling: bool
+) -> None:
+    """More connections than threads, of which none sends more of its body, or each some bytes."""
+    limit = "api.worker.BODY_SECONDS" if trickling else "api.serve.STALL_SECONDS"
+    few = f"import api.serve, api.worker; api.serve.THREADS = 6; {limit} = 2; serve(load())"
     host, port = settings.listen.split(":")
     token = make_issuer(settings).user_token("ada")
-    head = f"PUT /v1/blobs/sha256:{'0' * 64} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
+    head = f"PUT /v1/blobs/sha256:{'0' * 64} HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n"
     head += f"Authorization: Bearer {token}\r\n\r\nf"
     one_process = settings.model_copy(update={"api_workers": 1})
-    with running(one_process, tmp_path / "log", program), ExitStack() as silent:
-        for _ in range(20):
-            peer = silent.enter_context(socket.create_connection((host, int(port)), timeout=5))
+    program = SERVE.replace("serve(load())", few)
+    with running(one_process, tmp_path / "log", program), ExitStack() as slow:
+        peers = [
+            slow.enter_context(socket.create_connection((host, int(port)), timeout=5)) for _ in range(9)
+        ]
+        for peer in peers:
             peer.sendall(head.encode())
-        with Client(f"http://{settings.listen}", retries=Retries(deadline=20, read=20)) as client:
+        patience = Retries(deadline=20, read=20)
+        with (
+            ThreadPoolExecutor(1) as pool,
+            Client(f"http://{settings.listen}", retries=patience) as client,
+        ):
             start = time.monotonic()
-            assert client.health().status == "ok"
-            assert time.monotonic() - start < 15
+            healthy = pool.submit(client.health)
+            while not healthy.done() and trickling:
+                for peer in peers:
+                    with suppress(OSError):
+                        peer.sendall(b"o")
+                time.sleep(0.1)
+            assert healthy.result().status == "ok"
+            assert 1 < time.monotonic() - start < 15, "no thread was free until then"
 
 
 def test_headers_that_trickle_in_take_nobodys_thread(settings: Config, tmp_path: Path) -> None:
@@ -170,9 +185,8 @@ def test_headers_that_trickle_in_take_nobodys_thread(settings: Config, tmp_path:
 
 def test_peers_that_take_nothing_do_not_keep_others_waiting(settings: Config, tmp_path: Path) -> None:
     """The kernel sends segments by itself; it gives up on such peers, too."""
-    program = SERVE.replace(
-        "serve(load())", "import api.serve as s; s.STALL_SECONDS = 1; serve(load())"
-    )
+    few = "import api.serve as s; s.THREADS = 6; s.STALL_SECONDS = 1; serve(load())"
+    program = SERVE.replace("serve(load())", few)
     with closing(open_repository(settings)) as repository:
         data = os.urandom(SEGMENT)
         image = push_library(repository.images, "large", data)
