@@ -51,8 +51,8 @@ operator apply --wait --timeout 300 examples/worker-cluster.yaml >/dev/null
 submit=$(docker ps -q --filter "label=com.docker.compose.project=$VMJOBS_GRID" \
     --filter label=com.docker.compose.service=submit)
 # at_submit COMMAND: a physicist's shell at the submit host, in a directory of this run.
-folder=/var/lib/vmjobs/spool/demo-$$
-at_submit() { docker exec -i -u vmjobs "$submit" sh -euc "mkdir -p $folder && cd $folder && $1"; }
+folder=/home/physicist/demo-$$
+at_submit() { docker exec -i -u physicist "$submit" sh -euc "mkdir -p $folder && cd $folder && $1"; }
 at_submit 'condor_submit -terse -' <examples/virtual-cluster.sub >/dev/null
 at_submit 'condor_wait -wait 300 virtual-cluster.log' >/dev/null
 operator show workers | tee "$out/cluster.txt"

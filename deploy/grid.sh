@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 
 state=${VMJOBS_GRID_STATE:-build/grid}
 engine=build/engine # one engine serves all grids of this checkout
+authorities=$PWD/$state/authorities.pem
 made=build/container-images # names of those that were not there before; outlives the containers
 # shellcheck source=/dev/null
 . deploy/project
@@ -83,7 +84,7 @@ up() {
     say "images of vmjobs"
     compose build secrets node1 builder >"$state/build.log" 2>&1 || die "$(tail -n 40 "$state/build.log")"
     if [ -n "$(container api)" ]; then
-        VMJOBS_API_PORT=$(docker port "$(container api)" 8080 | sed -n 's/.*://p;q')
+        VMJOBS_API_PORT=$(docker port "$(container api)" 8443 | sed -n 's/.*://p;q')
     else
         VMJOBS_API_PORT=$(free_port)
     fi
@@ -93,20 +94,24 @@ up() {
     # shellcheck disable=SC2086
     compose up -d --no-build $services >"$state/up.log" 2>&1 || die "$(tail -n 40 "$state/up.log")"
     wait_healthy
-    docker exec -u vmjobs "$(container submit)" /usr/share/vmjobs/grid/standby
+    for user in vmjobs physicist; do
+        docker exec -u $user "$(container submit)" /usr/share/vmjobs/grid/standby
+    done
+    write_authorities
     (
         umask 077
         docker exec "$(container api)" vmjobs token create user "$(id -un)" >"$state/token"
     )
     cat >"$state/env" <<END
-export VMJOBS_API_URL=http://127.0.0.1:$VMJOBS_API_PORT
+export VMJOBS_API_URL=https://127.0.0.1:$VMJOBS_API_PORT
+export REQUESTS_CA_BUNDLE=$authorities CURL_CA_BUNDLE=$authorities
 export VMJOBS_TOKEN_FILE=$PWD/$state/token
 export VMJOBS_GRID=$COMPOSE_PROJECT_NAME
 export PATH=$PWD/.venv/bin:\$PATH
 END
     say "images for the library"
     publish
-    say "the grid is up: http://127.0.0.1:$VMJOBS_API_PORT; eval \"\$(make -s env)\" to use it"
+    say "the grid is up: https://127.0.0.1:$VMJOBS_API_PORT; eval \"\$(make -s env)\" to use it"
 }
 
 renew() {
@@ -115,13 +120,22 @@ renew() {
     up
 }
 
+# What this machine's programs trust already, and who signed the API's certificate.
+write_authorities() {
+    known=${REQUESTS_CA_BUNDLE:-/etc/ssl/certs/ca-certificates.crt}
+    [ "$known" != "$authorities" ] || known=/etc/ssl/certs/ca-certificates.crt
+    { cat "$known" && docker exec "$(container api)" cat /etc/vmjobs/ca.pem; } >"$authorities.new"
+    mv "$authorities.new" "$authorities"
+}
+
 # Every image of the local store that has a plain name becomes the library's. What is there already costs
 # one question; what changed, its changed blocks.
 publish() {
-    VMJOBS_API_URL=http://127.0.0.1:$VMJOBS_API_PORT
+    VMJOBS_API_URL=https://127.0.0.1:$VMJOBS_API_PORT
     VMJOBS_TOKEN_FILE=$PWD/$state/admin-token
     VMJOBS_IMAGE_DIR=${VMJOBS_IMAGE_DIR:-$PWD/build/images}
-    export VMJOBS_API_URL VMJOBS_TOKEN_FILE VMJOBS_IMAGE_DIR
+    REQUESTS_CA_BUNDLE=$authorities
+    export VMJOBS_API_URL VMJOBS_TOKEN_FILE VMJOBS_IMAGE_DIR REQUESTS_CA_BUNDLE
     [ -s "$state/admin-token" ] || administrate
     push_all || { administrate && push_all; } || die "$(tail -n 20 "$state/publish.log")"
     sed -n '/ unchanged$/!s/^library\/.*/    &/p' "$state/publish.log"

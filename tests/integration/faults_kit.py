@@ -144,7 +144,7 @@ def _beside(grid: Grid, service: str, shared: str, rights: Sequence[str], *comma
 KNOCK = """
 import socket, sys
 try:
-    socket.create_connection((sys.argv[1], 8080), 2).close()
+    socket.create_connection((sys.argv[1], 8443), 2).close()
 except OSError as error:
     print("no way:", error)
 else:

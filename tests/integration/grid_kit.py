@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 NODES = ("node1", "node2")
+#: Whose HTCondor's own jobs are. The service's jobs are those of "vmjobs".
+PHYSICIST = "physicist"
 #: By how much a machine that has more to do is slower: all that is waited for may take so much longer.
 PATIENCE = float(os.environ.get("VMJOBS_PATIENCE", "1"))
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from grid_kit import NODES, PATIENCE, Grid, wait_for
+from grid_kit import NODES, PATIENCE, PHYSICIST, Grid, wait_for
 
 from vmjobs.client import Client
 from vmjobs.client.transport import Retries
@@ -108,11 +108,11 @@ class Submitter:
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.folder = f"/var/lib/vmjobs/spool/{uuid.uuid4().hex}"
+        self.folder = f"/home/{PHYSICIST}/{uuid.uuid4().hex}"
         self("mkdir", self.folder)
 
     def __call__(self, *command: str, check: bool = True) -> str:
-        return self.grid.on("submit", *command, user="vmjobs", check=check)
+        return self.grid.on("submit", *command, user=PHYSICIST, check=check)
 
     def submit(self, cluster: str, script: str, lease: int = 300) -> str:
         """By Condor-C to the site, for machines of one virtual cluster."""

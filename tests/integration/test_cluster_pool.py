@@ -17,7 +17,7 @@ from signal import SIGTERM
 from typing import Any, Final
 
 import pytest
-from grid_kit import ROOT, Grid, run, wait_for
+from grid_kit import PHYSICIST, ROOT, Grid, run, wait_for
 
 from condor.worker import WorkerKit
 from vmjobs.cluster.member import Goal
@@ -192,7 +192,7 @@ class Queue:
         self.grid = grid
         self.ids: list[str] = []
 
-    def submit(self, cluster: str, script: str, who: str = "vmjobs", **extra: str) -> str:
+    def submit(self, cluster: str, script: str, who: str = PHYSICIST, **extra: str) -> str:
         lines = {
             "executable": "/bin/sh",
             "transfer_executable": "false",

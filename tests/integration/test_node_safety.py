@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import requests
-from grid_kit import NODES, Grid, wait_for
+from grid_kit import NODES, PHYSICIST, Grid, wait_for
 from secrets_kit import STRANGER, feed
 from unchanged_kit import Desk, where
 from wrapper_kit import build_evil
@@ -24,7 +24,7 @@ from vmjobs.model import Job, JobSpec, JobState, StreamName
 TRIES = Path(__file__).with_name("node_tries.py").read_text("utf-8")
 STATE = "/var/lib/vmjobs/agent"
 AGENT = "vmjobs-agent"
-#: As whom jobs run on a node. Their owner's own try is the control of what the socket says.
+#: As whom the service's jobs run on a node. That account's own try is the control.
 OWNER = "vmjobs"
 #: A guest's kernel, or its QEMU, by its command line, and its name.
 KERNEL = {
@@ -203,10 +203,10 @@ def test_nothing_of_an_unchanged_jobs_machine_is_in_anothers_reach(grid: Grid) -
         own = {"folders": [holding(mark, "/var/lib/condor/execute")]}
         own["files"] = [f"{own['folders'][0]}/{name}" for name in (".job.ad", "_condor_stdout", "data")]
         assert all(len(agents[kind]) >= 2 for kind in agents), agents
-        for theirs, wish in ((AGENT, agents), (OWNER, own)):
+        for theirs, wish in ((AGENT, agents), (PHYSICIST, own)):
             control = tries(grid, node, theirs, wish)
             assert set(control.values()) == {"ok"}, control
-            for user in {AGENT, OWNER, STRANGER} - {theirs}:
+            for user in {AGENT, OWNER, PHYSICIST, STRANGER} - {theirs}:
                 got = tries(grid, node, user, wish)
                 assert got.keys() == control.keys()
                 assert {said.partition(":")[0] for said in got.values()} == {"PermissionError"}, got
@@ -224,7 +224,7 @@ def test_nothing_of_a_machine_is_in_anothers_reach(victim: Victim) -> None:
     refused = {name: said for name, said in control.items() if said != "ok" and name not in tokens}
     assert not refused, refused
     assert tokens
-    for user in (STRANGER, OWNER):
+    for user in (STRANGER, PHYSICIST, OWNER):
         got = victim.tries(user)
         assert got.keys() == control.keys()
         open_to = {name for name, said in got.items() if said == "ok"}
@@ -268,7 +268,7 @@ def test_the_agents_socket_knows_who_asks(victim: Victim) -> None:
 
     assert victim.job.id in status(OWNER)
     assert victim.job.id in status(AGENT)
-    assert status(STRANGER) == []
+    assert status(STRANGER) == status(PHYSICIST) == []
     message = {"job": victim.job.id, "token": victim.tokens["other"]}
     for user in (STRANGER, OWNER):
         assert victim.ask_agent(user, type="run", **message)["type"] == "error"
@@ -324,7 +324,8 @@ def test_a_jobs_token_is_good_for_no_other_job(victim: Victim) -> None:
 def test_the_spool_is_the_services_alone(victim: Victim) -> None:
     place = f"/var/lib/vmjobs/spool/{victim.job.array}/{victim.job.id}/job.token"
     assert victim.grid.on("submit", "cat", place, user=OWNER)
-    assert victim.grid.on("submit", "cat", place, user=STRANGER, check=False) == ""
+    for user in (STRANGER, PHYSICIST):
+        assert victim.grid.on("submit", "cat", place, user=user, check=False) == ""
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def test_a_job_runs_unchanged(desk: Desk) -> None:
     steps = ("Stage", "Boot", "Run", "Collect")
     assert all(ad[f"ChirpVM{step}Seconds"] > 0 for step in steps)
     out = desk.read("out").splitlines()
-    assert out[:4] == ['<it\'s><a  b><$$><><"x">', "two words", "from a file", "vmjobs"]
+    assert out[:4] == ['<it\'s><a  b><$$><><"x">', "two words", "from a file", "physicist"]
     assert "Linux vmjob-0 " in out[4]
     assert out[5:] == ["3", "1", "1"]
     assert desk.read("err") == "problem\n"

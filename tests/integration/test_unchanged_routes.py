@@ -163,7 +163,7 @@ def test_a_job_comes_back_with_all_that_is_its_own(jobs: Jobs, way: str) -> None
     assert (ad["JobStatus"], ad.get("ExitCode"), ad["ExitBySignal"]) == (4, 3, False), ad
     assert ad["ChirpVMRunSeconds"] > 0
     out = desk.read("out").splitlines()
-    assert out == ["<it's><a  b>", "two words", "from a file", "vmjobs", "vmjob-0"]
+    assert out == ["<it's><a  b>", "two words", "from a file", "physicist", "vmjob-0"]
     assert desk.read("err") == "problem\n"
     assert desk.read("made") == "result\n"
     assert desk.read("data") == "from a file\nagain\n"

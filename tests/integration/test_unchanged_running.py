@@ -98,7 +98,7 @@ def test_condor_ssh_to_job_leads_into_the_machine(site: Desk) -> None:
         "sh", "-c", 'condor_ssh_to_job -auto-retry "$1" "$2"; echo $?', "sh", cluster, command
     )
     lines = answer.splitlines()
-    assert lines[-5:] == ["vmjob-0", "from a file", "vmjobs", "two words", "5"], answer
+    assert lines[-5:] == ["vmjob-0", "from a file", "physicist", "two words", "5"], answer
     # In a terminal.
     terminal = ("condor_ssh_to_job", "-ssh", "ssh -tt")
     shown = site(*terminal, cluster, "tty; uname -n; exit 6", check=False)

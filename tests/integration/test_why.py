@@ -88,7 +88,7 @@ def test_a_job_whose_image_is_not_there(desk: Desk) -> None:
     token = Path(os.environ["VMJOBS_TOKEN_FILE"]).read_text("ascii").strip()
     desk.write("token", token)
     desk("chmod", "600", f"{desk.folder}/token")
-    ask = ("env", f"VMJOBS_TOKEN_FILE={desk.folder}/token", "VMJOBS_API_URL=http://api.grid:8080")
+    ask = ("env", f"VMJOBS_TOKEN_FILE={desk.folder}/token", "VMJOBS_API_URL=https://api.grid:8443")
     findings = json.loads(desk(*ask, "vmjobs", "job", "why", cluster, "--json"))["findings"]
     (found,) = [finding for finding in findings if finding["code"] == "IMAGE_MISSING"]
     assert "no-such-image" in found["message"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from grid_kit import PATIENCE, Grid, wait_for
+from grid_kit import PATIENCE, PHYSICIST, Grid, wait_for
 
 #: A job's way from the queue to its end, on a machine that has more to do.
 PATIENT = 240.0 * PATIENCE
@@ -52,7 +52,7 @@ class Desk:
     clusters: list[str] = field(default_factory=list)
 
     def __call__(self, *command: str, check: bool = True) -> str:
-        return self.grid.on(self.host, *command, user="vmjobs", check=check)
+        return self.grid.on(self.host, *command, user=PHYSICIST, check=check)
 
     def write(self, name: str, text: str) -> None:
         self("sh", "-c", 'printf %s "$1" >"$2"', "sh", text, f"{self.folder}/{name}")
