@@ -232,8 +232,12 @@ class Config(BaseModel):
     @field_validator("api_url")
     @classmethod
     def _web_address(cls, value: str) -> str:
-        address = urlsplit(value)
-        if address.scheme not in {"http", "https"} or not address.hostname:
+        try:
+            address = urlsplit(value)
+            good = address.scheme in {"http", "https"} and address.hostname and address.port != 0
+        except ValueError:  # brackets without an address in them, or a port beyond 65535
+            good = False
+        if not good:
             raise ValueError(f"must be http://HOST:PORT or https://HOST, not {value!r}")
         return value
 
