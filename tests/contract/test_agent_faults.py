@@ -67,6 +67,6 @@ def test_a_node_says_what_keeps_it_from_running_jobs(site: Site, tmp_path: Path)
 def test_a_node_without_the_account_of_its_jobs_offers_nothing(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VMJOBS_JOB_USER", "no-such-account")
+    monkeypatch.setenv("VMJOBS_JOB_USERS", "root, no-such-account")
     with serving(site.app) as url, started(site, url, tmp_path / "node") as node:
         takes_no_jobs(node, "account", "this node has no account no-such-account, as which jobs run")

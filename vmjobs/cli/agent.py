@@ -111,7 +111,7 @@ def _serve(settings: Config) -> None:
 
     hands = _hands(settings, spoken.resolve)
     handed.clear(hands.spool)
-    checks = NodeChecks(settings.state_dir, _image_directory(settings), settings.job_user)
+    checks = NodeChecks(settings.state_dir, _image_directory(settings), settings.job_users)
     service = Agent(made, open_job, describe, hands, checks=checks.faults)
     service.remember(leftovers)
     hypervisors.on_loss = service.standing.on_rest = checks.on_change = service.announce
