@@ -52,6 +52,12 @@ class ShareQuery(Strict):
     wait: float = Field(0, ge=0, le=30, description="seconds to wait for another one, 25 at most")
 
 
+class AnnouncementQuery(Strict):
+    """What the agent wants beside."""
+
+    renew: bool = Field(False, description="a new token, in the second half of the present one's life")
+
+
 class ConsoleQuery(Strict):
     """Of which machine, and where to append."""
 
@@ -105,6 +111,7 @@ def _shown(nodes: Sequence[Node]) -> tuple[Node, ...]:
     "putNode",
     tag=TAG,
     access=AGENT,
+    query=AnnouncementQuery,
     body=Node,
     replies={200: Reply("noted; this is what the node may do", NodeWishes)},
 )
@@ -116,7 +123,11 @@ def put(name: str) -> Response:
         fault = Fault("name", "mismatch", "differs from the name in the URL")
         raise InvalidRequest("the body is about another node than the URL", faults=[fault])
     backend().repository.put_node(node)
-    return json_reply(backend().images.wishes(node))
+    wishes = backend().images.wishes(node)
+    if read_query(AnnouncementQuery).renew:
+        token = backend().issuer.renewed_node_token(caller())
+        wishes = wishes.model_copy(update={"token": token})
+    return json_reply(wishes)
 
 
 # --------------------------------------------------------------------------- virtual clusters

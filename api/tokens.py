@@ -169,6 +169,12 @@ class Issuer:
         """A token for an execute node: it may announce itself by that name and read images."""
         return self._mint(node, [Scope.NODE], lifetime)
 
+    def renewed_node_token(self, old: Principal) -> str:
+        """A token like a node's own, which begins now; "": its own is in the first half of its life."""
+        if self._clock() < (old.issued + old.expires) / 2:
+            return ""
+        return self.node_token(old.subject, old.expires - old.issued)
+
     def rooster_token(self, pool: str, lifetime: float = ROOSTER_LIFETIME) -> str:
         """A token for a pool's condor_rooster: it may have clusters wake, and nothing else."""
         return self._mint(pool, [Scope.WAKE], lifetime)

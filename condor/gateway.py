@@ -16,7 +16,8 @@ from typing import Final
 from condor import names
 from condor.idtoken import mint
 from condor.worker import ACCOUNTS_PER_CPU, escaped
-from vmjobs.errors import Fault, InvalidSpec
+from vmjobs.cluster.wire import PoolToken
+from vmjobs.errors import Fault, Forbidden, InvalidSpec
 from vmjobs.gateway.spec import Gateway, GatewayMachine, Role
 
 #: The account of people, on the user interface and wherever their jobs and files are.
@@ -27,9 +28,9 @@ CHECK: Final = "check"
 WORKER_USER: Final = "worker-"
 #: Of the pool's signing key, in HTCondor's directory of keys.
 KEY_NAME: Final = "gateway"
-#: Tokens are made anew whenever a machine starts, and nobody renews those of one that runs. They are of
-#: use on the private network alone; installing a gateway anew ends them all.
-TOKEN_LIFETIME: Final = timedelta(days=3650)
+#: Tokens are made anew whenever a machine starts, and while it runs once half of this is over. They are
+#: of use on the private network alone; installing a gateway anew ends them all.
+TOKEN_LIFETIME: Final = timedelta(days=30)
 #: A collector refuses tokens of the future, and a guest's clock may be behind.
 CLOCK_SLACK: Final = timedelta(minutes=10)
 
@@ -82,6 +83,33 @@ class GatewayKit:
             **own(gateway, machine, secrets),
         }
 
+    def token(
+        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+    ) -> PoolToken:
+        """A new token, as there is one among a machine's files.
+
+        Raises:
+            Forbidden: machines of this role have none.
+        """
+        users: Mapping[Role, tuple[str, ...]] = {
+            Role.COMPUTING_ELEMENT: ("condor",),
+            Role.USER_INTERFACE: (PERSON, "READ", "WRITE"),
+            Role.WORKER: (WORKER_USER + machine.name, "ADVERTISE_STARTD", "READ"),
+        }
+        if machine.role not in users:
+            raise Forbidden(f"a {machine.role} needs no token")
+        user, *authorizations = users[machine.role]
+        begin, identity = self._clock() - CLOCK_SLACK, f"{user}@{gateway.domain}"
+        token = mint(
+            secrets[POOL_KEY],
+            KEY_NAME,
+            identity,
+            now=begin,
+            lifetime=TOKEN_LIFETIME,
+            authorizations=authorizations,
+        )
+        return PoolToken(token=token, identity=identity, expires=begin + TOKEN_LIFETIME)
+
     # ----------------------------------------------------------------- roles
 
     def _computing_element(
@@ -92,7 +120,7 @@ class GatewayKit:
             "91-gateway-site.conf": _shipped("config", "site.conf"),
             "person": _lines(PERSON),
             "pool-key": secrets[POOL_KEY],
-            "token": self._token(gateway, secrets, "condor"),
+            "token": self._token(gateway, machine, secrets),
         }
 
     def _user_interface(
@@ -102,7 +130,7 @@ class GatewayKit:
             **_condor(gateway, machine, "90-gateway-condor.conf", "93-gateway-ui.conf"),
             "91-gateway-submit.conf": _shipped("config", "submit.conf"),
             "person": _lines(PERSON),
-            "token": self._token(gateway, secrets, PERSON, "READ", "WRITE"),
+            "token": self._token(gateway, machine, secrets),
             "storage-keytab": _keytab(PERSON, secrets[STORAGE_KEY]),
             "example.sub": _example(gateway),
         }
@@ -111,7 +139,6 @@ class GatewayKit:
         self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
     ) -> _Files:
         accounts = [f"slot1-{n}" for n in range(1, ACCOUNTS_PER_CPU * machine.cpus + 1)]
-        user = WORKER_USER + machine.name
         # To others its users are nobody: this domain is its own.
         slots = {f"SLOT1_{n}_USER": account for n, account in enumerate(accounts, 1)}
         here = {"UID_DOMAIN": gateway.fqdn(machine), **slots}
@@ -119,21 +146,11 @@ class GatewayKit:
             **_condor(gateway, machine, "98-gateway-worker.conf", **here),
             names.STARTD_CONFIG: _shipped("worker", "startd.conf"),
             "accounts": _lines(*accounts),
-            "token": self._token(gateway, secrets, user, "ADVERTISE_STARTD", "READ"),
+            "token": self._token(gateway, machine, secrets),
         }
 
-    def _token(
-        self, gateway: Gateway, secrets: Mapping[str, bytes], user: str, *authorizations: str
-    ) -> bytes:
-        token = mint(
-            secrets[POOL_KEY],
-            KEY_NAME,
-            f"{user}@{gateway.domain}",
-            now=self._clock() - CLOCK_SLACK,
-            lifetime=TOKEN_LIFETIME,
-            authorizations=authorizations,
-        )
-        return _lines(token)
+    def _token(self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]) -> bytes:
+        return _lines(self.token(gateway, machine, secrets).token)
 
 
 def check(gateway: Gateway) -> None:

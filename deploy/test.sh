@@ -1,8 +1,9 @@
-#!/bin/sh
+#!/bin/bash
 # All tests: test.sh [soak] [PYTEST ARGUMENT...]. They have a grid and images of their own in build/test, which are
 # renewed at the start and taken down at the end; no other grid is touched. test.sh down removes what is left of one.
 # soak: tests that take minutes each: what dies under clusters and jobs, with a line about each, and large images.
 # What each phase and test took is in build/test/results; nothing that fails is run again.
+# Not sh: job control of Debian's needs a terminal.
 set -eu
 cd "$(dirname "$0")/.."
 # shellcheck source=/dev/null
@@ -11,6 +12,9 @@ export VMJOBS_PROJECT="$COMPOSE_PROJECT_NAME-test" VMJOBS_GRID_STATE=build/test/
 if [ "${1:-}" = down ]; then exec deploy/grid.sh down; fi
 
 results=build/test/results
+rm -rf $results
+mkdir -p $results
+beside=
 
 # phase NAME COMMAND...: runs it, and notes how long it took.
 phase() {
@@ -31,20 +35,10 @@ tests() {
         --junit-xml="$results/$name.xml" "$@"
 }
 
-# What needs no grid.
-if [ "${1:-}" = gridless ]; then
-    tests unit tests/unit -n 2
-    tests contract tests/contract -n 2 --dist loadfile -m 'not soak'
-    exit
-fi
-
-rm -rf $results
-mkdir -p $results
-beside=
 finish() {
     status=$?
     trap '' EXIT INT TERM
-    [ -z "$beside" ] || { kill -s INT -- "-$beside" && wait "$beside"; } 2>/dev/null || true
+    [ -z "$beside" ] || { kill -INT -- "-$beside" && wait "$beside"; } 2>/dev/null || true
     deploy/grid.sh remove
     .venv/bin/python tests/report.py $results || true
     exit $status
@@ -75,11 +69,20 @@ if [ "${1:-}" = soak ]; then
     phase grid grid
     tests soak-grid tests/integration -n 0 -m soak "$@"
 else
-    phase "lint and images" make -s --no-print-directory -j 3 lint test-images
-    # Jobs on the grid wait for the scheduler most of their time: tests that need no grid run beside them, in a
-    # process group of their own, which is interrupted with this.
-    setsid env --default-signal=INT deploy/test.sh gridless >$results/beside.log 2>&1 </dev/null &
+    # Builds of images and jobs on the grid wait most of their time. Tests that need no grid run beside them, in a
+    # process group of their own; contract tests need the images.
+    exec 9>$results/images.lock
+    flock 9
+    set -m
+    {
+        tests unit tests/unit -n 2
+        flock $results/images.lock true
+        tests contract tests/contract -n 2 --dist loadfile -m 'not soak'
+    } >$results/beside.log 2>&1 </dev/null 9>&- &
     beside=$!
+    set +m
+    phase "lint and images" make -s --no-print-directory -j 3 lint test-images
+    exec 9>&-
     phase grid grid
     tests integration tests/integration -n 4 --dist loadfile -m 'not disruptive and not soak' "$@"
     tests faults tests/integration -n 0 -m 'disruptive and not soak' "$@"

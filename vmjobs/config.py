@@ -185,10 +185,10 @@ class Config(BaseModel):
     condor_user: str = Field(
         "condor", description="whose processes HTCondor's starters are, beside root"
     )
-    job_user: str = Field(
-        "",
-        description="account as which the service's jobs run here; while it is missing the node offers "
-        "nothing; empty: not checked",
+    job_users: tuple[str, ...] = Field(
+        (),
+        description="accounts as which jobs run here, the service's and people's own; while one is "
+        "missing the node offers nothing; empty: not checked",
     )
     cluster_cpus: int = Field(0, ge=0, description="processors for machines of virtual clusters")
     cluster_memory: int = Field(
@@ -232,8 +232,12 @@ class Config(BaseModel):
     @field_validator("api_url")
     @classmethod
     def _web_address(cls, value: str) -> str:
-        address = urlsplit(value)
-        if address.scheme not in {"http", "https"} or not address.hostname:
+        try:
+            address = urlsplit(value)
+            good = address.scheme in {"http", "https"} and address.hostname and address.port != 0
+        except ValueError:  # brackets without an address in them, or a port beyond 65535
+            good = False
+        if not good:
             raise ValueError(f"must be http://HOST:PORT or https://HOST, not {value!r}")
         return value
 
@@ -279,9 +283,9 @@ class Config(BaseModel):
         pairs = [item.partition("=") for item in value.split(";") if item.strip()]
         return {name.strip(): resource.strip() for name, _, resource in pairs}
 
-    @field_validator("hypervisors", mode="before")
+    @field_validator("hypervisors", "job_users", mode="before")
     @classmethod
-    def _kinds_from_text(cls, value: Any) -> Any:
+    def _words_from_text(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
     @property

@@ -461,3 +461,13 @@ class RoleKit(Protocol):
         self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
     ) -> Mapping[str, bytes]:
         """Contents by name; ``script`` is one of them. secrets: as they were made for this gateway."""
+
+    def token(
+        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+    ) -> PoolToken:
+        """A token for a machine that asks ``GET /v1/token`` of its endpoint. SIGUSR2 tells it when half
+        of the token's life is over, to ask again.
+
+        Raises:
+            Forbidden: it has none.
+        """

@@ -282,9 +282,13 @@ class PrefetchState(Envelope):
 
 
 class NodeWishes(Envelope):
-    """The answer to a node's announcement: images that it is to fetch when it has time."""
+    """The answer to a node's announcement: images that it is to fetch when it has time.
+
+    token: a new one, where the node has asked and its own is in the second half of its life.
+    """
 
     prefetch: tuple[Digest, ...] = ()
+    token: str = ""
 
 
 class BuildState(StrEnum):

@@ -6,10 +6,12 @@
 #   service       becomes the service, by: become PROGRAM...
 #   check         true if the service answers; what is wrong, else, on its standard output
 #   stop_service  asks the process $service to end
+#   renew         has the machine's new token in its place, where it has any
 #
 # Signals come to the whole process group: what they are not for has a session of its own.
 #
 #   USR1  freeze: /job does not change until USR2 thaws it, or frozen_seconds are over
+#   USR2  thaw; there may be a new token
 #   TERM  shut down, and end with status 0
 set -u
 umask 022
@@ -137,10 +139,33 @@ stop_thaw_timer() {
 
 # --------------------------------------------------------------------------- the service
 
-# watch: says when the service begins to answer, when it no longer does, and when it does again.
+renew() { :; }
+
+# renew_token PATH OWNER: the machine's token, from its endpoint. The job's own token is never an argument, so no wget,
+# but the guest program's HTTP with pipes of our own.
+renew_token() {
+    (
+        umask 077
+        run=/run/vmjobs-gateway
+        mkdir -p "$run" && cd "$run" || exit
+        # shellcheck source=/dev/null
+        . /run/vmjobs/job/job.env
+        # shellcheck source=/dev/null
+        . /usr/lib/vmjobs/base.sh
+        # shellcheck source=/dev/null
+        . /usr/lib/vmjobs/http.sh
+        [ -p main.ask ] || make_fifos || exit
+        http main GET /v1/token >"$here/token" && [ -s "$here/token" ] &&
+            [ "$(size_of "$here/token")" = "${http_length:-0}" ]
+    ) && put_secret token "$1" "$2"
+}
+
+# watch: says when the service begins to answer, when it no longer does, and when it does again. Before, it takes the
+# token that there is now: it is started again when there is a new one.
 watch() {
-    last=
+    last='' renewed=''
     while :; do
+        [ -n "$renewed" ] || ! renew || renewed=1
         if problem=$(check); then
             now=up
         else

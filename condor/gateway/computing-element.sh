@@ -16,6 +16,8 @@ prepare() {
     put_secret token "$tokens/gateway" root:root
 }
 
+renew() { renew_token "$tokens/gateway" root:root; }
+
 service() { become condor_master -f; }
 
 check() {

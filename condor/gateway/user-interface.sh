@@ -18,6 +18,11 @@ prepare() {
     put example.sub "$home/example.sub" "$person:$person"
 }
 
+renew() {
+    read -r person <"$here/person"
+    renew_token "$data/people/$person/.condor/tokens.d/gateway" "$person:$person"
+}
+
 service() { become condor_master -f; }
 
 check() { answers 'the schedd' condor_q -totals; }

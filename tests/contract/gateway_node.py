@@ -6,9 +6,12 @@ As a program it is ``vmjobs``, to be run as a supervisor, and killed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from importlib import resources
 
 from vmjobs.cli import gateway_install, gateway_support
 from vmjobs.cli.main import main
+from vmjobs.cluster.wire import PoolToken
 from vmjobs.gateway.spec import Gateway, GatewayMachine
 
 SCRIPT = rb"""#!/bin/sh
@@ -16,7 +19,11 @@ trap 'sync; echo frozen-$boots > /job/frozen; sync; echo "vmjobs-gateway: frozen
 trap 'echo "vmjobs-gateway: thawed"; say_up' USR2
 trap 'echo "boots $boots ended"; exit 0' TERM
 here=$PWD
-say_up() { echo "vmjobs-gateway: up"; }
+say_up() { take_token; echo "vmjobs-gateway: up"; }
+take_token() (
+    . "$here/common.sh"
+    renew_token /run/own/token root:root && echo "has $(cat /run/own/token)"
+)
 boots=$(($(cat /job/boots 2>/dev/null || echo 0) + 1))
 echo "$boots" > /job/boots
 echo "root $(cat /etc/boots 2>/dev/null || echo fresh)"
@@ -45,13 +52,24 @@ done
 class CountingKit:
     """Machines of any role; a secret that is made once."""
 
+    minted = 0
+
     def secrets(self, gateway: Gateway) -> Mapping[str, bytes]:
         return {"key": f"the key of {gateway.name}".encode()}
 
     def files(
         self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
     ) -> Mapping[str, bytes]:
-        return {"script": SCRIPT, "reach": REACH, "secret": secrets["key"]}
+        common = (resources.files("condor") / "gateway" / "common.sh").read_bytes()
+        return {"script": SCRIPT, "reach": REACH, "secret": secrets["key"], "common.sh": common}
+
+    def token(
+        self, gateway: Gateway, machine: GatewayMachine, secrets: Mapping[str, bytes]
+    ) -> PoolToken:
+        """One of many, each of which is good for seconds."""
+        self.minted += 1
+        expires = datetime.now(UTC) + timedelta(seconds=20)
+        return PoolToken(token=f"token {self.minted} of {machine.name}", identity="", expires=expires)
 
 
 def with_kit(arguments: list[str] | None = None) -> None:

@@ -45,6 +45,7 @@ case $do in
 hello) ;;
 count) n=0; while :; do n=$((n + 1)); echo "count=$n"; usleep 50000; done ;;
 spin) echo "spinning"; while :; do :; done ;;
+unplugged) network; ip link set $card down; sleep 2 ;;
 work)
     mount -t tmpfs tmp /tmp
     dd if=/dev/zero of=/tmp/fill bs=1M count=64 2>/dev/null

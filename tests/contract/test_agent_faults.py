@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -64,9 +65,23 @@ def test_a_node_says_what_keeps_it_from_running_jobs(site: Site, tmp_path: Path)
         takes_jobs(node)
 
 
+def test_a_node_whose_token_is_half_spent_gets_a_new_one(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(site.app) as url, started(site, url, tmp_path / "node") as node:
+        takes_jobs(node)
+        token = node.folder / "token"
+        with monkeypatch.context() as earlier:
+            earlier.setattr(site.issuer, "_clock", lambda: time.time() - 600)
+            old = site.issuer.node_token(NODE, lifetime=1000.0)
+        token.write_text(old)
+        wait_until(lambda: token.read_text() != old, SECONDS, "it has a new one")
+        takes_jobs(node)
+
+
 def test_a_node_without_the_account_of_its_jobs_offers_nothing(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VMJOBS_JOB_USER", "no-such-account")
+    monkeypatch.setenv("VMJOBS_JOB_USERS", "root, no-such-account")
     with serving(site.app) as url, started(site, url, tmp_path / "node") as node:
         takes_no_jobs(node, "account", "this node has no account no-such-account, as which jobs run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,27 @@ def test_node_announces_itself(site: Site) -> None:
     assert listed == user("GET", "/v1/nodes/wn1.grid").get_json()
     assert (listed["cpus"], listed["hypervisors"][0]["kind"]) == (8, "uml")
     user.problem(404, "GET", "/v1/nodes/wn2.grid")
+
+
+def test_a_node_renews_its_token_in_the_second_half_of_its_life(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life, now = 1000.0, time.time()
+    old = site.issuer.node_token("wn1.grid", life)
+    agent = site.caller(old)
+
+    def renewed(words: str = "?renew=true") -> str:
+        answer = agent("PUT", f"/v1/nodes/wn1.grid{words}", json=node())
+        assert answer.status_code == 200
+        return str(answer.get_json()["token"])
+
+    assert renewed() == ""
+    monkeypatch.setattr(site.issuer, "_clock", lambda: now + 600)
+    assert renewed("") == ""
+    new = site.issuer.verify(renewed())
+    assert (new.subject, new.scopes) == ("wn1.grid", site.issuer.verify(old).scopes)
+    assert (new.issued, new.expires - new.issued) == (int(now + 600), life)
+    assert new.token_id != site.issuer.verify(old).token_id
 
 
 def test_a_node_speaks_for_itself_only(site: Site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -143,6 +144,8 @@ def test_a_gateway_lives(site: Site) -> None:
     wait_until(lambda: "reached 10.77.0.20" in site.said("one", "ce"), SECONDS, "ce reaches wn")
     wait_until(lambda: "reached 10.77.0.10" in site.said("one", "wn"), SECONDS, "wn reaches ce")
     assert "boot 1 of ce.test.example with the key of one" in site.said("one", "ce")
+    tokens = re.compile(r"has token (\d+) of ce")
+    wait_until(lambda: len(set(tokens.findall(site.said("one", "ce")))) > 1, SECONDS, "a new token")
 
     first.kill()
     first.wait()

@@ -16,7 +16,14 @@ from vmjobs.model import MIB
 
 
 def test_a_node_without_a_fault_says_nothing(tmp_path: Path) -> None:
-    assert NodeChecks(tmp_path, tmp_path / "images", "root").faults() == {}
+    assert NodeChecks(tmp_path, tmp_path / "images", ["root"]).faults() == {}
+
+
+def test_an_account_that_is_missing_among_others(tmp_path: Path) -> None:
+    """HTCondor starts jobs of each person as an account of their own."""
+    said = NodeChecks(tmp_path, tmp_path / "images", ["root", "no-such-account"]).faults()
+    assert list(said) == [Cause.ACCOUNT]
+    assert "no account no-such-account" in said[Cause.ACCOUNT]
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

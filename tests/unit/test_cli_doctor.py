@@ -256,7 +256,7 @@ def test_a_node_without_an_account_or_room_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured(NODE, tmp_path, monkeypatch)
-    monkeypatch.setenv("VMJOBS_JOB_USER", "no-such-account")
+    monkeypatch.setenv("VMJOBS_JOB_USERS", "root no-such-account")
     monkeypatch.setenv("VMJOBS_STATE_DIR", str(tmp_path / "none"))
     found = examined("--for", "node")
     assert not found["account"]["ok"]

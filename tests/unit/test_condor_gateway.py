@@ -11,7 +11,7 @@ import pytest
 
 from condor.gateway import CHECK_KEY, POOL_KEY, STORAGE_KEY, GatewayKit
 from condor.idtoken import mint, sign
-from vmjobs.errors import InvalidSpec
+from vmjobs.errors import Forbidden, InvalidSpec
 from vmjobs.gateway.spec import Gateway, Role, parse_gateway
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -111,7 +111,30 @@ def test_a_worker_can_tell_of_itself_and_nothing_else(
     token = claims(files_of(kit, "wn", secrets)["token"])
     assert (token["sub"], token["iss"]) == ("worker-wn@tier3.example", "tier3.example")
     assert token["scope"] == "condor:/ADVERTISE_STARTD condor:/READ"
-    assert token["exp"] > NOW.timestamp() + 9 * 365 * 86400
+    assert 29 * 86400 < token["exp"] - NOW.timestamp() < 31 * 86400
+
+
+@pytest.mark.parametrize("name", ["ce", "ui", "wn"])
+def test_a_machine_that_runs_gets_a_token_like_its_first(
+    kit: GatewayKit, secrets: dict[str, bytes], name: str
+) -> None:
+    plain = gateway()
+    machine = plain.machine(name)
+    assert machine is not None
+    first = claims(files_of(kit, name, secrets)["token"])
+    later = GatewayKit(clock=lambda: NOW + timedelta(days=15)).token(plain, machine, secrets)
+    passed = 15 * 86400
+    then = {"jti": first["jti"], "iat": first["iat"] + passed, "exp": first["exp"] + passed}
+    assert claims(later.token) | {"jti": first["jti"]} == first | then
+    assert (later.identity, later.expires.timestamp()) == (first["sub"], then["exp"])
+
+
+def test_a_machine_without_htcondor_gets_no_token(kit: GatewayKit, secrets: dict[str, bytes]) -> None:
+    plain = gateway()
+    machine = plain.machine("se")
+    assert machine is not None
+    with pytest.raises(Forbidden, match="needs no token"):
+        kit.token(plain, machine, secrets)
 
 
 def test_people_can_submit_and_not_administer(kit: GatewayKit, secrets: dict[str, bytes]) -> None:

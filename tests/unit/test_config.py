@@ -70,6 +70,12 @@ def test_what_is_no_address_and_port(value: str) -> None:
             load({f"VMJOBS_{name}": value})
 
 
+@pytest.mark.parametrize("value", ["api.example", "ftp://a", "http://", "http://a:99999", "http://[a"])
+def test_what_is_no_url_of_an_api(value: str) -> None:
+    with pytest.raises(ConfigError, match="api_url: must be http://HOST:PORT"):
+        load({"VMJOBS_API_URL": value})
+
+
 def test_an_address_and_a_port() -> None:
     assert host_and_port("127.0.0.1:0") == ("127.0.0.1", 0)
     assert host_and_port("[::1]:9109") == ("::1", 9109)

@@ -10,7 +10,7 @@ import pytest
 from test_gateway_spec import plain
 
 from vmjobs.cluster.member import Goal, Phase
-from vmjobs.cluster.wire import MemberReport, MemberReports
+from vmjobs.cluster.wire import MemberReport, MemberReports, PoolToken
 from vmjobs.errors import Conflict, Forbidden, NotFound
 from vmjobs.gateway.place import GatewayPlace, Installed, member_of, network_files
 from vmjobs.gateway.share import Condition, GatewayShare, Heard, condition_of
@@ -123,9 +123,13 @@ def test_after_a_switch_machines_restart_one_at_a_time(share: GatewayShare) -> N
     assert goals(share) == {"ce": Goal.RUN, "wn": Goal.RUN}
 
 
-def test_machines_bring_their_tokens(share: GatewayShare) -> None:
+def test_a_machine_gets_a_token_by_its_name(share: GatewayShare) -> None:
     with pytest.raises(Forbidden):
         share.token(member_of("ce"), 1)
+    share.mint = lambda name: PoolToken(token="t", identity=name, expires=datetime.now(UTC))
+    assert share.token(member_of("ce"), 1).identity == "ce"
+    with pytest.raises(Forbidden):
+        share.token(member_of("none"), 1)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
-"""What a wheel has in it."""
+"""What a wheel has in it, and what is installed beside it."""
 
 from __future__ import annotations
 
+import re
 import subprocess
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from setuptools import Distribution
 
 ROOT = Path(__file__).parents[2]
@@ -22,3 +26,15 @@ def test_a_wheel_has_every_file_of_the_packages(monkeypatch: pytest.MonkeyPatch)
     data = {f"{source}/{name}" for _, source, _, names in build.data_files for name in names}
     listed = subprocess.run(["git", "ls-files", *PACKAGES], capture_output=True, text=True, check=True)
     assert set(listed.stdout.split()) == modules | data
+
+
+def test_the_lock_file_has_a_release_and_a_hash_of_every_package_that_is_needed() -> None:
+    lines = (ROOT / "deploy/requirements.txt").read_text("utf-8").splitlines()[1:]
+    locked = [re.fullmatch(r"([\w.-]+)==(\S+)(?: --hash=sha256:[0-9a-f]{64})+", line) for line in lines]
+    assert all(locked), "a line without a release or a hash"
+    releases = {canonicalize_name(found[1]): found[2] for found in locked if found}
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    needed = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    for wanted in map(Requirement, filter(None, "\n".join(needed).splitlines())):
+        assert releases[canonicalize_name(wanted.name)] in wanted.specifier, wanted

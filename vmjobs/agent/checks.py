@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -33,21 +33,21 @@ class Cause(StrEnum):
 class NodeChecks:
     """Checks that are cheap enough to be made whenever the node describes itself.
 
-    state: the agent's directory. images: of the image cache. user: the account of the service's jobs;
-    "": not checked. refused: why the service does not take the node's token; "": it does.
+    state: the agent's directory. images: of the image cache. users: accounts as which jobs run.
+    refused: why the service does not take the node's token; "": it does.
     on_change: called when ``refused`` has changed.
     """
 
     state: Path
     images: Path
-    user: str = ""
+    users: Sequence[str] = ()
     refused: str = ""
     on_change: Callable[[], object] = lambda: None
 
     def faults(self) -> dict[Cause, str]:
         """What is wrong now, a sentence each."""
         found = {
-            Cause.ACCOUNT: lacking_account(self.user),
+            Cause.ACCOUNT: lacking_account(self.users),
             Cause.DISK: lacking_room(self.state),
             Cause.IMAGE_CACHE: unusable_cache(self.images),
             Cause.TOKEN: self.refused
@@ -62,13 +62,13 @@ class NodeChecks:
             self.on_change()
 
 
-def lacking_account(user: str) -> str:
-    """Why jobs cannot run as an account; "" if they can, or none is named."""
-    try:
-        if user:
+def lacking_account(users: Sequence[str]) -> str:
+    """Why jobs cannot run as one of these accounts; "" if they can run as all."""
+    for user in users:
+        try:
             pwd.getpwnam(user)
-    except KeyError:
-        return f"this node has no account {user}, as which jobs run: make it (setting job_user)"
+        except KeyError:
+            return f"this node has no account {user}, as which jobs run: make it (setting job_users)"
     return ""
 
 

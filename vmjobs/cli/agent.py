@@ -27,6 +27,7 @@ from vmjobs.agent.journal import sweep, sweep_probes
 from vmjobs.agent.members.keeper import keeping
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.agent.metrics import serving as serving_metrics
+from vmjobs.agent.own_token import OwnToken
 from vmjobs.agent.prefetch import Prefetcher
 from vmjobs.agent.server import Agent, Hands, listening
 from vmjobs.agent.spoken import SpokenNames
@@ -41,7 +42,7 @@ from vmjobs.errors import ConfigError, NoHypervisor, NotFound
 from vmjobs.hypervisor import blockserver
 from vmjobs.model import MIB, Node
 from vmjobs.ports import ContentCarrier, ImageSource, JobSource
-from vmjobs.wire import Visibility
+from vmjobs.wire import NodeWishes, Visibility
 
 if TYPE_CHECKING:
     from images.cache import Trust
@@ -111,7 +112,7 @@ def _serve(settings: Config) -> None:
 
     hands = _hands(settings, spoken.resolve)
     handed.clear(hands.spool)
-    checks = NodeChecks(settings.state_dir, _image_directory(settings), settings.job_user)
+    checks = NodeChecks(settings.state_dir, _image_directory(settings), settings.job_users)
     service = Agent(made, open_job, describe, hands, checks=checks.faults)
     service.remember(leftovers)
     hypervisors.on_loss = service.standing.on_rest = checks.on_change = service.announce
@@ -197,7 +198,7 @@ def _announced(
     if settings.agent_token_file is None:
         yield
         return
-    registry = NodeClient(settings.api_url, partial(read_token, settings.agent_token_file))
+    registry = _Registry(settings.api_url, settings.agent_token_file)
     prefetcher = Prefetcher(images)
     announcer = this_node.Announcer(registry, describe, prefetcher.wish, checks.note_refusal)
     begin("announce", announcer.run)
@@ -207,6 +208,21 @@ def _announced(
     finally:
         announcer.stop()
         prefetcher.stop()
+
+
+class _Registry:
+    """The API, where the node is announced and gets a new token in time."""
+
+    def __init__(self, url: str, token_file: Path) -> None:
+        self._client = NodeClient(url, partial(read_token, token_file))
+        self._token = OwnToken(token_file)
+
+    def put_node(self, node: Node) -> NodeWishes:
+        """See :class:`vmjobs.agent.node.NodeRegistry`."""
+        wishes = self._client.put_node(node, renew=self._token.is_due())
+        if wishes.token:
+            self._token.replace(wishes.token)
+        return wishes
 
 
 def _watch_hypervisors(images: ImageSource, hypervisors: Fleet, stop: threading.Event) -> None:

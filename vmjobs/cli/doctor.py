@@ -89,11 +89,12 @@ def _no_daemon(role: Role) -> Finding:
 def _node(settings: Config) -> Iterator[Finding]:
     """What jobs need of this node beside HTCondor and a hypervisor."""
     use = "running VMs here"
-    if settings.job_user:
-        why = lacking_account(settings.job_user)
-        yield Finding("account", not why, why or f"there is {settings.job_user}", use, Role.NODE)
+    if settings.job_users:
+        why = lacking_account(settings.job_users)
+        there = f"there is {', '.join(settings.job_users)}"
+        yield Finding("account", not why, why or there, use, Role.NODE)
     else:
-        why = "job_user is not set: that the account of the service's jobs is missing is not noticed"
+        why = "job_users is not set: that an account as which jobs run is missing is not noticed"
         yield Finding("account", False, why, "jobs of the service")
     why = lacking_room(settings.state_dir)
     yield Finding("disk", not why, why or f"{settings.state_dir} has room", use, Role.NODE)

@@ -325,10 +325,13 @@ class NodeClient:
         """Give connections back; calls that wait for another try fail at once."""
         self._http.close()
 
-    def put_node(self, node: Node) -> NodeWishes:
-        """Tell the API what this node has and does; what the node is asked to do."""
+    def put_node(self, node: Node, *, renew: bool = False) -> NodeWishes:
+        """Tell the API what this node has and does; what the node is asked to do. renew: ask for a new
+        token, too, which there is in the second half of the present one's life.
+        """
         path = f"/v1/nodes/{quote(node.name, safe='')}"
-        answer = self._http.call("PUT", path, body=encoded(node), headers=JSON_HEADERS)
+        params = {"renew": "true"} if renew else {}
+        answer = self._http.call("PUT", path, body=encoded(node), params=params, headers=JSON_HEADERS)
         return parse(NodeWishes, answer)
 
 

@@ -89,13 +89,15 @@ class GatewayShare:
     """The machines of one gateway. Every method may be called from any thread.
 
     recabled: whether a machine is on the switch that there is now. again: called with member and
-    incarnation of a machine that was stopped and is to run again.
+    incarnation of a machine that was stopped and is to run again. mint: makes a token for the machine
+    of a name.
     """
 
     place: GatewayPlace
     installed: Installed
     recabled: Callable[[str], bool] = lambda _machine: True
     again: Callable[[str, int], object] = lambda _member, _incarnation: None
+    mint: Callable[[str], PoolToken] | None = None
     revision: int = 1
     _wanted: set[str] = field(default_factory=set)
     _heard: dict[str, Heard] = field(default_factory=dict)
@@ -126,7 +128,10 @@ class GatewayShare:
 
     def token(self, member: str, incarnation: int) -> PoolToken:
         """See :meth:`vmjobs.ports.ShareSource.token`."""
-        raise Forbidden("machines of a gateway bring their tokens along")
+        names = (m.name for m in self.installed.gateway.machines if member_of(m.name) == member)
+        if self.mint is None or (name := next(names, None)) is None:
+            raise Forbidden("there is no token for this machine")
+        return self.mint(name)
 
     def append_console(self, member: str, incarnation: int, offset: int, data: bytes) -> None:
         """Consoles stay where they are."""

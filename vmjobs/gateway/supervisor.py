@@ -21,11 +21,12 @@ from vmjobs.agent.members.keeper import Again, Keeper, keeping
 from vmjobs.agent.members.machine import MemberMachine
 from vmjobs.agent.members.parts import MemberParts
 from vmjobs.cluster.session import PublicKey
-from vmjobs.cluster.wire import MemberOrder
+from vmjobs.cluster.wire import MemberOrder, PoolToken
 from vmjobs.errors import HypervisorError, InvalidRequest, VMJobsError
 from vmjobs.gateway.control import Message, answering
 from vmjobs.gateway.place import GatewayPlace, Installed, card, member_of, network_files
 from vmjobs.gateway.share import GatewayShare
+from vmjobs.gateway.spec import GatewayMachine
 from vmjobs.hypervisor import procs, switch
 from vmjobs.hypervisor.base import PrivateLink
 from vmjobs.ports import RoleKit
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 _KEY: TypeAdapter[str] = TypeAdapter(PublicKey)
 
 FREEZE = signal.SIGUSR1
-#: Also has the script say how it is, and is harmless at any time.
+#: Also has the script say how it is and take a new token, and is harmless at any time.
 THAW = signal.SIGUSR2
 #: Seconds that a machine has to freeze its data.
 FREEZE_SECONDS = 20.0
@@ -55,11 +56,18 @@ class MachineFiles:
 
     def files(self, order: MemberOrder, incarnation: int) -> Mapping[str, bytes]:
         """Contents by name."""
-        gateway = self.installed.gateway
-        machine = gateway.machine(order.name)
-        if machine is None:
-            raise InvalidRequest(f"the gateway {gateway.name} has no machine {order.name}")
+        gateway, machine = self.installed.gateway, self._machine(order.name)
         return {**self.kit.files(gateway, machine, self.secrets), **network_files(gateway, machine)}
+
+    def token(self, name: str) -> PoolToken:
+        """A new token for a machine. Raises as :meth:`vmjobs.ports.RoleKit.token`."""
+        return self.kit.token(self.installed.gateway, self._machine(name), self.secrets)
+
+    def _machine(self, name: str) -> GatewayMachine:
+        machine = self.installed.gateway.machine(name)
+        if machine is None:
+            raise InvalidRequest(f"the gateway {self.installed.gateway.name} has no machine {name}")
+        return machine
 
 
 class Supervisor:
@@ -81,8 +89,8 @@ class Supervisor:
         self.place = place
         self.installed = place.installed()
         self.stop = threading.Event()
-        self.share = GatewayShare(place, self.installed, self._recabled)
         files = MachineFiles(self.installed, kit, place.secrets())
+        self.share = GatewayShare(place, self.installed, self._recabled, mint=files.token)
         self._parts = replace(make(self.share, files), links=self._links, words=self.share.words)
         self._keeper: Keeper | None = None
         self._epoch = ""

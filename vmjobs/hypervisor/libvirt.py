@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -263,6 +264,8 @@ class Libvirt:
         self._mains: dict[str, int] = {}
         self._holder = Holder(kind, throttles_disks=True, one_processor=False)
         self._meter = Meter(lambda name: netproc.leading(name) + blockserver.find(name))
+        self._carriers = netproc.Carriers()
+        self._lost: dict[str, tuple[float, bool]] = {}
 
     # ----------------------------------------------------------------- life and death
 
@@ -368,7 +371,9 @@ class Libvirt:
         self._holder.release(name)
         self._connection.endings.forget(name)
         self._meter.forget(name)
+        self._carriers.forget(name)
         self._mains.pop(name, None)
+        self._lost.pop(name, None)
 
     def pause(self, name: str) -> None:
         """See :meth:`Hypervisor.pause`."""
@@ -406,7 +411,8 @@ class Libvirt:
             if state is MachineState.GONE or left <= 0:
                 return state
             if self._domain(name, "look at", lambda _domain: True):
-                self._connection.wait_change(seen, left)
+                self._end_what_lost_a_process(name)
+                self._connection.wait_change(seen, min(left, netproc.LOOK_SECONDS))
             elif processes := self._processes(name):
                 procs.wait_gone(processes[0].pid, lambda: bool(self._processes(name)), left)
 
@@ -505,6 +511,25 @@ class Libvirt:
 
     def _helpers_of(self, name: str) -> _Processes:
         return netproc.find(name) + blockserver.find(name)
+
+    def _end_what_lost_a_process(self, name: str) -> None:
+        """Kill a QEMU without its network process, or the one for its root disk. Where QEMU ends by
+        itself, its network process may end one look before that is known.
+        """
+        looked, was_lost = self._lost.get(name, (0.0, False))
+        now = time.monotonic()
+        if now < looked + netproc.LOOK_SECONDS:
+            return
+        main = self._main(name)
+        lost = main is not None and "-netdev" in main.argv and not self._carriers.has(name)
+        self._lost[name] = now, lost
+        # One that ends by itself has told whoever fills the disk.
+        killed = any((helper.poll() or 0) < 0 for helper in self._helpers.get(name, ()))
+        if killed or (lost and was_lost):
+            log.warning("%s has lost the process of its %s", name, "root disk" if killed else "network")
+            self._connection.endings.heard(name, Ending.KILLED)
+            with suppress(ProcessLookupError):
+                os.kill(self._qemu(name).pid, signal.SIGKILL)
 
     def _main(self, name: str) -> procs.Process | None:
         """The first of the machine's processes: QEMU, or its sandbox's first."""

@@ -37,6 +37,8 @@ MODULE = "vmjobs.hypervisor.usernet"
 
 #: Seconds in which a network process must be ready.
 READY_SECONDS = 30.0
+#: Seconds from one look at the processes beside a machine's own to the next.
+LOOK_SECONDS = 0.3
 #: What it is called where QEMU looks for it, in a directory of its own.
 CABLE = "net.sock"
 #: Connections are files of its, and packets its memory; it writes no file but what it complains of.
@@ -231,6 +233,27 @@ def _code() -> Iterator[Path]:
     prefix = Path(sys.base_prefix).resolve()
     if not prefix.is_relative_to("/usr"):
         yield prefix
+
+
+class Carriers:
+    """Tells whether machines have their network processes. All processes are searched but once."""
+
+    def __init__(self) -> None:
+        self._pids: dict[str, int] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether the network process of a machine lives. Raises as :func:`procs.scan`."""
+        known = procs.read(self._pids.get(name, -1))
+        if known is not None and machine_of(known) == name:
+            return True
+        for process in leading(name):
+            self._pids[name] = process.pid
+            return True
+        return False
+
+    def forget(self, name: str) -> None:
+        """The machine is gone."""
+        self._pids.pop(name, None)
 
 
 def leading(name: str) -> list[procs.Process]:

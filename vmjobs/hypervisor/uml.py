@@ -49,8 +49,6 @@ _UMID = re.compile(r"umid=([\w.-]+)")
 ANSWER_SECONDS = 5.0
 #: Seconds that a kernel which has ended may take to have an exit status.
 ENDING_SECONDS = 5.0
-#: Seconds that a kernel may be without the process for its disks: as long as it takes to end.
-HALVED_SECONDS = 0.4
 #: Seconds that a killed process may take to end.
 KILL_SECONDS = 30.0
 
@@ -82,6 +80,7 @@ class UserModeLinux:
         self._mains: dict[str, int] = {}
         self._kernels: _Kernels = {}
         self._halved: dict[str, tuple[float, bool]] = {}
+        self._carriers = netproc.Carriers()
         self._lock = threading.Lock()
         self._holder = Holder(self.kind, throttles_disks=False, one_processor=True)
         self._meter = Meter(netproc.leading)
@@ -160,6 +159,7 @@ class UserModeLinux:
         procs.kill_all(lambda: self._find(name) + netproc.find(name), self._kill_seconds, name)
         self._holder.release(name)
         self._meter.forget(name)
+        self._carriers.forget(name)
         with self._lock:
             self._mains.pop(name, None)
             self._halved.pop(name, None)
@@ -213,10 +213,13 @@ class UserModeLinux:
 
     def wait(self, name: str, timeout: float) -> MachineState:
         """See :meth:`Hypervisor.wait`."""
-        main = self._main(name)
-        if main is not None:
-            self._end_what_is_halved(main, name)
-            procs.wait_gone(main.pid, lambda: self._main(name) is not None, timeout)
+        deadline = time.monotonic() + timeout
+        while (main := self._main(name)) is not None:
+            self._end_what_lost_a_process(main, name)
+            left = max(0.0, deadline - time.monotonic())
+            pause = min(left, netproc.LOOK_SECONDS)
+            if procs.wait_gone(main.pid, lambda: self._main(name) is not None, pause) or pause == left:
+                break
         return self.state(name)
 
     def ending(self, name: str) -> Ending:
@@ -309,18 +312,26 @@ class UserModeLinux:
         inner = sandbox.innermost(main)
         return next((process for process in inner if f"umid={name}" in process.argv), None)
 
-    def _end_what_is_halved(self, main: procs.Process, name: str) -> None:
-        """Kill a kernel that lost the process for its disks: the guest would wait for ever."""
+    def _end_what_lost_a_process(self, main: procs.Process, name: str) -> None:
+        """Kill a kernel without its network process, or the one for its disks: its guest would wait for
+        it for ever. A kernel that ends may be without the latter for one look.
+        """
         looked, was_halved = self._halved.get(name, (0.0, False))
         now = time.monotonic()
-        if now < looked + HALVED_SECONDS:
+        if now < looked + netproc.LOOK_SECONDS:
             return
         kernel = self._kernel_of(main, name)
         halved = kernel is not None and _is_halved(kernel.pid)
         self._halved[name] = now, halved
-        if kernel is not None and halved and was_halved:
+        if kernel is None:
+            return
+        if halved and was_halved:
             log.warning("%s has lost the process that reads and writes its disks", name)
-            _signal(kernel.pid, signal.SIGKILL)
+        elif _is_plugged_in(kernel) and not self._carriers.has(name) and _is_plugged_in(kernel):
+            log.warning("%s has lost its network process", name)
+        else:
+            return
+        _signal(kernel.pid, signal.SIGKILL)
 
     def _version(self) -> str:
         told = run([self._program, "--version"], timeout=10, error=HypervisorError)
@@ -335,6 +346,20 @@ def _is_halved(kernel: int) -> bool:
     """
     traced = [procs.is_traced(child) for child in procs.children(kernel)]
     return True in traced and False not in traced
+
+
+def _is_plugged_in(kernel: procs.Process) -> bool:
+    """Whether a kernel holds the cable to its network process. One whose guest puts its card out of
+    service does not, and that process then ends by itself.
+    """
+    if uml_boot.network_device() not in kernel.argv:
+        return False
+    try:
+        return (
+            Path(f"/proc/{kernel.pid}/fd/{uml_boot.FIRST_CABLE}").readlink().name.startswith("socket:")
+        )
+    except procs.GONE:
+        return False
 
 
 def _signal(pid: int, which: signal.Signals) -> None:
