@@ -68,6 +68,7 @@ lint: setup
 	@$(BIN)/mypy
 	@shellcheck deploy/*.sh deploy/*/entry deploy/grid/api deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
 	    deploy/grid/standby deploy/project deploy/libexec/agent-start \
+	    deploy/libexec/token-approve deploy/libexec/token-renew \
 	    deploy/libexec/mmdebstrap deploy/libexec/mmdebstrap-as-root condor/config/vm-universe-xml condor/worker/*.sh vmjobs/agent/inside/*.sh
 	@shellcheck -x condor/gateway/*.sh tests/foreign/*.sh tests/foreign/guest/muons tests/foreign/guest/muons-init
 

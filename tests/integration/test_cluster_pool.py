@@ -316,6 +316,25 @@ def test_a_nodes_token_is_for_that_node_and_administers_nothing(grid: Grid) -> N
     assert not advertised(grid, another["Machine"])
 
 
+def test_a_nodes_token_is_renewed_and_that_of_nobody_else_is_made(grid: Grid) -> None:
+    file, list_all = "/etc/condor/tokens.d/condor", ("condor_token_request_list", "-json")
+    ask = "timeout 900 condor_token_request -type collector -identity condor@grid >/dev/null 2>&1 &"
+    grid.on("node1", "sh", "-c", ask)
+    asked = '"RequestedIdentity": "condor@grid"'
+    wait_for(lambda: asked in grid.on("site", *list_all) or None, "the request to be there", 30)
+    before = grid.on("node1", "cat", file)
+    grid.on("node1", "touch", "-d", "40 days ago", file)
+    grid.on("node1", "/usr/libexec/vmjobs/token-renew", "once")
+    after = grid.on("node1", "cat", file)
+    assert after != before
+    claims = [json.loads(base64.urlsafe_b64decode(t.split(".")[1] + "==")) for t in (before, after)]
+    for same in ("sub", "scope"):
+        assert claims[0][same] == claims[1][same]
+    assert claims[1]["exp"] - claims[1]["iat"] == 365 * 86400
+    assert grid.on("node1", "stat", "-c", "%a %U", file).split() == ["600", "root"]
+    assert asked in grid.on("site", *list_all), "somebody has approved it"
+
+
 def refused(grid: Grid) -> list[str]:
     """Whose tokens the site's collector refuses now."""
     asked = ("condor_config_val", "-name", "site.grid", "-collector", "VMJOBS_REVOKED")

@@ -84,11 +84,14 @@ class Host:
 def host(grid: Grid, tmp_path: Path) -> Iterator[Host]:
     """A Debian with HTCondor and the packages that the page names."""
     packages = " ".join(f"python3-{name}" for name in PYTHON.split())
-    named = blocks("## 1. Packages and users, on each node")[0].replace("install", "install -qy --no-install-recommends", 1)
+    named = blocks("## 1. Packages and users, on each node")[0].replace(
+        "install", "install -qy --no-install-recommends", 1
+    )
     image, name = f"{grid.project}/fresh", f"{grid.project}-fresh"
     (tmp_path / "Dockerfile").write_text(
         "FROM debian:trixie-slim\nENV DEBIAN_FRONTEND=noninteractive LANG=C.UTF-8\n"
-        f"RUN apt-get update -q && apt-get install -qy --no-install-recommends condor gcc libc6-dev {packages}\nRUN {named}"
+        "RUN apt-get update -q && apt-get install -qy --no-install-recommends condor gcc libc6-dev "
+        f"{packages}\nRUN {named}"
     )
     subprocess.run(["docker", "build", "-q", "-t", image, str(tmp_path)], check=True)
     network = f"{grid.project}_grid"
@@ -97,7 +100,19 @@ def host(grid: Grid, tmp_path: Path) -> Iterator[Host]:
     names = ["--network", network, "--network-alias", NODE, "--hostname", NODE, "--name", name]
     trusted = ["--env", "REQUESTS_CA_BUNDLE=/etc/vmjobs/ca.pem"]
     memory = ["--tmpfs", "/dev/shm:exec,mode=1777,size=8g"]  # noqa: S108
-    run("docker", "run", "-d", "--init", *names, *isolation, *trusted, *memory, image, "sleep", "infinity")
+    run(
+        "docker",
+        "run",
+        "-d",
+        "--init",
+        *names,
+        *isolation,
+        *trusted,
+        *memory,
+        image,
+        "sleep",
+        "infinity",
+    )
     try:
         yield Host(name)
     finally:
