@@ -22,6 +22,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from gunicorn import util
 from gunicorn.workers.gthread import ThreadWorker
 
 from api.services import services
@@ -34,6 +35,8 @@ MAX_HEADERS: Final = 65536
 #: How long a body may take to come: so many seconds, and one more for each so many bytes.
 BODY_SECONDS: Final = 60.0
 BODY_RATE: Final = 16384
+#: How long the rest of a body that was refused is read, so that its sender sees the answer.
+DRAIN_SECONDS: Final = 0.2
 #: Connections of one address that may be without whole headers, in each process: then the oldest ends.
 UNFINISHED: Final = 64
 
@@ -117,7 +120,17 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         conn.init()
         source = conn.parser.unreader
         source.chunk = _InTime(type(source).chunk.__get__(source))
-        return super().handle(conn)
+        # Gunicorn's main thread would wait two seconds for what such a client still sends.
+        conn.close = lambda graceful=False: util.close(conn.sock)
+        answered = super().handle(conn)
+        if not _is_kept(answered):
+            _drain(conn.sock)
+        return answered
+
+    def _keepalive_after(self, conn: Any, keepalive: Any) -> bool:
+        """Whether the connection's next request may come; releases before 27 do not ask."""
+        deadline = time.monotonic() + DRAIN_SECONDS
+        return bool(keepalive and conn.parser.finish_body(deadline=deadline))
 
     def _count(self, more: int) -> None:
         with self._line_lock:
@@ -133,6 +146,17 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             return bool(poll.poll(LINGER_MILLISECONDS)) and not self._in_line and not _missing(conn)
         finally:
             self._may_linger.release()
+
+
+def _drain(client: socket.socket) -> None:
+    """Let a client see its answer: a connection that is closed with bytes unread is reset."""
+    end = time.monotonic() + DRAIN_SECONDS
+    with suppress(OSError):
+        client.shutdown(socket.SHUT_WR)
+        while (left := end - time.monotonic()) > 0:
+            client.settimeout(left)
+            if not client.recv(MAX_HEADERS):
+                return
 
 
 class _InTime:

@@ -152,6 +152,29 @@ def test_slow_bodies_do_not_keep_others_waiting(
             assert 1 < time.monotonic() - start < 15, "no thread was free until then"
 
 
+def test_bodies_of_refused_requests_keep_nobody_waiting(settings: Config, tmp_path: Path) -> None:
+    """Nobody reads them; and none of their senders has a token."""
+    few = "import api.serve; api.serve.THREADS = 6; serve(load())"
+    host, port = settings.listen.split(":")
+    head = "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n{"
+    one_process = settings.model_copy(update={"api_workers": 1})
+    with (
+        running(one_process, tmp_path / "log", SERVE.replace("serve(load())", few)),
+        ExitStack() as slow,
+    ):
+        peers = [
+            slow.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            for _ in range(60)
+        ]
+        for peer in peers:
+            peer.sendall(head.encode())
+        with Client(f"http://{settings.listen}", retries=Retries(deadline=60, read=60)) as client:
+            start = time.monotonic()
+            assert client.health().status == "ok"
+            assert time.monotonic() - start < 10
+        assert all(peer.recv(64).startswith(b"HTTP/1.1 401 ") for peer in peers)
+
+
 def test_headers_that_trickle_in_take_nobodys_thread(settings: Config, tmp_path: Path) -> None:
     """From many more clients than there are threads, none of whom has a token."""
     program = SERVE.replace(
