@@ -6,24 +6,22 @@ import io
 import json
 import os
 import sys
-import threading
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import click
 import pytest
+from http_kit import Handler, Scripted
 
 from vmjobs.cli import cluster_wait, cluster_watch
 from vmjobs.cli.cluster_support import changes, complete_cluster, complete_member
 from vmjobs.cli.cluster_wait import settled
 from vmjobs.cli.main import main
-from vmjobs.cli.support import config
 from vmjobs.cluster.guard import GuardState
 from vmjobs.cluster.member import Goal, MemberCode, MemberState
 from vmjobs.cluster.spec import ClusterSpec, Size
@@ -116,57 +114,29 @@ class Service:
             return 404, {"title": "no", "status": 404, "code": "NOT_FOUND", "detail": "not here"}
         return given.pop(0) if len(given) > 1 else given[0]
 
-
-def encoded(body: Any) -> bytes:
-    if isinstance(body, bytes):
-        return body
-    return json.dumps(body, default=lambda model: model.model_dump(mode="json")).encode()
-
-
-def handler(service: Service) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def _serve(self) -> None:
-            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if data:
-                service.bodies.append(json.loads(data))
-            status, body = service.answer(f"{self.command} {self.path}")
-            first = int(self.headers.get("Range", "bytes=0-")[6:-1])
-            if first and isinstance(body, bytes):
-                status, body = (206, body[first:]) if first < len(body) else (416, b"")
-            text = encoded(body)
-            kind = "json" if status < 300 else "problem+json"
-            self.send_response(status)
-            self.send_header("Content-Type", f"application/{kind}")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        do_GET = do_PUT = do_POST = do_DELETE = _serve
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    return Handler
+    def serve(self, handler: Handler, _: int) -> None:
+        if handler.body:
+            self.bodies.append(json.loads(handler.body))
+        status, body = self.answer(f"{handler.command} {handler.path}")
+        first = int(handler.headers.get("Range", "bytes=0-")[6:-1])
+        if first and isinstance(body, bytes):
+            status, body = (206, body[first:]) if first < len(body) else (416, b"")
+        handler.document(status, body)
 
 
 @pytest.fixture
-def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+def service(server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
     service = Service()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(service))
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    server.script = service.serve
     (tmp_path / "token").write_text("secret")
     (tmp_path / "c.yaml").write_text(DECLARED)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("VMJOBS_API_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("VMJOBS_API_URL", server.url)
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setattr(cluster_wait, "FIRST_POLL", 0.01)
     monkeypatch.setattr(cluster_wait, "LAST_POLL", 0.01)
     monkeypatch.setattr(cluster_watch, "LAST_POLL", 0.01)
-    config.cache_clear()
-    yield service
-    config.cache_clear()
-    server.shutdown()
-    server.server_close()
+    return service
 
 
 @dataclass
@@ -473,7 +443,6 @@ def test_validate_as_json_has_the_places(service: Service, vmjobs: Run) -> None:
 
 def test_validate_without_a_service(vmjobs: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", "/nowhere")
-    config.cache_clear()
     done = vmjobs("validate", "c.yaml")
     assert done.code == 77
     assert vmjobs("validate", "--offline", "c.yaml").code == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vmjobs.cli.main import main
-from vmjobs.cli.support import config, print_table, shortened
+from vmjobs.cli.support import print_table, shortened
 from vmjobs.errors import Fault, InvalidRequest
 
 #: Sets a terminal's title; looks like markup.
@@ -69,7 +69,6 @@ def test_errors_are_json_where_json_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "none"))
-    config.cache_clear()
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--json"])
     said = capsys.readouterr()
@@ -78,7 +77,6 @@ def test_errors_are_json_where_json_is_asked_for(
     assert error["code"] == code
     assert error["message"]
     assert isinstance(error["hint"], str) and isinstance(error["errors"], list)
-    config.cache_clear()
 
 
 def test_a_script_may_have_an_option_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,10 +105,8 @@ def test_an_error_says_what_is_wrong_and_where_in_words(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", "token")
-    config.cache_clear()
     with pytest.raises(SystemExit):
         main(arguments)
-    config.cache_clear()
     said = capsys.readouterr().err
     assert line in said
     for internal in ("Errno", "should", "pattern", "outputs.1", "^"):

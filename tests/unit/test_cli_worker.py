@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from vmjobs.cli import support
 from vmjobs.cli.main import cli
 from vmjobs.errors import ConfigError
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the service would keep its data."""
     monkeypatch.setenv("VMJOBS_CONFIG", "/dev/null")
     monkeypatch.setenv("VMJOBS_DATA_DIR", str(tmp_path / "data"))
-    support.config.cache_clear()
-    yield tmp_path / "data"
-    support.config.cache_clear()
+    return tmp_path / "data"
 
 
 def test_a_builder_does_not_run_as_root(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

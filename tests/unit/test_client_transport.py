@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from http_kit import Handler, Scripted
 
 from vmjobs.client import Client, JobAgentClient, Retries, Transport
 from vmjobs.client.transport import Upload, retry_after
@@ -36,75 +35,6 @@ from vmjobs.model import JobSpec, StreamName
 
 QUICK = Retries(deadline=3.0, first=0.01, ceiling=0.05, connect=1.0, read=1.0)
 BYTES = bytes(range(256)) * 4096
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers as the test's script says; the script gets the handler and the call's number."""
-
-    protocol_version = "HTTP/1.1"
-    server: Scripted
-
-    def _any(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        self.body = self.rfile.read(length)
-        with self.server.lock:
-            self.server.seen.append(self)
-            number = len(self.server.seen)
-        self.server.script(self, number)
-
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _any
-
-    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        """A whole answer."""
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def problem(self, status: int, code: str, **more: object) -> None:
-        """A problem document."""
-        document = {"title": "x", "status": status, "detail": "so it is", "code": code, **more}
-        self.answer(status, json.dumps(document).encode(), Content_Type="application/problem+json")
-
-    def hang_up(self) -> None:
-        """Close the connection in the middle of it."""
-        self.close_connection = True
-        self.connection.shutdown(socket.SHUT_RDWR)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
-class Scripted(ThreadingHTTPServer):
-    """An HTTP server with a script."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.lock = threading.Lock()
-        self.seen: list[Handler] = []
-        self.script: Callable[[Handler, int], None] = lambda handler, _: handler.answer(200)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is part of these tests."""
-
-
-@pytest.fixture
-def server() -> Iterator[Scripted]:
-    scripted = Scripted()
-    thread = threading.Thread(target=scripted.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield scripted
-    scripted.shutdown()
-    thread.join()
-    scripted.server_close()
 
 
 def http(server: Scripted, retries: Retries = QUICK) -> Transport:
