@@ -46,6 +46,18 @@ HOT = 400_000
 INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, (1 << 64) - 1)
 
 
+def le16(value: int) -> bytes:
+    return struct.pack("<H", value)
+
+
+def le32(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
+def le64(value: int) -> bytes:
+    return struct.pack("<Q", value)
+
+
 def disk() -> bytes:
     """A small disk: a boot sector, text, what does not compress, and zeros between."""
     data = bytearray(SIZE)
