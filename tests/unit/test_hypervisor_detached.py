@@ -7,11 +7,11 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting_kit import wait_for
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
@@ -54,13 +54,6 @@ def ancestors(pid: int) -> list[int]:
         pid = parent(pid)
         found.append(pid)
     return found
-
-
-def wait_until(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_it_is_no_descendant_and_its_environment_names_nobody(
@@ -185,7 +178,7 @@ def test_it_goes_on_when_whoever_asked_is_killed_and_what_started_it_ends_with_i
     assert procs.read(pid) is not None
     assert parent(pid) == launcher
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: procs.read(launcher) is None)
+    wait_for(lambda: procs.read(launcher) is None)
 
 
 def test_it_ends_with_its_user_where_nothing_was_started_that_goes_on() -> None:
@@ -203,4 +196,4 @@ def test_it_ends_with_its_user_where_nothing_was_started_that_goes_on() -> None:
         stdin=subprocess.DEVNULL,
     )
     launcher = int(done.stdout)
-    wait_until(lambda: procs.read(launcher) is None)
+    wait_for(lambda: procs.read(launcher) is None)

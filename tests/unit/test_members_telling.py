@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from members_kit import member_order, member_record
+from waiting_kit import wait_for
 
 from vmjobs.agent.members import tokens
 from vmjobs.agent.members.telling import Console, Reporter, Shipper
@@ -61,13 +62,6 @@ class Service:
 
 
 AWAY = Unavailable("api", "away")
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
 
 
 # --------------------------------------------------------------------------- tokens

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 
 import pytest
+from waiting_kit import wait_for
 
 from vmjobs.errors import HypervisorError, VMJobsError
 from vmjobs.subprocess import command_line, run
@@ -46,10 +46,7 @@ def test_a_deadline_ends_what_was_started_too(tmp_path: Path) -> None:
 def until_gone(pid: str) -> None:
     """Wait until a process has ended."""
     status = Path("/proc") / pid / "stat"
-    deadline = time.monotonic() + 10
-    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.05)
+    wait_for(lambda: not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 def test_a_program_that_is_not_wanted_any_more(tmp_path: Path) -> None:
@@ -82,10 +79,7 @@ def test_a_program_that_no_signal_reaches_can_tell_that_it_is_not_wanted(tmp_pat
 
     with pytest.raises(Unwanted):
         run(["sh", "-c", script], timeout=50, waiting=waiting)
-    deadline = time.monotonic() + 10
-    while not (tmp_path / "told").exists():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.05)
+    wait_for((tmp_path / "told").exists)
 
 
 @pytest.mark.slow
