@@ -9,14 +9,7 @@ from pathlib import Path
 from vmjobs.agent.courier import Courier
 from vmjobs.agent.inbox import Inbox, Superseded
 from vmjobs.errors import AttemptSuperseded, Unavailable
-from vmjobs.model import (
-    JobState,
-    ReasonCode,
-    Report,
-    StreamName,
-    now,
-    reason,
-)
+from vmjobs.model import JobState, ReasonCode, Report, StreamName, now, reason
 
 
 class Ledger:

@@ -287,12 +287,7 @@ def test_nobody_is_taken_for_whose_process_id_is_theirs_by_now(
 
 @pytest.mark.parametrize(("free", "rests"), [(LEAST_ROOM - 1, True), (LEAST_ROOM, False)])
 def test_a_node_without_any_room_says_so(
-    agent: Served,
-    script: Script,
-    monkeypatch: pytest.MonkeyPatch,
-    free: int,
-    *,
-    rests: bool,
+    agent: Served, script: Script, monkeypatch: pytest.MonkeyPatch, free: int, *, rests: bool
 ) -> None:
     """However much it was that a job has asked for."""
     monkeypatch.setattr(server, "disk_usage", lambda _path: SimpleNamespace(free=free))

@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from api import session_hub
-from api.session_hub import (
-    LEAVING_SECONDS,
-    MAX_SESSIONS,
-    REMEMBERED_SECONDS,
-    SILENT_SECONDS,
-    Hub,
-    Side,
-)
+from api.session_hub import LEAVING_SECONDS, MAX_SESSIONS, REMEMBERED_SECONDS, SILENT_SECONDS, Hub, Side
 from api.session_link import Sessions
 from vmjobs.cluster.session import MAX_WAITING, SessionAnswer
 from vmjobs.errors import Conflict, SessionOver, Unavailable
@@ -263,9 +256,7 @@ def test_where_too_many_wait_one_more_is_answered_soon(tmp_path: Path) -> None:
         assert waiting.result(10) == (b"x", False)
 
 
-def test_the_look_for_silent_sides_ends_with_the_last_session(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_look_for_silent_sides_ends_with_the_last_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_hub, "LOOK_EVERY", 0.01)
     monkeypatch.setattr(session_hub, "REMEMBERED_SECONDS", 0.0)
     hub = Hub()

@@ -215,9 +215,7 @@ def test_key_of_another_curve(tmp_path: Path) -> None:
     path = tmp_path / "issuer.pem"
     path.write_bytes(
         ec.generate_private_key(ec.SECP384R1()).private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
     )
     with pytest.raises(ConfigError, match="P-256"):

@@ -304,9 +304,7 @@ def test_drain_and_delete_wait_until_machines_have_ended(service: Service, vmjob
     draining = cluster(member(0, MemberState.DRAINING, busy=True), draining=True)
     service.says("POST /v1/clusters/workers/drain", draining)
     service.says(
-        "GET /v1/clusters/workers",
-        draining,
-        cluster(member(0, MemberState.GONE), draining=True),
+        "GET /v1/clusters/workers", draining, cluster(member(0, MemberState.GONE), draining=True)
     )
     done = vmjobs("drain", "workers", "--wait")
     assert (done.code, done.out) == (0, "workers is draining: 1 machine up, 1 of them with jobs\n")

@@ -18,16 +18,7 @@ from why_kit import Daemons, Schedd, daemons, node, queued
 from condor.why_read import Reader
 from vmjobs.cli import job_why
 from vmjobs.errors import ConfigError, NotFound, Unavailable
-from vmjobs.model import (
-    CondorRef,
-    Job,
-    JobEvent,
-    JobSpec,
-    JobState,
-    ReasonCode,
-    now,
-    reason,
-)
+from vmjobs.model import CondorRef, Job, JobEvent, JobSpec, JobState, ReasonCode, now, reason
 from vmjobs.wire import EventList, ImageDetail, JobPage, Visibility
 
 ID = "01a1f81eb7e8ea63d2bb0afdf929c0d1"

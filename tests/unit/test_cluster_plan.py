@@ -154,11 +154,7 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
     ),
     "the same reason is told once": (
         cluster(
-            member(
-                0,
-                code=MemberCode.NO_NODE,
-                why="no node has announced itself to the service",
-            ),
+            member(0, code=MemberCode.NO_NODE, why="no node has announced itself to the service"),
             target=1,
         ),
         [],
@@ -170,11 +166,7 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
         ONE,
         [Admit("vc-0", 1)],
     ),
-    "a probe job waits": (
-        cluster(runs(0, advertised=1, probe=ProbeState.WAITING), target=1),
-        ONE,
-        [],
-    ),
+    "a probe job waits": (cluster(runs(0, advertised=1, probe=ProbeState.WAITING), target=1), ONE, []),
     "a probe job failed": (
         cluster(runs(0, advertised=1, probe=ProbeState.FAILED), target=1),
         ONE,
@@ -192,10 +184,7 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
         ONE,
         [
             Condemn(
-                "vc-0",
-                1,
-                MemberCode.JOIN_TIMED_OUT,
-                "its machine did not join the pool within 100 s",
+                "vc-0", 1, MemberCode.JOIN_TIMED_OUT, "its machine did not join the pool within 100 s"
             )
         ],
     ),
@@ -204,16 +193,8 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
         ONE,
         [Condemn("vc-0", 1, MemberCode.JOIN_TIMED_OUT, "its probe job did not run within 100 s")],
     ),
-    "a machine is condemned once": (
-        cluster(runs(0, waiting=at(101), condemned=1), target=1),
-        ONE,
-        [],
-    ),
-    "a pool that does not answer condemns nobody": (
-        cluster(runs(0, waiting=None), target=1),
-        ONE,
-        [],
-    ),
+    "a machine is condemned once": (cluster(runs(0, waiting=at(101), condemned=1), target=1), ONE, []),
+    "a pool that does not answer condemns nobody": (cluster(runs(0, waiting=None), target=1), ONE, []),
     "the ad of another machine is not its ad": (
         cluster(runs(0, incarnation=2, withdrawn=1, advertised=3, probe=ProbeState.RAN), target=1),
         ONE,
@@ -229,10 +210,7 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
         ONE,
         [
             Condemn(
-                "vc-0",
-                1,
-                MemberCode.JOIN_TIMED_OUT,
-                "its machine has not been in the pool for 900 s",
+                "vc-0", 1, MemberCode.JOIN_TIMED_OUT, "its machine has not been in the pool for 900 s"
             )
         ],
     ),
@@ -276,11 +254,7 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
         LOST,
         [created(1, "n2")],
     ),
-    "if there is room": (
-        cluster(up(0), target=1),
-        [node("n1", silent=400), node("n2", 0)],
-        [],
-    ),
+    "if there is room": (cluster(up(0), target=1), [node("n1", silent=400), node("n2", 0)], []),
     "one lost and one missing: who is missing is shown": (
         cluster(up(0), target=2),
         [node("n1", silent=400)],
@@ -289,40 +263,23 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
                 "vc",
                 "vc-1",
                 Placement(
-                    code=MemberCode.NO_NODE,
-                    why="no node can run it: n1 has not been heard of lately",
+                    code=MemberCode.NO_NODE, why="no node can run it: n1 has not been heard of lately"
                 ),
             )
         ],
     ),
     "a lost one is not surplus": (cluster(up(0), up(1, "n2"), target=1), LOST, []),
-    "when it is back there is a surplus": (
-        cluster(up(0), up(1, "n2"), target=1),
-        TWO,
-        [drained(1)],
-    ),
-    "the busy one stays": (
-        cluster(up(0), up(1, "n2", busy=True), target=1),
-        TWO,
-        [drained(0)],
-    ),
+    "when it is back there is a surplus": (cluster(up(0), up(1, "n2"), target=1), TWO, [drained(1)]),
+    "the busy one stays": (cluster(up(0), up(1, "n2", busy=True), target=1), TWO, [drained(0)]),
     "a node that does not come back is given up": (
         cluster(up(0), up(1, "n2"), target=1),
         [node("n1", silent=GIVEN_UP.total_seconds()), node("n2")],
         [drained(0)],
     ),
     "so is one that nobody knows": (cluster(up(0, "n9"), up(1), target=1), ONE, [drained(0)]),
-    "a lost one that was to stop is forgotten": (
-        cluster(up(0, goal=Goal.STOP)),
-        LOST,
-        [gone(0)],
-    ),
+    "a lost one that was to stop is forgotten": (cluster(up(0, goal=Goal.STOP)), LOST, [gone(0)]),
     "a lost one that drains has its time": (cluster(up(0, **DRAIN)), LOST, []),
-    "and then is forgotten": (
-        cluster(up(0, **DRAIN), spec={"drain_seconds": 399}),
-        LOST,
-        [gone(0)],
-    ),
+    "and then is forgotten": (cluster(up(0, **DRAIN), spec={"drain_seconds": 399}), LOST, [gone(0)]),
     # -- ends
     "one that is gone is forgotten and replaced": (
         cluster(member(0, "n1", phase=Phase.GONE), target=1),
@@ -349,11 +306,7 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
         ONE,
         [Remove("vc")],
     ),
-    "and not before": (
-        cluster(up(0, **DRAIN), target=3, deleting=Goal.DRAIN),
-        ONE,
-        [],
-    ),
+    "and not before": (cluster(up(0, **DRAIN), target=3, deleting=Goal.DRAIN), ONE, []),
     # -- a new declaration
     "the first one of an old generation": (
         cluster(up(0), up(1), target=2, generation=2),
@@ -375,21 +328,13 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
         ONE,
         [],
     ),
-    "then it follows": (
-        cluster(up(0), up(2, generation=2), target=2, generation=2),
-        ONE,
-        [drained(0)],
-    ),
+    "then it follows": (cluster(up(0), up(2, generation=2), target=2, generation=2), ONE, [drained(0)]),
     "not while another one is down that was up": (
         cluster(up(0), up(1, phase=Phase.WAITING, failures=1), target=2, generation=2),
         ONE,
         [Withdraw("vc-1")],
     ),
-    "not while another one is lost": (
-        cluster(up(0), up(1, "n2"), target=1, generation=2),
-        LOST,
-        [],
-    ),
+    "not while another one is lost": (cluster(up(0), up(1, "n2"), target=1, generation=2), LOST, []),
     "those that never were up hold up nothing, and go first": (
         cluster(up(0), failing(1), failing(2), target=3, generation=2),
         ONE,
@@ -486,11 +431,7 @@ REASONS: dict[str, tuple[dict[str, Any], list[NodeNow], str]] = {
         TWO,
         "no node is of the site 'there'; there are n1 of 'here', n2 of 'here'",
     ),
-    "other names": (
-        {"nodes": ["big*"]},
-        ONE,
-        "no node has a name like big*; there are n1 of 'here'",
-    ),
+    "other names": ({"nodes": ["big*"]}, ONE, "no node has a name like big*; there are n1 of 'here'"),
     "no hypervisor": (
         {"hypervisor": "qemu"},
         [node("n1", kinds=frozenset({HypervisorKind.UML})), node("n2", silent=400)],
@@ -581,12 +522,7 @@ UPGRADE: dict[str, Any] = {"target": 2, "generation": 2, "good": 1}
 
 #: What there is, where it is closed, after how long, and what is done. All is on two nodes.
 GUARDED: dict[str, tuple[ClusterNow, list[Guard], timedelta, list[Action]]] = {
-    "a new one goes elsewhere": (
-        cluster(target=1),
-        [closed("n1")],
-        timedelta(),
-        [created(0, "n2")],
-    ),
+    "a new one goes elsewhere": (cluster(target=1), [closed("n1")], timedelta(), [created(0, "n2")]),
     "another image is another matter": (
         cluster(target=1),
         [closed("n1", image=OLD_IMAGE)],
@@ -653,10 +589,7 @@ GUARDED: dict[str, tuple[ClusterNow, list[Guard], timedelta, list[Action]]] = {
     ),
     "or others of it came up": (
         cluster(
-            up(5, "n2"),
-            up(6, "n2", generation=2),
-            failing(0, generation=2),
-            **{**UPGRADE, "target": 3},
+            up(5, "n2"), up(6, "n2", generation=2), failing(0, generation=2), **{**UPGRADE, "target": 3}
         ),
         [closed("n1"), PROVEN],
         timedelta(),

@@ -124,8 +124,7 @@ def test_people_can_submit_and_not_administer(kit: GatewayKit, secrets: dict[str
 
 
 @pytest.mark.parametrize(
-    ("secret", "having"),
-    [(POOL_KEY, {"ce"}), (STORAGE_KEY, {"se", "ui"}), (CHECK_KEY, {"se"})],
+    ("secret", "having"), [(POOL_KEY, {"ce"}), (STORAGE_KEY, {"se", "ui"}), (CHECK_KEY, {"se"})]
 )
 def test_a_key_is_on_no_machine_that_has_no_use_for_it(
     kit: GatewayKit, secrets: dict[str, bytes], secret: str, having: set[str]

@@ -223,12 +223,7 @@ REJECTED = {"LastRejMatchTime": "1795228180", "LastMatchTime": "1795228100"}
         ({}, {"Cpus": "0"}, ["BUSY"], "taken by other jobs (1 node: node1.grid)"),
         ({}, {"Offline": "true"}, ["ASLEEP"], "switched off (node1.grid)"),
         ({}, {"Draining": "true"}, ["DRAINING"], "are being drained (node1.grid)"),
-        (
-            {"VMJobPolicy": ""},
-            {},
-            ["NO_POLICY"],
-            "its schedd had no policy for jobs with VMJobImage",
-        ),
+        ({"VMJobPolicy": ""}, {}, ["NO_POLICY"], "its schedd had no policy for jobs with VMJobImage"),
         ({"VMJobPolicy": "", "WantContainer": "true"}, {}, ["NO_POLICY"], "it asks for a container"),
         (
             {"RequestMemory": "8192"},
@@ -250,12 +245,7 @@ REJECTED = {"LastRejMatchTime": "1795228180", "LastMatchTime": "1795228100"}
             "102400 MiB of disk, and no node has more than 77716",
         ),
         ({"RequestGPUs": "1"}, {}, ["TOO_LARGE"], "1 GPUs, and no node has more than 0"),
-        (
-            {"RequestCpus": "9", "RequestMemory": "8192"},
-            {},
-            ["TOO_LARGE", "TOO_LARGE"],
-            "9 processors",
-        ),
+        ({"RequestCpus": "9", "RequestMemory": "8192"}, {}, ["TOO_LARGE", "TOO_LARGE"], "9 processors"),
         (
             {},
             {"HasVMJobs": "false", "VMJobsHypervisors": '""'},

@@ -36,7 +36,7 @@ def test_all_bad_settings_are_told_at_once(tmp_path: Path) -> None:
                 "VMJOBS_API_URL": "api.example.org",
                 "VMJOBS_HYPERVISOR": "uml",
                 "VMJOBS_ARRAY_INDEX": "3",
-            },
+            }
         )
     assert {f.field for f in refused.value.faults} == {
         "listen",

@@ -154,11 +154,7 @@ def test_disks_are_sparse_and_made_once(place: GatewayPlace) -> None:
 
 
 def test_one_supervisor_at_a_time(place: GatewayPlace) -> None:
-    with (
-        place.alone(),
-        pytest.raises(Conflict, match="already"),
-        GatewayPlace(place.directory).alone(),
-    ):
+    with place.alone(), pytest.raises(Conflict, match="already"), GatewayPlace(place.directory).alone():
         pass
 
 

@@ -50,10 +50,7 @@ def test_the_disk_is_what_cloud_init_looks_for(tmp_path: Path) -> None:
     assert b"LABEL=cidata" in told.stdout
     files = contents(path)
     assert files["user-data"] == "#cloud-config\nruncmd: [ls]\n"
-    assert yaml.safe_load(files["meta-data"]) == {
-        "instance-id": "ab" * 16,
-        "local-hostname": "vmjob-3",
-    }
+    assert yaml.safe_load(files["meta-data"]) == {"instance-id": "ab" * 16, "local-hostname": "vmjob-3"}
     assert yaml.safe_load(files["network-config"]) == network_config(NetworkMode.OUTBOUND)
 
 

@@ -32,8 +32,7 @@ def digest(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"x", RANDOM, TEXT, TEXT + RANDOM[:7], bytes(BLOCK) + TEXT, bytes(BLOCK + 3), RANDOM * 128],
+    "data", [b"x", RANDOM, TEXT, TEXT + RANDOM[:7], bytes(BLOCK) + TEXT, bytes(BLOCK + 3), RANDOM * 128]
 )
 def test_what_was_packed_comes_back(data: bytes) -> None:
     stored = pack(data)

@@ -230,11 +230,7 @@ def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_sparse_bomb_is_counted_in_full(tmp_path: Path) -> None:
-    headers = {
-        "GNU.sparse.major": "1",
-        "GNU.sparse.minor": "0",
-        "GNU.sparse.realsize": str(1 << 50),
-    }
+    headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 50)}
     stored = f"1\n{1 << 50}\n0\n".encode().ljust(512, b"\0")
     with pytest.raises(ImageRejected, match="too large"):
         applied(tmp_path, Layer().file("bomb", stored, pax_headers=headers))
