@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from http_kit import Scripted, scripted
+from waiting_kit import Clock
 
 from vmjobs.cli.support import config
 
@@ -16,6 +18,17 @@ def _settings_of_this_test() -> Iterator[None]:
     config.cache_clear()
     yield
     config.cache_clear()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where there is nothing yet, in a directory of the test's own."""
+    return tmp_path / "file"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture

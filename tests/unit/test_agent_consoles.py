@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from vmjobs.agent import consoles, protocol
 from vmjobs.agent.protocol import ConsoleMessage, DataMessage
 
@@ -47,11 +45,6 @@ class Watched:
         self._thread.join(SECONDS)
         assert not self._thread.is_alive()
         self.ours.close()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "stream-console"
 
 
 def test_what_there_is_is_shown_from_an_offset_on(path: Path) -> None:

@@ -21,11 +21,6 @@ GREETING = f"vmjobs-door 1 {TOKEN} {HOST_KEY}\n".encode()
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "door.sock"
-
-
-@pytest.fixture
 def opened(path: Path) -> Iterator[Door]:
     made = Door(TOKEN)
     with listening(made, path):

@@ -59,6 +59,11 @@ class Shelf:
         return list(self.names)
 
 
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path)
+
+
 def record(journal: Journal) -> RunRecord:
     return RunRecord(ATTEMPT, "job", journal.machine_name(ATTEMPT), HypervisorKind.UML)
 
@@ -76,8 +81,7 @@ def killed(journal: Journal) -> Path:
     return directory
 
 
-def test_a_run_that_ends_leaves_nothing(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_a_run_that_ends_leaves_nothing(journal: Journal, tmp_path: Path) -> None:
     shelf = Shelf(journal.machine_name(ATTEMPT))
     with journal.run(record(journal), shelf) as directory:
         assert (directory / RECORD).exists()
@@ -85,8 +89,7 @@ def test_a_run_that_ends_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_a_run_that_finds_no_room_leaves_nothing(journal: Journal, tmp_path: Path) -> None:
     with nothing_fits(), pytest.raises(OSError), journal.run(record(journal), Shelf()):
         raise AssertionError("it began")
     assert list(tmp_path.iterdir()) == []
@@ -103,8 +106,7 @@ def test_what_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in file.parent.iterdir()] == [b"before"]
 
 
-def test_another_driver_may_turn_out_to_be_needed(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_another_driver_may_turn_out_to_be_needed(journal: Journal, tmp_path: Path) -> None:
     name = journal.machine_name(ATTEMPT)
     first, second = Shelf(), Shelf(name)
     with journal.run(record(journal), first):
@@ -113,8 +115,7 @@ def test_another_driver_may_turn_out_to_be_needed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_other_driver_is_known_after_a_kill(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_the_other_driver_is_known_after_a_kill(journal: Journal, tmp_path: Path) -> None:
     killed(journal)
     second = Shelf(journal.machine_name(ATTEMPT))
     second.kind = HypervisorKind.QEMU
@@ -125,8 +126,7 @@ def test_the_other_driver_is_known_after_a_kill(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_machine_that_cannot_be_removed_keeps_its_record(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_a_machine_that_cannot_be_removed_keeps_its_record(journal: Journal, tmp_path: Path) -> None:
     shelf = Shelf(journal.machine_name(ATTEMPT))
     shelf.broken = True
     with pytest.raises(HypervisorError), journal.run(record(journal), shelf):
@@ -137,8 +137,7 @@ def test_a_machine_that_cannot_be_removed_keeps_its_record(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_agent_left_is_removed(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_what_a_killed_agent_left_is_removed(journal: Journal, tmp_path: Path) -> None:
     directory = killed(journal)
     assert directory.exists()
     shelf = Shelf(journal.machine_name(ATTEMPT))
@@ -147,16 +146,14 @@ def test_what_a_killed_agent_left_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_verdict_survives(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_a_verdict_survives(journal: Journal, tmp_path: Path) -> None:
     killed(journal)
     journal.conclude(ATTEMPT, '{"state": "COMPLETED"}')
     (left,) = journal.recover({HypervisorKind.UML: Shelf()})
     assert left.verdict == '{"state": "COMPLETED"}'
 
 
-def test_a_directory_without_record_had_no_machine(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_a_directory_without_record_had_no_machine(journal: Journal, tmp_path: Path) -> None:
     (tmp_path / ATTEMPT).mkdir()
     assert journal.recover({}) == []
     assert list(tmp_path.iterdir()) == []
@@ -179,8 +176,9 @@ def test_a_machine_that_keeps_the_name_of_an_earlier_run_is_not_swept(tmp_path: 
     assert shelf.names == []
 
 
-def test_a_machine_with_the_name_of_an_earlier_run_is_removed_after_a_kill(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_a_machine_with_the_name_of_an_earlier_run_is_removed_after_a_kill(
+    journal: Journal, tmp_path: Path
+) -> None:
     killed(journal)
     machine = journal.machine_name("b" * 32)
     shelf = Shelf(machine)

@@ -90,8 +90,7 @@ def reader(path: Path, **rules: str) -> ConsoleReader:
     return ConsoleReader(path, "abc", {name: Pattern(text) for name, text in rules.items()})
 
 
-def test_a_rule_is_told_of_once_and_only_for_complete_lines(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_a_rule_is_told_of_once_and_only_for_complete_lines(path: Path) -> None:
     path.write_bytes(b"\x1b[32mall done")
     seen = reader(path, exit="^all done$")
     assert seen.read() == []
@@ -103,8 +102,7 @@ def test_a_rule_is_told_of_once_and_only_for_complete_lines(tmp_path: Path) -> N
     assert seen.read() == []
 
 
-def test_what_came_last_is_a_line_once_the_machine_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_what_came_last_is_a_line_once_the_machine_is_gone(path: Path) -> None:
     path.write_bytes(b"first\nall done")
     seen = reader(path, exit="^all done$")
     assert seen.read() == []
@@ -112,9 +110,8 @@ def test_what_came_last_is_a_line_once_the_machine_is_gone(tmp_path: Path) -> No
     assert seen.finish() == []
 
 
-def test_half_a_sentinel_line_is_never_taken(tmp_path: Path) -> None:
+def test_half_a_sentinel_line_is_never_taken(path: Path) -> None:
     """It may be the beginning of ``code=137``."""
-    path = tmp_path / "console"
     path.write_bytes(b"vmjobs:abc:exit code=1")
     seen = reader(path)
     assert seen.read() + seen.finish() == []
@@ -125,9 +122,8 @@ def test_half_a_sentinel_line_is_never_taken(tmp_path: Path) -> None:
     assert told.exit.code == 137
 
 
-def test_a_prompt_counts_for_readiness_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_counts_for_readiness_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_module, "PROMPT_SECONDS", 0.05)
-    path = tmp_path / "console"
     path.write_bytes(b"Debian GNU/Linux\n\nguest login: ")
     seen = reader(path, ready="login:", exit="login:")
     assert seen.read() == []
@@ -139,8 +135,7 @@ def test_a_prompt_counts_for_readiness_alone(tmp_path: Path, monkeypatch: pytest
     assert seen.read() == []
 
 
-def test_one_line_may_fit_both_rules(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_one_line_may_fit_both_rules(path: Path) -> None:
     path.write_bytes(b"up and done\n")
     assert reader(path, ready="up", exit="done").read() == [
         LineSeen("ready", "up and done"),
@@ -148,8 +143,7 @@ def test_one_line_may_fit_both_rules(tmp_path: Path) -> None:
     ]
 
 
-def test_a_rule_that_cannot_be_evaluated_ends_the_search(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_a_rule_that_cannot_be_evaluated_ends_the_search(path: Path) -> None:
     path.write_bytes(b"a" * 200 + b" b\n" + b"done\n" * 10)
     seen = ConsoleReader(path, "abc", {"exit": Pattern("(a|aa|aaa)+$", line_seconds=0.1)})
     (told,) = seen.read()
@@ -157,8 +151,7 @@ def test_a_rule_that_cannot_be_evaluated_ends_the_search(tmp_path: Path) -> None
     assert "use a simpler expression" in told.why
 
 
-def test_a_kernel_that_halts_after_its_panic(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_a_kernel_that_halts_after_its_panic(path: Path) -> None:
     path.write_bytes(
         b"[ 3.0] Kernel panic - not syncing: VFS: no root\r\n"
         b"[ 3.1] ---[ end Kernel panic - not syncing: VFS: no root ]---\r\n"
@@ -166,8 +159,7 @@ def test_a_kernel_that_halts_after_its_panic(tmp_path: Path) -> None:
     assert reader(path).read() == [Panicked("VFS: no root")]
 
 
-def test_last_words_of_a_kernel_cannot_take_time(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_last_words_of_a_kernel_cannot_take_time(path: Path) -> None:
     path.write_bytes(b"---[ end Kernel panic - not syncing" * 50_000 + b"\n")
     began = time.monotonic()
     assert reader(path).read() == []

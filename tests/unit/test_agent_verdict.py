@@ -164,8 +164,7 @@ def test_a_stop_from_outside_is_not_a_failure_of_the_job() -> None:
     assert failed(ReasonCode.TIMED_OUT, "x").verdict.state is JobState.FAILED
 
 
-def test_sentinel_lines_are_found_however_the_bytes_come(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_sentinel_lines_are_found_however_the_bytes_come(path: Path) -> None:
     reader = ConsoleReader(path, "abc")
     assert reader.read() == []
     seen = []
@@ -187,16 +186,14 @@ def test_sentinel_lines_are_found_however_the_bytes_come(tmp_path: Path) -> None
     ]
 
 
-def test_a_line_that_only_resembles_a_sentinel_is_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_a_line_that_only_resembles_a_sentinel_is_nothing(path: Path) -> None:
     path.write_bytes(
         b"x vmjobs:abd:ready\nvmjobs:abc:exit\nvmjobs:abc:exit code=x\nvmjobs:abc:exit code=999\n"
     )
     assert ConsoleReader(path, "abc").read() == []
 
 
-def test_a_panic_is_told_with_its_cause(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_a_panic_is_told_with_its_cause(path: Path, tmp_path: Path) -> None:
     path.write_bytes(
         b"booting\n[ 1.0] Kernel panic - not syncing: VFS: Unable to mount root fs\r\nmore\n"
     )
@@ -206,8 +203,7 @@ def test_a_panic_is_told_with_its_cause(tmp_path: Path) -> None:
     assert panic_text(path) == "?]0;yours?"
 
 
-def test_last_lines_show_nothing_unprintable(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_last_lines_show_nothing_unprintable(path: Path) -> None:
     path.write_bytes(b"\n".join(b"%d \x1b[31m\xff" % n for n in range(100)))
     shown = last_lines(path, 2)
     assert shown.splitlines()[0].startswith("98 ?[31m")

@@ -14,6 +14,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from waiting_kit import Clock
 
 from api.tokens import (
     USER_SCOPES,
@@ -30,19 +31,9 @@ from vmjobs.errors import ConfigError, Forbidden, Unauthenticated
 ISSUER = "https://vmjobs.example.org"
 
 
-class Clock:
-    """A clock that stands where it is put."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+@pytest.fixture(autouse=True)
+def issued(clock: Clock) -> None:
+    clock.now = 1_800_000_000.0
 
 
 @pytest.fixture

@@ -25,15 +25,7 @@ from vmjobs.cli.main import main
 from vmjobs.cluster.guard import GuardState
 from vmjobs.cluster.member import Goal, MemberCode, MemberState
 from vmjobs.cluster.spec import ClusterSpec, Size
-from vmjobs.cluster.wire import (
-    Assessment,
-    Cluster,
-    ClusterEvent,
-    ClusterGuard,
-    FailedGeneration,
-    Member,
-    Outcome,
-)
+from vmjobs.cluster.wire import Assessment, Cluster, ClusterGuard, FailedGeneration, Member, Outcome
 from vmjobs.errors import Conflict
 from vmjobs.model import Node
 from vmjobs.wire import ImageDetail, Visibility
@@ -45,6 +37,7 @@ DECLARED = "name: workers\nimage: worker\nsize: 2\n"
 TRIXIE = "Debian GNU/Linux 13 (trixie)"
 TAKES_JOBS = "a probe job ran in its machine: jobs may come"
 SPEC = ClusterSpec(name="workers", image="worker", size=2)
+FINE = Assessment(placed={"node1": 2}, pending=0)
 
 
 FAILED = FailedGeneration(
@@ -127,6 +120,7 @@ class Service:
 @pytest.fixture
 def service(server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
     service = Service()
+    service.says("POST /v1/cluster-assessments", FINE)
     server.script = service.serve
     (tmp_path / "token").write_text("secret")
     (tmp_path / "c.yaml").write_text(DECLARED)
@@ -146,6 +140,11 @@ class Done:
     code: int
     out: str
     err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """Of standard output, whatever the widths of columns."""
+        return [" ".join(line.split()) for line in self.out.splitlines()]
 
 
 Run = Callable[..., Done]
@@ -197,14 +196,10 @@ def test_a_name_that_means_another_image_by_now_is_a_change() -> None:
 
 
 def applied(outcome: Outcome, *members: Member, **fields: Any) -> dict[str, Any]:
-    return {"outcome": outcome, "cluster": cluster(*members, **fields).model_dump(mode="json")}
-
-
-FINE = Assessment(placed={"node1": 2}, pending=0)
+    return {"outcome": outcome, "cluster": cluster(*members, **fields)}
 
 
 def test_apply_creates(service: Service, vmjobs: Run) -> None:
-    service.says("POST /v1/cluster-assessments", FINE)
     service.says("PUT /v1/clusters/workers", applied(Outcome.CREATED))
     done = vmjobs("apply", "c.yaml")
     assert (done.code, done.out) == (0, "workers created, 2 machines of worker\n")
@@ -212,7 +207,6 @@ def test_apply_creates(service: Service, vmjobs: Run) -> None:
 
 
 def test_apply_says_what_it_changed(service: Service, vmjobs: Run) -> None:
-    service.says("POST /v1/cluster-assessments", FINE)
     service.says("GET /v1/clusters/workers", cluster(spec=SPEC.model_copy(update={"memory": 512})))
     service.says("PUT /v1/clusters/workers", applied(Outcome.CHANGED))
     assert vmjobs("apply", "c.yaml").out == "workers changed\n  memory: 512 -> 1024\n"
@@ -239,7 +233,6 @@ def test_nothing_is_applied_if_the_service_finds_a_fault(service: Service, vmjob
 
 
 def test_apply_waits_until_all_are_up(service: Service, vmjobs: Run) -> None:
-    service.says("POST /v1/cluster-assessments", FINE)
     service.says("PUT /v1/clusters/workers", applied(Outcome.CREATED))
     service.says(
         "GET /v1/clusters/workers",
@@ -255,7 +248,6 @@ def test_apply_waits_until_all_are_up(service: Service, vmjobs: Run) -> None:
 
 def test_apply_says_why_not_all_are_up_in_time(service: Service, vmjobs: Run) -> None:
     failed = {"code": MemberCode.BOOT_FAILED, "message": "no init found\nmore of it"}
-    service.says("POST /v1/cluster-assessments", FINE)
     service.says("PUT /v1/clusters/workers", applied(Outcome.CREATED))
     waiting = cluster(member(0), member(1, MemberState.BACKOFF, **failed))
     service.says("GET /v1/clusters/workers", waiting)
@@ -284,7 +276,6 @@ def test_nobody_is_waited_for_for_ever_unasked(
     state = MemberState.DRAINING if over else MemberState.PENDING
     why = {"code": MemberCode.NO_ROOM, "message": "no node has room", "busy": over}
     there = cluster(member(0, state, **why), draining=over)
-    service.says("POST /v1/cluster-assessments", FINE)
     service.says("PUT /v1/clusters/workers", applied(Outcome.CHANGED))
     for request in ("GET", "DELETE"):
         service.says(f"{request} /v1/clusters/workers{'?mode=now' * (request == 'DELETE')}", there)
@@ -328,7 +319,6 @@ def test_a_command_waits_for_ever_where_it_is_told_to(service: Service, vmjobs: 
 
 
 def test_what_failed_is_said_and_not_waited_for(service: Service, vmjobs: Run) -> None:
-    service.says("POST /v1/cluster-assessments", FINE)
     service.says("PUT /v1/clusters/workers", applied(Outcome.UNCHANGED, failed=FAILED))
     service.says("GET /v1/clusters/workers", cluster(member(0), member(1), failed=FAILED))
     hint = "mend the declaration, or try it again: `vmjobs cluster retry workers`"
@@ -349,7 +339,6 @@ def test_retry_says_what_is_declared_again(service: Service, vmjobs: Run) -> Non
 
 
 def test_apply_does_not_wait_for_a_cluster_that_is_drained(service: Service, vmjobs: Run) -> None:
-    service.says("POST /v1/cluster-assessments", FINE)
     service.says("PUT /v1/clusters/workers", applied(Outcome.UNCHANGED))
     service.says("GET /v1/clusters/workers", cluster(draining=True))
     done = vmjobs("apply", "--wait", "c.yaml")
@@ -406,19 +395,11 @@ def test_diff_of_an_image_that_is_not_there_is_trouble(service: Service, vmjobs:
 
 
 def image_detail(digest: str) -> ImageDetail:
-    return ImageDetail(
-        digest=digest,
-        owner="root",
-        visibility=Visibility.PUBLIC,
-        created=NOW,
-        size=1,
-        stored=1,
-        manifest={},
-    )
+    about = {"owner": "root", "created": NOW, "size": 1, "stored": 1, "manifest": {}}
+    return ImageDetail(digest=digest, visibility=Visibility.PUBLIC, **about)
 
 
 def test_validate_tells_where_there_is_room(service: Service, vmjobs: Run) -> None:
-    service.says("POST /v1/cluster-assessments", FINE)
     done = vmjobs("validate", "c.yaml")
     assert done.out == "c.yaml: workers: valid; there is room for 2 machines (2 on node1)\n"
     scarce = Assessment(placed={"node1": 1}, pending=1, why="no node has room")
@@ -455,17 +436,19 @@ def test_validate_without_a_service(vmjobs: Run, monkeypatch: pytest.MonkeyPatch
 # --------------------------------------------------------------------------- look
 
 
+def running(**fields: Any) -> Member:
+    since = NOW - timedelta(hours=2)
+    return member(0, up_since=since, busy=True, jobs=7, hypervisor="uml", system=TRIXIE, **fields)
+
+
 def test_show_has_a_line_for_each_machine(service: Service, vmjobs: Run) -> None:
-    up = member(
-        0, up_since=NOW - timedelta(hours=2), busy=True, jobs=7, hypervisor="uml", system=TRIXIE
-    )
     retry = datetime.now(UTC) + timedelta(seconds=99)
     failed = {"code": MemberCode.KERNEL_PANIC, "message": "no root", "retry": retry}
     old = member(1, MemberState.BACKOFF, **failed)
-    service.says("GET /v1/clusters/workers", cluster(up, old, generation=2))
+    service.says("GET /v1/clusters/workers", cluster(running(), old, generation=2))
     done = vmjobs("show", "workers")
     assert done.code == 0
-    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    lines = done.lines
     assert "machines 1 UP of 2 (size 2)" in lines
     assert {"image worker", f"sha256 {'1' * 64}"} <= set(lines)
     short = "111111111111 (generation 1)"
@@ -497,16 +480,7 @@ def test_show_has_a_line_for_each_machine(service: Service, vmjobs: Run) -> None
 def test_show_fits_a_terminal(
     service: Service, vmjobs: Run, monkeypatch: pytest.MonkeyPatch, columns: int, lines: list[str]
 ) -> None:
-    up = member(
-        0,
-        up_since=NOW - timedelta(hours=2),
-        busy=True,
-        jobs=7,
-        hypervisor="uml",
-        system=TRIXIE,
-        message=TAKES_JOBS,
-    )
-    service.says("GET /v1/clusters/workers", cluster(up))
+    service.says("GET /v1/clusters/workers", cluster(running(message=TAKES_JOBS)))
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     monkeypatch.setenv("COLUMNS", str(columns))
     out = click.unstyle(vmjobs("show", "workers").out).splitlines()
@@ -525,7 +499,7 @@ def test_show_says_what_failed_and_where_nothing_is_tried(service: Service, vmjo
     )
     failed = FAILED.model_copy(update={"since": datetime.now(UTC) - timedelta(minutes=5)})
     service.says("GET /v1/clusters/workers", cluster(member(0), failed=failed, guards=(guard,)))
-    lines = [" ".join(line.split()) for line in vmjobs("show", "workers").out.splitlines()]
+    lines = vmjobs("show", "workers").lines
     assert "cluster workers (generation 4 failed)" in lines
     assert f"failed {FAILED.message}; 5 min ago, broken" in lines
     assert f"guard {guard.message}" in lines
@@ -618,8 +592,8 @@ def test_a_terminal_obeys_nothing_of_what_a_guest_prints_and_a_file_has_all_of_i
 def test_list_has_a_line_for_each_cluster(service: Service, vmjobs: Run) -> None:
     other = ClusterSpec(name="other", image="hep", size=Size(min=1, max=4))
     rows = [cluster(member(0)), cluster(spec=other, draining=True)]
-    service.says("GET /v1/clusters", {"clusters": [row.model_dump(mode="json") for row in rows]})
-    lines = [" ".join(line.split()) for line in vmjobs("list").out.splitlines()]
+    service.says("GET /v1/clusters", {"clusters": rows})
+    lines = vmjobs("list").lines
     assert lines[1].startswith("workers worker 2 2 1 root")
     assert lines[2].startswith("other hep 1 to 4 1 0 draining root")
 
@@ -629,10 +603,9 @@ def test_a_cluster_that_is_not_there_exits_with_66(vmjobs: Run) -> None:
 
 
 def event(seq: int, text: str) -> dict[str, Any]:
-    found = ClusterEvent(
-        seq=seq, time=NOW, member="workers-0", state="UP", code="PROGRESS", message=text
-    )
-    return found.model_dump(mode="json")
+    return {"member": "workers-0", "state": "UP", "code": "PROGRESS", "seq": seq, "message": text} | {
+        "time": NOW.isoformat()
+    }
 
 
 def test_events_are_followed_until_the_cluster_has_gone(service: Service, vmjobs: Run) -> None:
@@ -730,29 +703,29 @@ def test_delete_does_not_ask_where_none_is_up(service: Service, vmjobs: Run) -> 
 # --------------------------------------------------------------------------- nodes
 
 
+def node(name: str, **offered: int) -> Node:
+    return Node(name=name, cpus=8, memory=8192, disk=1, updated=NOW, **offered)
+
+
+OFFER = node("node1", cluster_cpus=4, cluster_memory=4096)
+
+
 def test_nodes_show_what_they_have_for_clusters(service: Service, vmjobs: Run) -> None:
-    offer = Node(
-        name="node1", cpus=8, memory=8192, disk=1, cluster_cpus=4, cluster_memory=4096, updated=NOW
-    )
-    none = Node(name="node2", cpus=8, memory=8192, disk=1, updated=NOW)
-    service.says("GET /v1/nodes", {"nodes": [n.model_dump(mode="json") for n in (offer, none)]})
-    service.says("GET /v1/nodes/node1", offer)
-    service.says("GET /v1/clusters", {"clusters": [cluster().model_dump(mode="json")]})
+    service.says("GET /v1/nodes", {"nodes": [OFFER, node("node2")]})
+    service.says("GET /v1/nodes/node1", OFFER)
+    service.says("GET /v1/clusters", {"clusters": [cluster()]})
     there = [member(0), member(1), member(2, MemberState.GONE), member(3, MemberState.PENDING, node="")]
     service.says("GET /v1/clusters/workers", cluster(*there))
     done = vmjobs("list", noun="node")
-    assert "2 of 4 cpus, 2048 of 4096 MiB" in done.out.splitlines()[1]
-    assert " ".join(done.out.splitlines()[2].split()).startswith("node2 none 8 8192 MiB 0 0 - ")
-    lines = [" ".join(line.split()) for line in vmjobs("show", "node1", noun="node").out.splitlines()]
+    assert "2 of 4 cpus, 2048 of 4096 MiB" in done.lines[1]
+    assert done.lines[2].startswith("node2 none 8 8192 MiB 0 0 - ")
+    lines = vmjobs("show", "node1", noun="node").lines
     assert {"machine workers-0", "machine workers-1"} <= set(lines)
     assert "machine workers-2" not in lines
 
 
 def test_nodes_are_shown_to_those_who_may_not_see_clusters(service: Service, vmjobs: Run) -> None:
-    offer = Node(
-        name="node1", cpus=8, memory=8192, disk=1, cluster_cpus=4, cluster_memory=4096, updated=NOW
-    )
-    service.says("GET /v1/nodes", {"nodes": [offer.model_dump(mode="json")]})
+    service.says("GET /v1/nodes", {"nodes": [OFFER]})
     service.refuses("GET /v1/clusters", 403, "FORBIDDEN", "not for you")
     done = vmjobs("list", noun="node")
     assert done.code == 0
@@ -766,7 +739,7 @@ def test_names_are_completed(service: Service) -> None:
     context = click.Context(click.Command("show"))
     parameter = click.Argument(["name"])
     rows = [cluster(), cluster(spec=ClusterSpec(name="other", image="hep", size=1))]
-    service.says("GET /v1/clusters", {"clusters": [row.model_dump(mode="json") for row in rows]})
+    service.says("GET /v1/clusters", {"clusters": rows})
     assert complete_cluster(context, parameter, "w") == ["workers"]
     service.says("GET /v1/clusters/workers", cluster(member(0), member(1)))
     context.params["name"] = "workers"

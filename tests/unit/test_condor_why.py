@@ -182,7 +182,9 @@ def test_a_job_that_failed_waits_a_while(waits: str, answer: str, message: str) 
     assert message in found.findings[0].message
 
 
-REJECTED = {"LastRejMatchTime": "1795228180", "LastMatchTime": "1795228100"}
+def rejected(why: str, at: str = "1795228180") -> dict[str, str]:
+    """What a job has to say that the negotiator rejected after it was matched, or before."""
+    return {"LastRejMatchTime": at, "LastMatchTime": "1795228100", "LastRejMatchReason": why}
 
 
 #: What is said, and what of the job and of the node makes it so.
@@ -195,21 +197,21 @@ NO_NODE: list[tuple[list[str], str, *tuple[dict[str, str], ...]]] = [
     (
         ["WAITING"],
         "the negotiator's last word was 'no match found', 20 s ago",
-        {**REJECTED, "LastRejMatchReason": '"no match found "'},
+        rejected('"no match found "'),
     ),
     (
         ["LIMIT", "WAITING"],
         "submitter limit exceeded, 20 s ago",
-        {**REJECTED, "LastRejMatchReason": '"submitter limit exceeded"'},
+        rejected('"submitter limit exceeded"'),
     ),
     (
         ["PRIORITY", "BUSY"],
         "others go first: insufficient priority",
-        {**REJECTED, "LastRejMatchReason": '"insufficient priority"'},
+        rejected('"insufficient priority"'),
         {"Cpus": "0"},
     ),
     # It was matched since.
-    (["WAITING"], "", {"LastRejMatchTime": "5", "LastMatchTime": "6", "LastRejMatchReason": '"quota"'}),
+    (["WAITING"], "", rejected('"quota"', at="5")),
     (["BUSY"], "taken by other jobs (1 node: node1.grid)", {}, {"Cpus": "0"}),
     (["ASLEEP"], "switched off (node1.grid)", {}, {"Offline": "true"}),
     (["DRAINING"], "are being drained (node1.grid)", {}, {"Draining": "true"}),
@@ -503,7 +505,7 @@ def test_words_of_others_are_bounded_and_on_one_line() -> None:
         {"JobStatus": "3", "RemoveReason": odd},
         {"JobStatus": "2", "RemoteHost": odd},
         {"JobUniverse": "9", "GridResource": odd},
-        {**REJECTED, "LastRejMatchReason": odd},
+        rejected(odd),
     ):
         found = explain(daemons(queued(**attributes), nodes=[node()]))
         message = found.findings[0].message
