@@ -9,7 +9,6 @@ from full_kit import nothing_fits
 
 from vmjobs.agent.journal import RECORD, Journal, RunRecord, sweep, write_durably
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import Ending, Machine, MachineLimits, MachineState, ProbeResult, Usage
 from vmjobs.model import HypervisorKind
 
 ATTEMPT = "a" * 32
@@ -26,34 +25,11 @@ class Shelf:
 
     platform = ""
 
-    def probe(self, deadline: float) -> ProbeResult:
-        return ProbeResult(self.kind, True, "", deadline)
-
-    def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
-        return ()
-
-    def start(self, machine: Machine) -> None:
-        self.names.append(machine.name)
-
     def destroy(self, name: str) -> None:
         if self.broken:
             raise HypervisorError("cannot destroy it")
         if name in self.names:
             self.names.remove(name)
-
-    stop = pause = resume = destroy
-
-    def state(self, name: str) -> MachineState:
-        return MachineState.RUNNING if name in self.names else MachineState.GONE
-
-    def wait(self, name: str, timeout: float) -> MachineState:
-        return self.state(name)
-
-    def ending(self, name: str) -> Ending:
-        return Ending.UNKNOWN
-
-    def usage(self, name: str) -> Usage:
-        return Usage()
 
     def list(self) -> list[str]:
         return list(self.names)

@@ -24,7 +24,6 @@ from vmjobs.model import (
     now,
     reason,
 )
-from vmjobs.ports import ContentReceiver, ContentSource
 
 IMAGE, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 MESSAGE = HandMessage(
@@ -88,15 +87,6 @@ class Place:
         if self.old:
             raise NotFound("there is nothing at this URL")
         return self.found
-
-    def open_upload(self, size: int) -> ContentReceiver:
-        raise NotImplementedError(size)
-
-    def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
-        raise NotImplementedError(upload, checkpoint)
-
-    def saved(self) -> ContentSource:
-        raise NotImplementedError
 
     def not_resumed(self) -> None:
         self.calls.append("not resumed")

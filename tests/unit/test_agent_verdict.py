@@ -159,11 +159,6 @@ def test_what_was_not_done_in_time() -> None:
     assert "script" not in overdue(R, 5, script=False)
 
 
-def test_a_stop_from_outside_is_not_a_failure_of_the_job() -> None:
-    assert stopped("x").verdict.state is JobState.PREEMPTED
-    assert failed(ReasonCode.TIMED_OUT, "x").verdict.state is JobState.FAILED
-
-
 def test_sentinel_lines_are_found_however_the_bytes_come(path: Path) -> None:
     reader = ConsoleReader(path, "abc")
     assert reader.read() == []
@@ -269,6 +264,7 @@ def test_any_other_end_is_its_end(code: ReasonCode) -> None:
     assert mended_elsewhere(verdict, 4) == verdict
 
 
-def test_what_was_stopped_stays_that() -> None:
+def test_what_was_stopped_from_outside_stays_that() -> None:
     verdict = stopped("gone").verdict
+    assert verdict.state is JobState.PREEMPTED
     assert mended_elsewhere(verdict, 4) == verdict

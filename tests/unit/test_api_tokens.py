@@ -62,25 +62,22 @@ def signed(key_file: Path, algorithm: str = "ES256", **changes: Any) -> str:
     return jwt.encode(claims, load_or_make_key(key_file), algorithm)  # type: ignore[arg-type]
 
 
-def test_user_token_carries_subject_and_scopes(issuer: Issuer) -> None:
-    principal = issuer.verify(issuer.user_token("ada"))
-    assert (principal.subject, principal.scopes, principal.job_id) == ("ada", USER_SCOPES, None)
+def test_what_tokens_are_good_for(issuer: Issuer) -> None:
+    """One for a job is for that job and nothing else."""
+    for token, subject, scopes, job in (
+        (issuer.user_token("ada"), "ada", USER_SCOPES, None),
+        (
+            issuer.user_token("ada", [Scope.COMPUTE_READ], lifetime=60),
+            "ada",
+            {Scope.COMPUTE_READ},
+            None,
+        ),
+        (issuer.job_token("abc123", "ada"), "ada", frozenset(), "abc123"),
+        (issuer.node_token("wn1.grid"), "wn1.grid", {Scope.NODE}, None),
+    ):
+        principal = issuer.verify(token)
+        assert (principal.subject, principal.scopes, principal.job_id) == (subject, scopes, job)
     assert Scope.NODE not in USER_SCOPES
-
-
-def test_narrow_user_token(issuer: Issuer) -> None:
-    principal = issuer.verify(issuer.user_token("ada", [Scope.COMPUTE_READ], lifetime=60))
-    assert principal.scopes == {Scope.COMPUTE_READ}
-
-
-def test_job_token_is_for_one_job_and_nothing_else(issuer: Issuer) -> None:
-    principal = issuer.verify(issuer.job_token("abc123", "ada"))
-    assert (principal.subject, principal.scopes, principal.job_id) == ("ada", frozenset(), "abc123")
-
-
-def test_node_token(issuer: Issuer) -> None:
-    principal = issuer.verify(issuer.node_token("wn1.grid"))
-    assert (principal.subject, principal.scopes) == ("wn1.grid", {Scope.NODE})
 
 
 def test_claims_follow_the_profile(issuer: Issuer) -> None:
@@ -110,16 +107,16 @@ def test_not_yet_valid_but_clocks_may_differ_a_little(issuer: Issuer, clock: Clo
         issuer.verify(token)
 
 
-def test_foreign_issuer(key_file: Path, issuer: Issuer) -> None:
-    other = Issuer(key_file, "https://elsewhere.example.org", lambda: 1_800_000_000)
-    with pytest.raises(Unauthenticated, match="issued by someone"):
-        issuer.verify(other.user_token("ada"))
-
-
-def test_foreign_key_with_our_name(tmp_path: Path, issuer: Issuer, clock: Clock) -> None:
-    other = Issuer(tmp_path / "other.pem", ISSUER, clock)
-    with pytest.raises(Unauthenticated, match="signature"):
-        issuer.verify(other.user_token("ada"))
+def test_foreign_issuers_and_foreign_keys_with_our_name(
+    tmp_path: Path, key_file: Path, issuer: Issuer, clock: Clock
+) -> None:
+    elsewhere = Issuer(key_file, "https://elsewhere.example.org", clock)
+    for other, why in (
+        (elsewhere, "issued by someone"),
+        (Issuer(tmp_path / "other.pem", ISSUER, clock), "signature"),
+    ):
+        with pytest.raises(Unauthenticated, match=why):
+            issuer.verify(other.user_token("ada"))
 
 
 def test_tampered_claims(issuer: Issuer) -> None:
@@ -194,23 +191,21 @@ def test_key_is_private_and_made_once(key_file: Path) -> None:
     assert os.listdir(key_file.parent) == ["issuer.pem"]  # noqa: PTH208
 
 
-@pytest.mark.parametrize("content", [b"", b"no key", None])
-def test_bad_key_file(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "issuer.pem"
-    path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"issuer\.pem"):
-        load_or_make_key(path)
-
-
-def test_key_of_another_curve(tmp_path: Path) -> None:
-    path = tmp_path / "issuer.pem"
-    path.write_bytes(
-        ec.generate_private_key(ec.SECP384R1()).private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+def test_bad_key_files(tmp_path: Path) -> None:
+    other_curve = ec.generate_private_key(ec.SECP384R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    with pytest.raises(ConfigError, match="P-256"):
-        load_or_make_key(path)
+    (tmp_path / "folder").mkdir()
+    for name, content, why in (
+        ("folder", None, "folder"),
+        ("empty", b"", "empty"),
+        ("text", b"no key", "text"),
+        ("curve", other_curve, "P-256"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=why):
+            load_or_make_key(tmp_path / name)
 
 
 def test_bearer_header() -> None:

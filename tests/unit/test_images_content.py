@@ -14,7 +14,6 @@ from images.content import (
     MAX_SIZE,
     SEGMENT,
     Layout,
-    block_lengths,
     layout_of,
     layout_of_bytes,
     scan,
@@ -102,9 +101,3 @@ def test_a_file_that_is_shorter_than_said_is_an_error(path: Path) -> None:
     path.write_bytes(b"x" * 100)
     with path.open("rb", buffering=0) as file, pytest.raises(OSError, match="shorter"):
         layout_of(file, 200)
-
-
-def test_block_lengths() -> None:
-    assert block_lengths(0) == []
-    assert block_lengths(BLOCK) == [BLOCK]
-    assert block_lengths(BLOCK + 1) == [BLOCK, 1]

@@ -13,7 +13,7 @@ import pytest
 
 from images.build import cpio, kernel, wheels
 from images.build.bootstrap import clean
-from images.build.tree import Node, Tree, from_tar, in_memory
+from images.build.tree import Tree, from_tar
 from images.recipe import parse
 from vmjobs.errors import BuildError
 
@@ -215,9 +215,3 @@ def test_a_source_that_is_shorter_than_it_was_is_an_error(tmp_path: Path) -> Non
     file.write_bytes(file.read_bytes()[:600])
     with pytest.raises(BuildError, match="ends"):
         tree.file("a").read()
-
-
-def test_nodes_know_what_they_are() -> None:
-    assert Node(stat.S_IFDIR | 0o755).is_dir
-    assert Node(stat.S_IFLNK | 0o777).is_link
-    assert in_memory(b"abc").read() == b"abc"

@@ -18,7 +18,7 @@ from vmjobs.agent.members import tokens
 from vmjobs.agent.members.telling import Console, Reporter, Shipper
 from vmjobs.agent.members.tokens import PoolTokens
 from vmjobs.cluster.member import Phase
-from vmjobs.cluster.wire import MemberReports, NodeShare, PoolToken
+from vmjobs.cluster.wire import MemberReports, PoolToken
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
 from vmjobs.model import now
 
@@ -35,9 +35,6 @@ class Service:
     reports: list[MemberReports] = field(default_factory=list)
     consoles: dict[int, bytes] = field(default_factory=dict)
     calls: int = 0
-
-    def share(self, seen: int, wait: float) -> NodeShare:
-        return NodeShare(revision=seen)
 
     def report(self, reports: MemberReports) -> None:
         self._answer()
