@@ -377,40 +377,43 @@ def test_control_waits_for_signals(guest: Guest) -> None:
     assert 0.1 < time.monotonic() - begun < 4
 
 
-def test_an_order_is_told_again_until_the_guest_has_delivered_it(guest: Guest) -> None:
-    ask = "/v1/control?wait=0&done="
-    assert guest.ask("GET", f"{ask}0") == (200, b"")
-    guest.link.send_signal(10)
-    _ask_and_hang_up(guest, f"{ask}0")
-    assert guest.ask("GET", f"{ask}0") == (200, b"signal 10\n")  # its answer was lost
-    guest.link.send_signal(12)
-    assert guest.ask("GET", f"{ask}0") == (200, b"signal 10\nsignal 12\n")
-    assert guest.ask("GET", f"{ask}1") == (200, b"signal 12\n")
-    assert guest.ask("GET", f"{ask}2") == (200, b"")
-    assert guest.ask("GET", f"{ask}2") == (200, b"")
-    guest.link.send_signal(12)
-    assert guest.ask("GET", f"{ask}2") == (200, b"signal 12\n")
-    assert guest.ask("GET", f"{ask}3") == (200, b"")
-
-
-def test_a_guest_goes_on_counting_with_the_next_agent(guest: Guest) -> None:
-    guest.link.send_signal(10)
-    assert guest.ask("GET", "/v1/control?wait=0&done=7") == (200, b"signal 10\n")
-    assert guest.ask("GET", "/v1/control?wait=0&done=8") == (200, b"")
-
-
-def test_an_order_that_was_not_told_yet_is_told_once(guest: Guest) -> None:
-    for _ in range(3):
-        guest.link.send_signal(12)
-    assert guest.ask("GET", "/v1/control?wait=0&done=0") == (200, b"signal 12\n")
-    guest.link.send_signal(12)  # what the guest was told of may have been dealt with before
-    assert guest.ask("GET", "/v1/control?wait=0&done=0") == (200, b"signal 12\nsignal 12\n")
-
-
-def test_a_guest_that_does_not_count_is_told_once(guest: Guest) -> None:
-    guest.link.send_signal(15)
-    assert guest.ask("GET", "/v1/control?wait=0") == (200, b"signal 15\n")
-    assert guest.ask("GET", "/v1/control?wait=0") == (200, b"")
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # told again until it was delivered: an answer may be lost
+        [
+            (0, ""),
+            10,
+            (0, None),
+            (0, "10"),
+            12,
+            (0, "10 12"),
+            (1, "12"),
+            (2, ""),
+            (2, ""),
+            12,
+            (2, "12"),
+        ],
+        [10, (7, "10"), (8, "")],  # it goes on counting with the next agent
+        # what was not told yet is told once; what was may have been dealt with before
+        [12, 12, 12, (0, "12"), 12, (0, "12 12")],
+        [15, ("", "15"), ("", "")],  # to one that does not count once
+    ],
+)
+def test_orders_are_told_until_the_guest_has_delivered_them(
+    guest: Guest, steps: list[int | tuple[int | str, str | None]]
+) -> None:
+    for step in steps:
+        if isinstance(step, int):
+            guest.link.send_signal(step)
+            continue
+        done, told = step
+        ask = f"/v1/control?wait=0&done={done}".removesuffix("&done=")
+        if told is None:
+            _ask_and_hang_up(guest, ask)
+        else:
+            expected = "".join(f"signal {number}\n" for number in told.split())
+            assert guest.ask("GET", ask) == (200, expected.encode()), step
 
 
 def _ask_and_hang_up(guest: Guest, path: str) -> None:

@@ -68,25 +68,6 @@ def test_a_job_whose_outputs_did_not_all_arrive_has_failed() -> None:
     assert verdict.reason.message.endswith("; 2 more were not taken")
 
 
-@pytest.mark.parametrize(
-    ("panic", "ready", "code"),
-    [
-        ("VFS: no root", False, ReasonCode.KERNEL_PANIC),
-        ("", True, ReasonCode.KERNEL_PANIC),
-        ("IO-APIC + timer doesn't work!  Boot with apic=debug", False, ReasonCode.GUEST_LOST),
-        (None, True, ReasonCode.NO_EXIT_REPORT),
-        (None, False, ReasonCode.BOOT_FAILED),
-    ],
-)
-def test_a_machine_that_ends_early_is_never_a_success(
-    panic: str | None, ready: bool, code: ReasonCode
-) -> None:
-    verdict = judge_early_end(panic=panic, ready=ready, last_lines="line 1\nline 2")
-    assert (verdict.state, verdict.reason.code) == (JobState.FAILED, code)
-    assert verdict.exit_code == NO_STATUS
-    assert "line 2" in verdict.reason.message
-
-
 R, P, L = "report", "poweroff", "console:all done"
 E, C = Ending, ReasonCode
 
@@ -94,6 +75,11 @@ E, C = Ending, ReasonCode
 @pytest.mark.parametrize(
     ("rule", "ending", "panic", "ready", "code"),
     [
+        (R, None, "VFS: no root", False, C.KERNEL_PANIC),
+        (R, None, "", True, C.KERNEL_PANIC),
+        (R, None, "IO-APIC + timer doesn't work!  Boot with apic=debug", False, C.GUEST_LOST),
+        (R, None, None, True, C.NO_EXIT_REPORT),
+        (R, None, None, False, C.BOOT_FAILED),
         (R, E.POWEROFF, None, True, C.NO_EXIT_REPORT),
         (R, E.POWEROFF, None, False, C.BOOT_FAILED),
         (R, E.RESET, None, True, C.NO_EXIT_REPORT),
@@ -113,13 +99,16 @@ E, C = Ending, ReasonCode
         (L, E.KILLED, None, True, C.GUEST_LOST),
     ],
 )
-def test_an_end_without_a_word(
-    rule: str, ending: Ending, panic: str | None, ready: bool, code: ReasonCode
+def test_an_end_without_a_word_is_never_a_success(
+    rule: str, ending: Ending | None, panic: str | None, ready: bool, code: ReasonCode
 ) -> None:
-    verdict = judge_early_end(panic=panic, ready=ready, last_lines="", rule=rule, ending=ending)
+    verdict = judge_early_end(
+        panic=panic, ready=ready, last_lines="line 1\nline 2", rule=rule, ending=ending
+    )
     assert (verdict.state, verdict.reason.code) == (JobState.FAILED, code)
     assert verdict.exit is None
     assert verdict.exit_code == NO_STATUS
+    assert "line 2" in verdict.reason.message
     if rule == L and code is C.NO_EXIT_REPORT:
         assert "all done" in verdict.reason.message, "it says what never came"
 

@@ -54,8 +54,9 @@ def silent_after(folder: Path, asleep: float) -> float:
     return time.monotonic() - began
 
 
-def test_a_silent_guest_is_lost(tmp_path: Path) -> None:
+def test_a_silent_guest_is_lost_and_what_was_not_heard_in_sleep_does_not_count(tmp_path: Path) -> None:
     assert SILENCE <= silent_after(tmp_path, asleep=0.0) < 2 * SILENCE + 1
+    assert silent_after(tmp_path, asleep=3 * SILENCE) >= 4 * SILENCE
 
 
 @pytest.mark.parametrize(("failures", "read"), [(3, True), (2 * MOST_UNREAD, False)])
@@ -83,7 +84,3 @@ def test_a_console_that_could_not_be_read_for_a_while(
             assert isinstance(seen, ExitReported)
             seen = inbox.next(time.monotonic() + 10)
         assert isinstance(seen, MachineGone)
-
-
-def test_what_was_not_heard_while_the_agent_slept_does_not_count(tmp_path: Path) -> None:
-    assert silent_after(tmp_path, asleep=3 * SILENCE) >= 4 * SILENCE

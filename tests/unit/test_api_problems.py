@@ -69,14 +69,9 @@ def test_our_errors_keep_code_hint_and_faults(client: FlaskClient) -> None:
     }
 
 
-def test_authentication_comes_with_a_challenge(client: FlaskClient) -> None:
-    _, headers = problem(client, "/raise/who")
-    assert 'error="invalid_token"' in headers["WWW-Authenticate"]
-    _, headers = problem(client, "/raise/no")
-    assert 'error="insufficient_scope"' in headers["WWW-Authenticate"]
-
-
-def test_unavailable_names_the_service(client: FlaskClient) -> None:
+def test_who_is_not_let_in_is_challenged_and_a_service_that_is_away_named(client: FlaskClient) -> None:
+    for path, error in (("/raise/who", "invalid_token"), ("/raise/no", "insufficient_scope")):
+        assert f'error="{error}"' in problem(client, path)[1]["WWW-Authenticate"]
     document, headers = problem(client, "/raise/down")
     assert (document["status"], document["service"]) == (503, "broker")
     assert int(headers["Retry-After"]) > 0

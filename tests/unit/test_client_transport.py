@@ -35,6 +35,7 @@ from vmjobs.model import JobSpec, StreamName
 
 QUICK = Retries(deadline=3.0, first=0.01, ceiling=0.05, connect=1.0, read=1.0)
 BYTES = bytes(range(256)) * 4096
+NO_URLS = ("", "localhost:8080", "ftp://x", "http://", "http://x:99999", "http://[", "http://x/?a=b")
 
 
 def http(server: Scripted, retries: Retries = QUICK) -> Transport:
@@ -138,17 +139,18 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:8080", "ftp://x", "http://", "http://x:99999", "http://[", "http://x/?a=b"]
+    ("url", "token", "kind", "why"),
+    [(url, "", ConfigError, "not the URL") for url in NO_URLS]
+    + [
+        ("http://x", token, Unauthenticated, "odd characters")
+        for token in ("a b", "a\nb", "t\u00f6ken")
+    ],
 )
-def test_what_is_no_url_is_told_at_once(url: str) -> None:
-    with pytest.raises(ConfigError, match="not the URL"):
-        Transport(url)
-
-
-@pytest.mark.parametrize("token", ["a b", "a\nb", "t\u00f6ken"])
-def test_what_is_no_token_is_told_at_once(token: str) -> None:
-    with pytest.raises(Unauthenticated):
-        Transport("http://x", token)
+def test_what_is_no_url_or_token_is_told_at_once(
+    url: str, token: str, kind: type[VMJobsError], why: str
+) -> None:
+    with pytest.raises(kind, match=why):
+        Transport(url, token)
 
 
 def test_silence_times_out(server: Scripted) -> None:
@@ -216,18 +218,15 @@ def test_problems_become_our_errors(
     assert [(f.field, f.message) for f in error.faults] == [("cpus", "too many")]
 
 
-def test_unavailable_service_is_named(server: Scripted) -> None:
+def test_a_service_that_is_away_is_named_and_incidents_are_passed_on(server: Scripted) -> None:
     server.script = lambda handler, _: handler.problem(503, "UNAVAILABLE", service="broker")
     with pytest.raises(Unavailable) as caught:
         http(server, Retries(deadline=0.1)).call("GET", "/x")
     assert caught.value.service == "broker"
-
-
-def test_incident_is_passed_on(server: Scripted) -> None:
     server.script = lambda handler, _: handler.problem(500, "INTERNAL", hint="report it")
-    with pytest.raises(VMJobsError, match="so it is") as caught:
+    with pytest.raises(VMJobsError, match="so it is") as incident:
         http(server).call("GET", "/x")
-    assert caught.value.hint == "report it"
+    assert incident.value.hint == "report it"
 
 
 # ----------------------------------------------------------------- transfers

@@ -160,13 +160,9 @@ def test_a_storage_element_may_be_alone(kit: GatewayKit) -> None:
     assert "script" in kit.files(alone, alone.machines[0], kit.secrets(alone))
 
 
-def test_what_needs_a_computing_element_says_so(kit: GatewayKit) -> None:
-    with pytest.raises(InvalidSpec) as caught:
-        kit.secrets(gateway("ui", "wn"))
-    assert [fault.field for fault in caught.value.faults] == ["machines.ui.role", "machines.wn.role"]
-
-
-def test_there_is_one_computing_element(kit: GatewayKit) -> None:
-    with pytest.raises(InvalidSpec) as caught:
-        kit.secrets(gateway(other=(str(Role.COMPUTING_ELEMENT), "10.77.0.30")))
-    assert [fault.field for fault in caught.value.faults] == ["machines.other.role"]
+def test_there_is_one_computing_element_and_what_needs_it_says_so(kit: GatewayKit) -> None:
+    two = gateway(other=(str(Role.COMPUTING_ELEMENT), "10.77.0.30"))
+    for made, names in ((gateway("ui", "wn"), ["ui", "wn"]), (two, ["other"])):
+        with pytest.raises(InvalidSpec) as caught:
+            kit.secrets(made)
+        assert [fault.field for fault in caught.value.faults] == [f"machines.{n}.role" for n in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,10 @@ HOSTILE = [
 class Starter:
     """Listens as the starter's chirp proxy does and gives the answers it is told to."""
 
-    def __init__(self, folder: Path, answers: list[bytes]) -> None:
+    def __init__(self, tmp_path: Path, answers: list[bytes]) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         port = self.listener.getsockname()[1]
-        self.config = folder / ".chirp.config"
+        self.config = tmp_path / ".chirp.config"
         self.config.write_text(f"127.0.0.1 {port} secret\n")
         self.lines: list[bytes] = []
         self.thread = threading.Thread(target=self._serve, args=(answers,))
@@ -70,13 +70,8 @@ class Starter:
         self.thread.join(10)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-
-
-def test_attributes_are_sent_one_a_line(folder: Path) -> None:
-    starter = Starter(folder, [b"0\n"] * 3)
+def test_attributes_are_sent_one_a_line(tmp_path: Path) -> None:
+    starter = Starter(tmp_path, [b"0\n"] * 3)
     ChirpReporter(starter.config).publish({names.VM_STATE: "a b", names.VM_BOOT_SECONDS: 1.5})
     starter.close()
     assert starter.lines == [
@@ -86,24 +81,24 @@ def test_attributes_are_sent_one_a_line(folder: Path) -> None:
     ]
 
 
-def test_only_what_changed_is_sent_again(folder: Path) -> None:
-    starter = Starter(folder, [b"0\n"] * 3)
+def test_only_what_changed_is_sent_again(tmp_path: Path) -> None:
+    starter = Starter(tmp_path, [b"0\n"] * 3)
     reporter = ChirpReporter(starter.config)
     reporter.publish({names.VM_STATE: "a", names.VM_NODE: "n"})
     starter.close()
-    starter = Starter(folder, [b"0\n"] * 2)
+    starter = Starter(tmp_path, [b"0\n"] * 2)
     reporter.publish({names.VM_STATE: "a", names.VM_NODE: "n"})
     reporter.publish({names.VM_STATE: "b", names.VM_NODE: "n"})
     starter.close()
     assert starter.lines[1:] == [b'set_job_attr ChirpVMState "b"\n']
 
 
-def test_what_did_not_arrive_is_sent_again(folder: Path) -> None:
-    starter = Starter(folder, [b"0\n", b"-1\n"])
+def test_what_did_not_arrive_is_sent_again(tmp_path: Path) -> None:
+    starter = Starter(tmp_path, [b"0\n", b"-1\n"])
     reporter = ChirpReporter(starter.config)
     reporter.publish({names.VM_STATE: "a"})
     starter.close()
-    starter = Starter(folder, [b"0\n"] * 2)
+    starter = Starter(tmp_path, [b"0\n"] * 2)
     reporter.publish({names.VM_STATE: "a"})
     starter.close()
     assert starter.lines[1:] == [b'set_job_attr ChirpVMState "a"\n']
@@ -111,9 +106,9 @@ def test_what_did_not_arrive_is_sent_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("answers", [[b"-1\n"], [b"0\n", b"-8\n"], [b"0\n"], [b"what\n"], [b""], []])
 def test_failures_are_logged_and_not_raised(
-    folder: Path, answers: list[bytes], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, answers: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    starter = Starter(folder, answers)
+    starter = Starter(tmp_path, answers)
     with caplog.at_level(logging.WARNING):
         ChirpReporter(starter.config, timeout=1.0).publish({names.VM_STATE: "secret value"})
     starter.close()
@@ -122,9 +117,9 @@ def test_failures_are_logged_and_not_raised(
 
 
 def test_a_starter_that_is_gone_and_a_broken_file_raise_nothing(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = folder / "config"
+    config = tmp_path / "config"
     for text in ("127.0.0.1 1 cookie\n", "", "a b\n", "127.0.0.1 x cookie\n", "\xff\xff"):
         config.write_text(text, "latin-1")
         ChirpReporter(config, timeout=1.0).publish({names.VM_STATE: "x"})
@@ -132,9 +127,9 @@ def test_a_starter_that_is_gone_and_a_broken_file_raise_nothing(
 
 
 def test_outside_of_a_job_nothing_happens(
-    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("_CONDOR_CHIRP_CONFIG", raising=False)
     ChirpReporter().publish({names.VM_STATE: "x"})
     assert not caplog.records
@@ -269,14 +264,14 @@ def test_every_amount_has_an_attribute() -> None:
     assert [name.lower() for name in progress.usage(report)] == [f"chirpvm{a}bytes" for a in AMOUNTS]
 
 
-def test_what_is_told_later_is_told_at_once_as_well_if_need_be(folder: Path) -> None:
-    starter = Starter(folder, [b"0\n"] * 2)
+def test_what_is_told_later_is_told_at_once_as_well_if_need_be(tmp_path: Path) -> None:
+    starter = Starter(tmp_path, [b"0\n"] * 2)
     reporter = ChirpReporter(starter.config)
     assert reporter.publish_later({names.VM_MEMORY_BYTES: 5})
     assert reporter.publish_later({names.VM_MEMORY_BYTES: 5})
     starter.close()
     assert starter.lines[1:] == [b"set_job_attr_delayed ChirpVMMemoryBytes 5\n"]
-    starter = Starter(folder, [b"0\n"] * 2)
+    starter = Starter(tmp_path, [b"0\n"] * 2)
     assert reporter.publish({names.VM_MEMORY_BYTES: 5})
     starter.close()
     assert starter.lines[1:] == [b"set_job_attr ChirpVMMemoryBytes 5\n"]
@@ -292,8 +287,8 @@ RequestMemory = 1 + 1
 """
 
 
-def test_the_job_ad_is_read_from_where_the_starter_left_it(folder: Path) -> None:
-    path = folder / ".job.ad"
+def test_the_job_ad_is_read_from_where_the_starter_left_it(tmp_path: Path) -> None:
+    path = tmp_path / ".job.ad"
     path.write_text(AD)
     ad = jobad.read({"_CONDOR_JOB_AD": str(path)})
     assert (ad.job_id, ad.index, ad.owner, ad.cluster, ad.proc) == ("j3", 3, "alice", 12, 3)
