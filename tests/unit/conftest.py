@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from http_kit import Scripted, scripted
+from images_cache_kit import Remote
 from waiting_kit import Clock
 
+from images.store import ImageStore
 from vmjobs.cli.support import config
 
 
@@ -29,6 +31,18 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Remote:
+    """A repository of images."""
+    return Remote(ImageStore(tmp_path / "remote"))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """Where a node's cache of images is to be."""
+    return tmp_path / "node"
 
 
 @pytest.fixture

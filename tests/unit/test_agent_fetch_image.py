@@ -16,7 +16,6 @@ from images.cache import ImageCache
 from images.content import SEGMENT
 from images.lazy.cache import LiveCache
 from images.signature import require_signed
-from images.store import ImageStore
 from vmjobs.agent.steps import choose_hypervisor, fetch_image
 from vmjobs.agent.verdict import Ended, stopped
 from vmjobs.errors import StorageFull, Unavailable
@@ -58,11 +57,6 @@ class Job:
         time.sleep(wait / 20)
         if not self.wanted:
             raise stopped("not wanted any more")
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Remote:
-    return Remote(ImageStore(tmp_path / "remote"))
 
 
 def reason_of(job: Job) -> ReasonCode:

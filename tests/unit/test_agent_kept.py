@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from reports_kit import report
 
 from vmjobs.agent import kept
 from vmjobs.agent.protocol import HandMessage
@@ -21,8 +22,6 @@ from vmjobs.model import (
     NetworkMode,
     ReasonCode,
     Report,
-    now,
-    reason,
 )
 
 IMAGE, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -207,6 +206,6 @@ def test_the_shelf_hears_that_a_machine_did_not_go_on(tmp_path: Path) -> None:
         claim = AttemptClaim(attempt="f" * 32, node="n1")
         assert job.claim(claim).checkpoint == place.found
         for code in (ReasonCode.EVICTED, ReasonCode.NOT_RESUMED):
-            job.report(Report(state=JobState.PREEMPTED, reason=reason(code), time=now()))
+            job.report(report(JobState.PREEMPTED, code))
         assert place.calls == ["not resumed"]
         assert len(told) == 2

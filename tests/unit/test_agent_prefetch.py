@@ -13,7 +13,6 @@ from images_cache_kit import Remote, noise, put
 
 from images.cache import ImageCache
 from images.content import SEGMENT
-from images.store import ImageStore
 from vmjobs.agent import node
 from vmjobs.agent.node import Announcer, describe
 from vmjobs.agent.prefetch import FIRST_PAUSE, Prefetcher
@@ -21,11 +20,6 @@ from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import MIB, Node
 from vmjobs.wire import NodeWishes
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Remote:
-    return Remote(ImageStore(tmp_path / "remote"))
 
 
 def run_dry(prefetcher: Prefetcher, now: float = 1e12) -> list[str]:

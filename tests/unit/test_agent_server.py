@@ -15,37 +15,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from reports_kit import ended, report
 from waiting_kit import wait_for
 
+from vmjobs import errors
 from vmjobs.agent import protocol, server
 from vmjobs.agent.checks import LEAST_ROOM
 from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
 from vmjobs.agent.journal import Leftover, RunRecord
 from vmjobs.agent.server import Agent, Hands, listening
 from vmjobs.agent.verdict import Verdict, stopped
-from vmjobs.errors import (
-    AttemptSuperseded,
-    ConfigError,
-    Conflict,
-    Forbidden,
-    JobFinal,
-    StorageFull,
-    Unavailable,
-)
 from vmjobs.execute import Failed, Refused, run_job
-from vmjobs.model import (
-    ExitChannel,
-    ExitStatus,
-    HypervisorKind,
-    JobState,
-    Node,
-    ReasonCode,
-    Report,
-    now,
-    reason,
-)
+from vmjobs.model import HypervisorKind, JobState, Node, ReasonCode, Report, now
 
 TOKEN = "token"
+RECORD = RunRecord("ab" * 16, "job1", "vmjobs-x", HypervisorKind.UML)
 RUN = protocol.RunMessage(job="job1", token=TOKEN)
 
 
@@ -58,7 +42,7 @@ class Script:
     unfit: bool = False
     unbooted: bool = False
     rechecked: list[HypervisorKind] = field(default_factory=list)
-    resumed: Exception = field(default_factory=lambda: Conflict("it is known"))
+    resumed: Exception = field(default_factory=lambda: errors.Conflict("it is known"))
     hold: bool = False
     savable: bool = False
     fault: Exception | None = None
@@ -114,12 +98,10 @@ def agent(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> It
                 script.seen.append(seen)
                 if isinstance(seen, LeaseLost):
                     raise stopped("gone")
-            status = ExitStatus(code=7, channel=ExitChannel.ENDPOINT)
-            why = reason(script.code, "exit 7")
-            self.lease.progress(Report(state=script.end, reason=why, time=now(), exit=status))
-            return Verdict(
-                script.end, why, None if script.unfit or script.unbooted else status, script.unfit
-            )
+            told = report(script.end, script.code, "exit 7", exit=ended(7))
+            self.lease.progress(told)
+            exit = None if script.unfit or script.unbooted else told.exit
+            return Verdict(script.end, told.reason, exit, script.unfit)
 
         driver = SimpleNamespace(kind=HypervisorKind.UML)
 
@@ -136,9 +118,7 @@ def agent(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> It
             raise script.resumed
 
         def end(self) -> Report:
-            status = ExitStatus(code=3, channel=ExitChannel.ENDPOINT)
-            why = reason(ReasonCode.SCRIPT_FAILED, "exit 3")
-            return Report(state=JobState.FAILED, reason=why, time=now(), exit=status)
+            return report(JobState.FAILED, ReasonCode.SCRIPT_FAILED, "exit 3", exit=ended(3))
 
     serving = Agent(parts, lambda job, token: Source(), describe)  # type: ignore[arg-type, return-value]
     with listening(tmp_path / "s", serving.serve):
@@ -186,7 +166,7 @@ def test_the_same_job_is_not_run_twice_at_once(agent: Served, script: Script) ->
     script.hold = True
     agent.begin()
     assert script.started.wait(10)
-    with pytest.raises(Unavailable):
+    with pytest.raises(errors.Unavailable):
         agent.run(0.5)
     assert script.runs == 1
     assert agent.agent.states() == {None: 1}
@@ -208,7 +188,7 @@ def test_a_machine_that_can_be_saved_is_saved_before_the_agent_ends(
 
 
 def test_a_job_that_has_ended_before_ends_alike(agent: Served, script: Script) -> None:
-    script.fault = JobFinal("job job1 has ended: it is FAILED")
+    script.fault = errors.JobFinal("job job1 has ended: it is FAILED")
     told: list[JobState] = []
     assert agent.run(tell=lambda m: told.append(m.report.state)) == 3
     assert told == [JobState.FAILED, JobState.FAILED]
@@ -220,7 +200,7 @@ def test_a_job_that_has_ended_before_ends_alike(agent: Served, script: Script) -
         (RuntimeError("boom"), Failed, "the agent failed: RuntimeError"),
         (OSError(errno.ENOSPC, "No space left on device"), Failed, "the node failed: "),
         # would be the same elsewhere
-        (Forbidden("that token is another job's"), Refused, "another job's"),
+        (errors.Forbidden("that token is another job's"), Refused, "another job's"),
     ],
 )
 def test_whose_fault_it_was_is_told_and_nobody_asks_again(
@@ -250,7 +230,7 @@ def test_a_user_has_no_more_connections_than_leave_others_theirs(
     connections = [agent.said(protocol.StatusMessage()) for _ in range(3)]
     for messages in connections:
         assert isinstance(next(messages), protocol.StatusMessage)
-    with pytest.raises(Unavailable):
+    with pytest.raises(errors.Unavailable):
         agent.run(0.5)
     for messages in connections:
         messages.close()
@@ -292,7 +272,11 @@ def test_a_node_without_any_room_says_so(
     """However much it was that a job has asked for."""
     monkeypatch.setattr(server, "disk_usage", lambda _path: SimpleNamespace(free=free))
     agent.agent.hands = Hands(agent.path, 100, str, int)
-    for error in (StorageFull("no room"), OSError(errno.ENOSPC, "full"), OSError(errno.ENOSPC, "full")):
+    for error in (
+        errors.StorageFull("no room"),
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.ENOSPC, "full"),
+    ):
         script.fault = error
         with pytest.raises((Failed, Refused)):
             agent.run()
@@ -311,11 +295,9 @@ def test_a_hypervisor_by_which_nothing_boots_is_looked_at(agent: Served, script:
 
 def test_what_an_earlier_agent_gave_back_is_not_run_here(agent: Served, script: Script) -> None:
     """It could not tell the repository, or whoever asked. A job that was stopped is."""
-    record = RunRecord("ab" * 16, "job1", "vmjobs-x", HypervisorKind.UML)
     for code, runs in ((ReasonCode.NODE_FAILED, 0), (ReasonCode.EVICTED, 1)):
-        why = reason(code, "before")
-        left = Report(state=JobState.PREEMPTED, reason=why, time=now())
-        agent.agent.remember([Leftover(record, left.model_dump_json())])
+        left = report(JobState.PREEMPTED, code, "before")
+        agent.agent.remember([Leftover(RECORD, left.model_dump_json())])
         if runs:
             assert agent.run() == 0
         else:
@@ -327,9 +309,9 @@ def test_what_an_earlier_agent_gave_back_is_not_run_here(agent: Served, script: 
 @pytest.mark.parametrize(
     ("resumed", "exits"),
     [
-        (Conflict("that is known"), 4),
-        (AttemptSuperseded("it was begun elsewhere"), 7),
-        (JobFinal("it has another end"), 3),
+        (errors.Conflict("known"), 4),
+        (errors.AttemptSuperseded("begun elsewhere"), 7),
+        (errors.JobFinal("another end"), 3),
     ],
 )
 def test_an_end_that_an_earlier_agent_could_not_tell(
@@ -337,11 +319,8 @@ def test_an_end_that_an_earlier_agent_could_not_tell(
 ) -> None:
     """It counts unless the repository knows better: 7 is the end of another run, here."""
     script.end, script.resumed = JobState.FAILED, resumed
-    record = RunRecord("ab" * 16, "job1", "vmjobs-x", HypervisorKind.UML)
-    told = reason(ReasonCode.SCRIPT_FAILED, "exit 4")
-    exit = ExitStatus(code=4, channel=ExitChannel.ENDPOINT)
-    left = Report(state=JobState.FAILED, reason=told, time=now(), exit=exit)
-    agent.agent.remember([Leftover(record, left.model_dump_json())])
+    left = report(JobState.FAILED, ReasonCode.SCRIPT_FAILED, "exit 4", exit=ended(4))
+    agent.agent.remember([Leftover(RECORD, left.model_dump_json())])
     assert agent.run() == exits
 
 
@@ -359,7 +338,7 @@ def test_a_job_that_its_node_gives_back_is_not_asked_for_again_there(
 
 def test_no_agent_is_unavailable_after_a_while(tmp_path: Path) -> None:
     begun = time.monotonic()
-    with pytest.raises(Unavailable, match="no agent"):
+    with pytest.raises(errors.Unavailable, match="no agent"):
         run_job(tmp_path / "none", "job1", TOKEN, lambda m: None, patience=0.5)
     assert 0.4 < time.monotonic() - begun < 5
 
@@ -392,5 +371,8 @@ def test_an_agent_that_is_about_to_stop_says_nothing_of_the_node(agent: Served) 
 
 
 def test_a_second_agent_is_refused(agent: Served) -> None:
-    with pytest.raises(ConfigError, match="another agent"), listening(agent.path, agent.agent.serve):
+    with (
+        pytest.raises(errors.ConfigError, match="another agent"),
+        listening(agent.path, agent.agent.serve),
+    ):
         pass

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from reports_kit import ended
 from waiting_kit import Clock
 
 from vmjobs.agent.standing import DOUBT_SECONDS, FIRST_REST, LIMIT, LONGEST_REST, Standing
 from vmjobs.agent.verdict import Verdict, failed, stopped
-from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode, reason
+from vmjobs.model import JobState, ReasonCode, reason
 
 NODE = failed(ReasonCode.NODE_FAILED, "no space left", unfit=True).verdict
 GIVEN_BACK = replace(NODE, state=JobState.PREEMPTED)
-OWN_END = Verdict(
-    JobState.FAILED,
-    reason(ReasonCode.SCRIPT_FAILED, "exit 3"),
-    ExitStatus(code=3, channel=ExitChannel.ENDPOINT),
-)
+OWN_END = Verdict(JobState.FAILED, reason(ReasonCode.SCRIPT_FAILED, "exit 3"), ended(3))
 UNBOOTED = failed(ReasonCode.BOOT_FAILED, "it powered off").verdict
 HANGS = failed(ReasonCode.BOOT_TIMED_OUT, "not ready within 120 s").verdict
 

@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
+from reports_kit import ended
 
 from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.inbox import ExitReported, Ready, ScriptEnded
@@ -25,10 +26,6 @@ from vmjobs.agent.verdict import (
 from vmjobs.errors import HypervisorError, StorageFull
 from vmjobs.hypervisor.base import Ending
 from vmjobs.model import MENDED_ELSEWHERE, ExitChannel, ExitStatus, JobState, ReasonCode
-
-
-def ended(code: int | None = None, signal: int | None = None) -> ExitStatus:
-    return ExitStatus(code=code, signal=signal, channel=ExitChannel.ENDPOINT)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +57,8 @@ def test_verdicts(
 
 
 def test_a_job_whose_outputs_did_not_all_arrive_has_failed() -> None:
-    exit = ExitStatus(code=0, channel=ExitChannel.ENDPOINT)
     lacking = {f"odd\n{number}": "not printable" for number in range(5)}
-    verdict = judge(exit, disk_full=False, too_large=False, missing=[], lacking=lacking, disk=10)
+    verdict = judge(ended(0), disk_full=False, too_large=False, missing=[], lacking=lacking, disk=10)
     assert (verdict.state, verdict.reason.code) == (JobState.FAILED, ReasonCode.OUTPUT_MISSING)
     assert r"'odd\n0' was not taken: not printable" in verdict.reason.message
     assert verdict.reason.message.endswith("; 2 more were not taken")

@@ -10,24 +10,18 @@ from flask import Flask, abort
 from flask.testing import FlaskClient
 
 from api.problems import install
-from vmjobs.errors import (
-    ConfigError,
-    Fault,
-    Forbidden,
-    InvalidSpec,
-    Unauthenticated,
-    Unavailable,
-    VMJobsError,
-)
+from vmjobs import errors
 
 RAISED: dict[str, Exception] = {
-    "spec": InvalidSpec("two faults", hint="mend them", faults=[Fault("cpus", "bad", "too many")]),
-    "who": Unauthenticated("the token has expired"),
-    "no": Forbidden("not yours"),
-    "down": Unavailable("broker", "the broker does not answer"),
+    "spec": errors.InvalidSpec(
+        "two faults", hint="mend them", faults=[errors.Fault("cpus", "bad", "too many")]
+    ),
+    "who": errors.Unauthenticated("the token has expired"),
+    "no": errors.Forbidden("not yours"),
+    "down": errors.Unavailable("broker", "the broker does not answer"),
     "bug": KeyError("secret-password"),
-    "config": ConfigError("cannot read /etc/secret"),
-    "base": VMJobsError("secret"),
+    "config": errors.ConfigError("cannot read /etc/secret"),
+    "base": errors.VMJobsError("secret"),
 }
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import classad2
 import pytest
+from reports_kit import ended
 
 from condor import names, outcomes
 from condor.chirp import Expression, set_command
 from vmjobs.errors import NotFound
-from vmjobs.model import ExitChannel, ExitStatus, ReasonCode
+from vmjobs.model import ExitStatus, ReasonCode
 from vmjobs.unchanged import End
 
 ROOT = Path(__file__).parents[2]
@@ -67,10 +68,6 @@ def test_nobody_takes_our_script_for_the_job(code: str) -> None:
     told = str(outcomes.attributes(code, "the script exited with status 1", NOW)[names.VM_REASON])
     assert told.startswith(f"{code}: {outcomes.OUTCOMES[code].why}; the script exited with status 1 (")
     assert told.endswith("not the job)")
-
-
-def ended(code: int | None = None, signal: int | None = None) -> ExitStatus:
-    return ExitStatus(code=code, signal=signal, channel=ExitChannel.ENDPOINT)
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,7 @@ from images_cache_kit import DISK, Remote, cut_off, damage, files, noise, put, u
 from images.cache import ImageCache
 from images.content import BLOCK, SEGMENT
 from images.signature import require_signed, sign
-from images.store import ImageStore
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Remote:
-    return Remote(ImageStore(tmp_path / "remote"))
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Path:
-    return tmp_path / "node"
 
 
 @pytest.fixture
