@@ -377,43 +377,40 @@ def test_control_waits_for_signals(guest: Guest) -> None:
     assert 0.1 < time.monotonic() - begun < 4
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        # told again until it was delivered: an answer may be lost
-        [
-            (0, ""),
-            10,
-            (0, None),
-            (0, "10"),
-            12,
-            (0, "10 12"),
-            (1, "12"),
-            (2, ""),
-            (2, ""),
-            12,
-            (2, "12"),
-        ],
-        [10, (7, "10"), (8, "")],  # it goes on counting with the next agent
-        # what was not told yet is told once; what was may have been dealt with before
-        [12, 12, 12, (0, "12"), 12, (0, "12 12")],
-        [15, ("", "15"), ("", "")],  # to one that does not count once
-    ],
-)
-def test_orders_are_told_until_the_guest_has_delivered_them(
-    guest: Guest, steps: list[int | tuple[int | str, str | None]]
-) -> None:
-    for step in steps:
-        if isinstance(step, int):
-            guest.link.send_signal(step)
-            continue
-        done, told = step
-        ask = f"/v1/control?wait=0&done={done}".removesuffix("&done=")
-        if told is None:
-            _ask_and_hang_up(guest, ask)
-        else:
-            expected = "".join(f"signal {number}\n" for number in told.split())
-            assert guest.ask("GET", ask) == (200, expected.encode()), step
+def told(guest: Guest, done: int | None) -> list[int]:
+    """The signals that a guest hears of which says that it has delivered so many."""
+    status, orders = guest.ask("GET", "/v1/control?wait=0" + ("" if done is None else f"&done={done}"))
+    assert status == 200
+    return [int(order.removeprefix(b"signal ")) for order in orders.splitlines()]
+
+
+def test_an_order_is_told_again_until_the_guest_has_delivered_it(guest: Guest) -> None:
+    assert told(guest, 0) == []
+    guest.link.send_signal(10)
+    _ask_and_hang_up(guest, "/v1/control?wait=0&done=0")
+    assert told(guest, 0) == [10]  # its answer was lost
+    guest.link.send_signal(12)
+    assert [told(guest, done) for done in (0, 1, 2, 2)] == [[10, 12], [12], [], []]
+    guest.link.send_signal(12)
+    assert [told(guest, done) for done in (2, 3)] == [[12], []]
+
+
+def test_a_guest_goes_on_counting_with_the_next_agent(guest: Guest) -> None:
+    guest.link.send_signal(10)
+    assert [told(guest, done) for done in (7, 8)] == [[10], []]
+
+
+def test_an_order_that_was_not_told_yet_is_told_once(guest: Guest) -> None:
+    for _ in range(3):
+        guest.link.send_signal(12)
+    assert told(guest, 0) == [12]
+    guest.link.send_signal(12)  # what the guest was told of may have been dealt with before
+    assert told(guest, 0) == [12, 12]
+
+
+def test_a_guest_that_does_not_count_is_told_once(guest: Guest) -> None:
+    guest.link.send_signal(15)
+    assert [told(guest, None) for _ in range(2)] == [[15], []]
 
 
 def _ask_and_hang_up(guest: Guest, path: str) -> None:

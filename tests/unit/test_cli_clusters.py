@@ -315,7 +315,6 @@ def test_a_command_waits_for_ever_where_it_is_told_to(service: Service, vmjobs: 
     service.says("GET /v1/clusters/workers", cluster(), cluster(), cluster(member(0), member(1)))
     service.says("POST /v1/clusters/workers/retry", cluster())
     assert vmjobs("retry", "workers", "--wait", "--timeout", "inf").code == 0
-    assert vmjobs("retry", "workers", "--wait", "--timeout", "-1").code == 2
 
 
 def test_what_failed_is_said_and_not_waited_for(service: Service, vmjobs: Run) -> None:
@@ -328,14 +327,6 @@ def test_what_failed_is_said_and_not_waited_for(service: Service, vmjobs: Run) -
     assert FAILED.message in done.err
     service.says("POST /v1/clusters/workers/scale", cluster(failed=FAILED))
     assert vmjobs("scale", "workers", "2", "--wait").code == 0
-
-
-def test_retry_says_what_is_declared_again(service: Service, vmjobs: Run) -> None:
-    service.says("GET /v1/clusters/workers", cluster(failed=FAILED), cluster())
-    service.says("POST /v1/clusters/workers/retry", cluster(generation=5))
-    assert vmjobs("retry", "workers").out == "workers tries again: generation 4 is declared again\n"
-    assert vmjobs("retry", "workers").out == "workers tries again\n"
-    assert json.loads(vmjobs("retry", "--json", "workers").out)["generation"] == 5
 
 
 def test_apply_does_not_wait_for_a_cluster_that_is_drained(service: Service, vmjobs: Run) -> None:
@@ -388,12 +379,6 @@ def test_diff_exits_as_diff_does(service: Service, vmjobs: Run) -> None:
     assert not any(not request.startswith("GET") for request in service.asked)
 
 
-def test_diff_of_an_image_that_is_not_there_is_trouble(service: Service, vmjobs: Run) -> None:
-    done = vmjobs("diff", "c.yaml")
-    assert done.code == 64
-    assert "c.yaml:2:1: image: not here" in done.err
-
-
 def image_detail(digest: str) -> ImageDetail:
     about = {"owner": "root", "created": NOW, "size": 1, "stored": 1, "manifest": {}}
     return ImageDetail(digest=digest, visibility=Visibility.PUBLIC, **about)
@@ -425,7 +410,6 @@ def test_validate_without_a_service(vmjobs: Run, monkeypatch: pytest.MonkeyPatch
     done = vmjobs("validate", "c.yaml")
     assert done.code == 77
     assert vmjobs("validate", "--offline", "c.yaml").code == 0
-    assert vmjobs("validate", "--offline", "--capacity", "c.yaml").code == 2
     Path("c.yaml").write_text(f"{DECLARED}cpu: 2\n")
     done = vmjobs("validate", "c.yaml")
     assert done.code == 64
@@ -598,10 +582,6 @@ def test_list_has_a_line_for_each_cluster(service: Service, vmjobs: Run) -> None
     assert lines[2].startswith("other hep 1 to 4 1 0 draining root")
 
 
-def test_a_cluster_that_is_not_there_exits_with_66(vmjobs: Run) -> None:
-    assert vmjobs("show", "workers").code == 66
-
-
 def event(seq: int, text: str) -> dict[str, Any]:
     return {"member": "workers-0", "state": "UP", "code": "PROGRESS", "seq": seq, "message": text} | {
         "time": NOW.isoformat()
@@ -639,11 +619,25 @@ def test_console_is_followed_over_a_restart(service: Service, vmjobs: Run) -> No
     assert "started anew" in done.err
 
 
-def test_console_of_a_machine_that_is_not_there(service: Service, vmjobs: Run) -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("diff c.yaml", 64, "c.yaml:2:1: image: not here"),
+        ("show others", 66, "not here"),
+        ("console workers 7", 66, "workers has no machine workers-7"),
+        ("upgrade workers image!", 64, "image"),
+        ("scale workers 1001", 2, "1001"),
+        ("retry workers --wait --timeout -1", 2, "-1"),
+        ("validate --offline --capacity c.yaml", 2, "--offline"),
+    ],
+)
+def test_what_cannot_be_changes_nothing(
+    service: Service, vmjobs: Run, words: str, code: int, said: str
+) -> None:
     service.says("GET /v1/clusters/workers", cluster(member(0)))
-    done = vmjobs("console", "workers", "7")
-    assert done.code == 66
-    assert "workers has no machine workers-7" in done.err
+    done = vmjobs(*words.split())
+    assert (done.code, said in done.err) == (code, True), done.err
+    assert all(request.startswith("GET") for request in service.asked)
 
 
 # --------------------------------------------------------------------------- change
@@ -658,7 +652,6 @@ def test_scale_and_drain_and_resume(service: Service, vmjobs: Run) -> None:
     assert vmjobs("drain", "workers").out == "workers is draining: 2 machines up, 1 of them with jobs\n"
     service.says("POST /v1/clusters/workers/resume", cluster(member(0)))
     assert vmjobs("resume", "workers").out == "workers goes on: 2 machines wanted, 1 UP\n"
-    assert vmjobs("scale", "workers", "1001").code == 2
 
 
 def test_upgrade_declares_another_image_and_nothing_else(service: Service, vmjobs: Run) -> None:
@@ -669,9 +662,6 @@ def test_upgrade_declares_another_image_and_nothing_else(service: Service, vmjob
     done = vmjobs("upgrade", "workers", "worker:2")
     assert done.out == ("workers changed\n  image: worker (111111111111) -> worker:2 (222222222222)\n")
     assert service.bodies == [new.model_dump(mode="json")]
-    done = vmjobs("upgrade", "workers", "no image!")
-    assert done.code == 64
-    assert len(service.bodies) == 1
 
 
 def test_delete_asks_where_machines_are_up(service: Service, vmjobs: Run) -> None:
@@ -692,10 +682,7 @@ def test_delete_asks_where_machines_are_up(service: Service, vmjobs: Run) -> Non
     assert vmjobs("delete", "--now", "workers").out.endswith("2 machines will go at once\n")
     assert vmjobs("delete", "--yes", "workers").code == 0
     assert service.asked[-1].endswith("mode=drain")
-
-
-def test_delete_does_not_ask_where_none_is_up(service: Service, vmjobs: Run) -> None:
-    service.says("GET /v1/clusters/workers", cluster())
+    service.says("GET /v1/clusters/workers", cluster())  # where none is up nobody is asked
     service.says("DELETE /v1/clusters/workers?mode=drain", cluster(deleting=True))
     assert vmjobs("delete", "workers").out == "workers is deleted\n"
 
@@ -772,6 +759,9 @@ def test_wake_takes_the_clusters_name_from_a_machines_ad(service: Service, vmjob
     done = vmjobs("wake", stdin=AD)
     assert (done.code, done.out, done.err) == (0, "", "")
     assert service.asked == ["POST /v1/clusters/workers/wake"]
+    service.refuses("POST /v1/clusters/workers/wake", 403, "FORBIDDEN", "the token is too narrow")
+    done = vmjobs("wake", stdin=AD)
+    assert (done.code, "the token is too narrow" in done.err) == (77, True)
 
 
 @pytest.mark.parametrize(
@@ -793,9 +783,3 @@ def test_wake_takes_nothing_else_from_it(service: Service, vmjobs: Run, ad: str,
     assert done.code == 64
     assert f"the machine's ad on standard input {said}" in " ".join(done.err.split())
     assert service.asked == []
-
-
-def test_wake_says_why_nobody_was_woken(service: Service, vmjobs: Run) -> None:
-    service.refuses("POST /v1/clusters/workers/wake", 403, "FORBIDDEN", "the token is too narrow")
-    done = vmjobs("wake", stdin=AD)
-    assert (done.code, "the token is too narrow" in done.err) == (77, True)

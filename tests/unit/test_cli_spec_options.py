@@ -37,17 +37,15 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_script_alone_is_as_ever(script: str) -> None:
-    spec = spec_of("--", script, "a", "-b")
-    assert (spec.strategy, spec.exit, spec.readiness) == (Strategy.SCRIPT, "report", "report")
-    assert spec.arguments == ("a", "-b")
-    assert spec.script.startswith("#!/bin/sh")
-
-
-def test_an_image_needs_no_script() -> None:
-    spec = spec_of("--exit", "poweroff")
-    assert (spec.strategy, spec.exit, spec.readiness) == (Strategy.IMAGE, "poweroff", "started")
-    assert spec.script == ""
+def test_an_image_needs_no_script_and_a_script_alone_is_as_ever(script: str) -> None:
+    for words, strategy, exit, readiness in (
+        (("--", script, "a", "-b"), Strategy.SCRIPT, "report", "report"),
+        (("--exit", "poweroff"), Strategy.IMAGE, "poweroff", "started"),
+    ):
+        spec = spec_of(*words)
+        assert (spec.strategy, spec.exit, spec.readiness) == (strategy, exit, readiness)
+        assert spec.arguments == (("a", "-b") if script in words else ())
+        assert spec.script.startswith("#!/bin/sh") is (script in words)
     assert spec_of().strategy is Strategy.IMAGE
 
 

@@ -160,13 +160,10 @@ def test_close_ends_the_waiting(server: Scripted) -> None:
     assert time.monotonic() - start < 20
 
 
-def test_redirects_are_not_followed_with_the_token(server: Scripted) -> None:
+def test_neither_redirects_are_followed_nor_other_services_taken_for_ours(server: Scripted) -> None:
     server.script = lambda handler, _: handler.answer(302, Location="http://evil.example.org/")
     with pytest.raises(errors.Unavailable, match="redirects"):
         http(server).call("GET", "/x")
-
-
-def test_what_is_not_our_api(server: Scripted) -> None:
     server.script = lambda handler, _: handler.answer(200, b"<html>hello</html>")
     with pytest.raises(errors.Unavailable, match="does not speak"):
         Client(server.url).job("1")
@@ -287,11 +284,8 @@ def test_upload_begins_anew_with_every_try(server: Scripted) -> None:
     http(server).call("PUT", "/x", body=body)
     assert [call.body for call in server.seen] == [BYTES] * 3
     assert steps[-1] == (len(BYTES), len(BYTES))
-
-
-def test_empty_upload_tells_its_length(server: Scripted) -> None:
     http(server).call("PUT", "/x", body=Upload(io.BytesIO(), 0))
-    assert server.seen[0].headers["Content-Length"] == "0"
+    assert server.seen[-1].headers["Content-Length"] == "0"
 
 
 class Pipe(io.RawIOBase):

@@ -46,6 +46,7 @@ def test_every_failure_of_a_run_has_an_outcome(code: ReasonCode) -> None:
 def test_sub_codes_differ() -> None:
     found = [outcome.subcode for outcome in outcomes.OUTCOMES.values()]
     assert len(set(found)) == len(found)
+    assert outcomes.outcome_of("WHAT_NOBODY_THOUGHT_OF").deed == outcomes.AGAIN
 
 
 def test_nobody_acts_before_all_is_told() -> None:
@@ -128,10 +129,6 @@ def test_however_long_the_last_word_is_it_gets_into_the_ad() -> None:
             assert set_command(name, value)
 
 
-def test_what_nobody_thought_of_is_tried_again() -> None:
-    assert outcomes.outcome_of("SOMETHING_NEW").deed == outcomes.AGAIN
-
-
 def test_the_schedds_policy_uses_the_same_words() -> None:
     policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
     for word in (names.VM_OUTCOME, names.VM_SUBCODE, names.VM_REASON, names.WANTED_IMAGE):
@@ -142,12 +139,12 @@ def test_the_schedds_policy_uses_the_same_words() -> None:
     assert f'ChirpVMSubCode =?= {lost.subcode}, strcat("{outcomes.LOST}: {lost.why}; ' in policy
     assert f"SET ChirpVMSubCode {lost.subcode}\n" in policy
     assert outcomes.begun(NOW)[names.VM_SUBCODE] == lost.subcode
-
-
-def test_schedds_and_nodes_speak_of_one_policy() -> None:
-    config = ROOT / "condor/config"
-    assert f"SET {names.POLICY} {names.POLICY_NOW}\n" in (config / "schedd.conf").read_text("utf-8")
-    assert f"TARGET.{names.POLICY} =?= {names.POLICY_NOW})" in (config / "node.conf").read_text("utf-8")
+    assert f"   SET {names.WAITS} {outcomes.waits('VMJobTries')}\n" in policy, (
+        "as for the service's jobs"
+    )
+    assert f"SET {names.POLICY} {names.POLICY_NOW}\n" in policy
+    node = (ROOT / "condor/config/node.conf").read_text("utf-8")
+    assert f"TARGET.{names.POLICY} =?= {names.POLICY_NOW})" in node, "schedds and nodes have one"
 
 
 def decided(name: str, **job: object) -> bool:
@@ -203,15 +200,11 @@ def waits(tried: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bo
 )
 def test_to_be_vacated_is_no_failure(starts: int, vacated: int, *, held: bool) -> None:
     """A job that goes on elsewhere again and again is not held for the first node that fails."""
+    assert outcomes.vacated(vacated) == {names.VM_VACATED: vacated + 1}
     told = {"NumJobStarts": starts, names.VM_VACATED: vacated, names.VM_OUTCOME: outcomes.AGAIN}
     assert decided("VMJobHold", **told) is held
     late = outcomes.pause(starts - vacated) + 1
     assert not decided("VMJobWaits", **told, **{names.VM_TRIED: int(time.time() - late)})
-
-
-def test_each_time_it_leaves_is_counted() -> None:
-    assert outcomes.vacated(0) == {names.VM_VACATED: 1}
-    assert outcomes.vacated(4) == {names.VM_VACATED: 5}
 
 
 @pytest.mark.parametrize("starts", [1, 2, 5, 7, 8, 50])
@@ -240,8 +233,3 @@ def test_the_page_has_the_table() -> None:
         assert f"| `{code}` | {outcome.subcode} | {outcome.deed} | {outcome.why} |" in page
     rest = outcomes.UNKNOWN
     assert f"| any other | {rest.subcode} | {rest.deed} | {rest.why} |" in page
-
-
-def test_jobs_of_the_service_wait_as_those_of_the_schedds_policy_do() -> None:
-    policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
-    assert f"   SET {names.WAITS} {outcomes.waits('VMJobTries')}\n" in policy

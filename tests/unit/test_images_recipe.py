@@ -143,14 +143,11 @@ def test_layers_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     assert {fault.field for fault in caught.value.faults} == {"suite", "epoch", "packages"}
 
 
-def test_a_circle_of_layers_is_named(tmp_path: Path) -> None:
+def test_circles_of_layers_and_layers_that_are_not_there_are_named(tmp_path: Path) -> None:
     write(tmp_path, "one", 'layers = ["./two.toml"]\n')
     two = write(tmp_path, "two", 'layers = ["./one.toml"]\n')
     with pytest.raises(InvalidRequest, match="circle"):
         recipe.load(two)
-
-
-def test_a_layer_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="unheard-of"):
         recipe.load(write(tmp_path, "top", 'layers = ["unheard-of"]\n'))
 
@@ -192,11 +189,10 @@ def test_an_archive_that_is_out_of_date_is_taken_only_where_a_recipe_says_so(tmp
     ]
 
 
-def test_packages_of_an_archive_that_is_out_of_date_are_nobody_else_s(tmp_path: Path) -> None:
-    assert one(EXPIRED).digest != one(GOOD).digest
-    assert archive_of(one(EXPIRED), tmp_path) != archive_of(one(GOOD), tmp_path)
-
-
-def test_a_layer_that_allows_an_archive_that_is_out_of_date_does_so_for_all() -> None:
+def test_who_allows_an_archive_that_is_out_of_date_does_so_for_all_layers_and_nobody_else(
+    tmp_path: Path,
+) -> None:
     top = recipe.parse('name = "top"\nversion = "1"\nlayers = ["mine"]\n')
     assert recipe.compose([recipe.parse(EXPIRED), top]).allow_expired_archive
+    assert one(EXPIRED).digest != one(GOOD).digest
+    assert archive_of(one(EXPIRED), tmp_path) != archive_of(one(GOOD), tmp_path)

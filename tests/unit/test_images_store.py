@@ -238,14 +238,12 @@ def test_a_damaged_content_is_found_and_named_even_after_it_was_found_good(
             reader.content_path(manifest.root.digest)
 
 
-def test_a_content_that_is_cut_short_is_found(store: ImageStore) -> None:
-    digest, manifest = fill(store)
-    os.truncate(store.content_path(manifest.root.digest), 1000)
+def test_a_content_that_is_cut_short_and_a_damaged_manifest_are_found_and_named(
+    tmp_path: Path, store: ImageStore, digest: str
+) -> None:
+    os.truncate(store.content_path(store.manifest(digest).root.digest), 1000)
     with pytest.raises(DigestMismatch, match="1000 bytes"):
         store.prepare(digest)
-
-
-def test_a_damaged_manifest_is_found_and_named(digest: str, store: ImageStore, tmp_path: Path) -> None:
     file = tmp_path / "manifests" / f"{digest[7:]}.json"
     file.write_bytes(file.read_bytes().replace(b"init=/x", b"init=/y"))
     with pytest.raises(DigestMismatch, match=digest):

@@ -201,10 +201,7 @@ def test_users_are_looked_up_as_engines_do_it(user: str, wanted: Identity) -> No
     tree.add_file("etc/passwd", PASSWD.encode())
     tree.add_file("etc/group", GROUP.encode())
     assert look_up(tree, user) == wanted
-
-
-def test_users_of_an_image_without_users() -> None:
-    assert look_up(Tree(), "") == Identity()
+    assert look_up(Tree(), "") == Identity(), "an image without users"
     assert look_up(Tree(), "5:6") == Identity(5, 6, (6,), "/")
 
 
