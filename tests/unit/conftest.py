@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli_kit import typed
 from http_kit import Scripted, scripted
 from images_cache_kit import Remote
 from waiting_kit import Clock
 
 from images.store import ImageStore
 from vmjobs.cli.support import config
+
+__all__ = ["typed"]
 
 
 @pytest.fixture(autouse=True)

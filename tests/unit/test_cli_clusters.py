@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
 import tty
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 import pytest
+from cli_kit import Done, Run
 from http_kit import Handler, Scripted
 
 from vmjobs.cli import cluster_wait, cluster_watch
@@ -133,35 +132,10 @@ def service(server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return service
 
 
-@dataclass
-class Done:
-    """What a command printed, and its exit status."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[str]:
-        """Of standard output, whatever the widths of columns."""
-        return [" ".join(line.split()) for line in self.out.splitlines()]
-
-
-Run = Callable[..., Done]
-
-
 @pytest.fixture
-def vmjobs(
-    service: Service, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> Run:
+def vmjobs(service: Service, typed: Run) -> Run:
     def run(*words: str, noun: str = "cluster", stdin: str = "") -> Done:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        with pytest.raises(SystemExit) as done:
-            main([noun, *words])
-        sys.stdout.flush()
-        out, err = capfdbinary.readouterr()
-        assert isinstance(done.value.code, int)
-        return Done(done.value.code, out.decode(), err.decode())
+        return typed(noun, *words, stdin=stdin)
 
     return run
 

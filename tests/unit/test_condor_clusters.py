@@ -377,19 +377,26 @@ def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.Monkey
     assert len(queue.jobs) == 198 + 1 + 2
 
 
+def withdrawn(machines: list[PoolMachine], queue: Queue, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the pool's collector is told, by verb."""
+    said: dict[str, Any] = {}
+    patch.setattr("condor.schedd.call", queue.call)
+    patch.setattr("condor.pool.call", lambda verb, _, **more: said.update({verb: more}))
+    CondorPool("site", AT, token_seconds=700).withdraw(machines)
+    return said
+
+
 def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else root in a machine could have the pool forget another, whose id it says it has."""
-    queue, said = Queue(), dict[str, Any]()
+    queue = Queue()
     queue.jobs = [
         {"ClusterId": n, "ProcId": 0, names.PROBE: target, names.OWNER: "vmjobs", names.JOB_STATUS: 1}
         for n, target in enumerate(("5" * 32 + ".2", "5" * 32 + ".3", "7" * 32 + ".1"))
     ]
     removed: list[list[str]] = []
-    monkeypatch.setattr("condor.schedd.call", queue.call)
     monkeypatch.setattr("condor.schedd.Schedd.remove", lambda _, ids, why: removed.append(ids))
-    monkeypatch.setattr("condor.pool.call", lambda verb, _, **more: said.update({verb: more}))
-    pool = CondorPool("site", AT, token_seconds=700)
-    pool.withdraw([PoolMachine("a-0", 2, "5" * 32), PoolMachine("a-1", 1, "6" * 32)])
+    machines = [PoolMachine("a-0", 2, "5" * 32), PoolMachine("a-1", 1, "6" * 32)]
+    said = withdrawn(machines, queue, monkeypatch)
     assert list(said) == ["revoke", "withdraw"]  # or a machine that lives could be back in between
     users = [f"vmjobs-a-0.{'5' * 32}.2", f"vmjobs-a-1.{'6' * 32}.1"]
     assert (said["revoke"]["users"], said["revoke"]["seconds"] >= 700) == (users, True)
@@ -409,12 +416,9 @@ def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.Monke
 
 
 def test_thousands_of_machines_are_withdrawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, said = Queue(), dict[str, Any]()
     asked: list[str] = []
     monkeypatch.setattr("condor.schedd.Schedd.query", lambda _, where, __: asked.append(where) or [])
-    monkeypatch.setattr("condor.schedd.call", queue.call)
-    monkeypatch.setattr("condor.pool.call", lambda verb, _, **more: said.update({verb: more}))
-    CondorPool("site", AT).withdraw([PoolMachine(f"a-{n}", 1, f"{n:032x}") for n in range(5000)])
+    said = withdrawn([PoolMachine(f"a-{n}", 1, f"{n:032x}") for n in range(5000)], Queue(), monkeypatch)
     ad = {names.MEMBER: "a-4999", names.MACHINE: f"{4999:032x}.1"}
     job = {names.OWNER: AT.user, names.PROBE: f"{4999:032x}.1"}
     for where, meant in ((said["withdraw"]["constraint"], ad), (asked[0], job)):
