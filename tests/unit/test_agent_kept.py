@@ -25,26 +25,10 @@ from vmjobs.model import (
 )
 
 IMAGE, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
-MESSAGE = HandMessage(
-    job="7.0",
-    image="hep:1",
-    directory="/scratch",
-    user="ada",
-    group="ada",
-    cpus=2,
-    memory=512,
-    disk=2048,
-    checkpoint=True,
-)
-MAKING = Making(
-    named="hep:1",
-    image=IMAGE,
-    door="d" * 32,
-    cpus=2,
-    memory=512,
-    disk=2048,
-    network=NetworkMode.REPOSITORY,
-)
+SIZE = {"cpus": 2, "memory": 512, "disk": 2048}
+WHO = {"job": "7.0", "user": "ada", "group": "ada"}
+MESSAGE = HandMessage(image="hep:1", directory="/scratch", checkpoint=True, **WHO, **SIZE)
+MAKING = Making(named="hep:1", image=IMAGE, door="d" * 32, network=NetworkMode.REPOSITORY, **SIZE)
 
 
 def checkpoint(making: Making | None) -> Checkpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from reports_kit import ended
@@ -13,6 +14,7 @@ from vmjobs.agent.inbox import ExitReported, Ready, ScriptEnded
 from vmjobs.agent.run import _verdict_of
 from vmjobs.agent.verdict import (
     NO_STATUS,
+    Verdict,
     by_rule,
     failed,
     is_of_the_node,
@@ -28,28 +30,26 @@ from vmjobs.hypervisor.base import Ending
 from vmjobs.model import MENDED_ELSEWHERE, ExitChannel, ExitStatus, JobState, ReasonCode
 
 
+def judged(exit: ExitStatus, **facts: Any) -> Verdict:
+    nothing: dict[str, Any] = {"disk_full": False, "too_large": False, "missing": [], "disk": 10}
+    return judge(exit, **{**nothing, **facts})
+
+
 @pytest.mark.parametrize(
-    ("exit", "disk_full", "too_large", "missing", "code", "exit_code"),
+    ("exit", "facts", "code", "exit_code"),
     [
-        (ended(0), False, False, [], ReasonCode.SUCCEEDED, 0),
-        (ended(3), False, False, [], ReasonCode.SCRIPT_FAILED, 3),
-        (ended(3), False, False, ["a"], ReasonCode.SCRIPT_FAILED, 3),
-        (ended(signal=9), False, False, [], ReasonCode.SCRIPT_KILLED, 137),
-        (ended(0), False, False, ["a"], ReasonCode.OUTPUT_MISSING, NO_STATUS),
-        (ended(0), False, True, ["a"], ReasonCode.OUTPUT_TOO_LARGE, NO_STATUS),
-        (ended(1), True, False, [], ReasonCode.OUTPUT_TOO_LARGE, 1),
-        (ended(0), True, False, [], ReasonCode.SUCCEEDED, 0),
+        (ended(0), {}, ReasonCode.SUCCEEDED, 0),
+        (ended(3), {}, ReasonCode.SCRIPT_FAILED, 3),
+        (ended(3), {"missing": ["a"]}, ReasonCode.SCRIPT_FAILED, 3),
+        (ended(signal=9), {}, ReasonCode.SCRIPT_KILLED, 137),
+        (ended(0), {"missing": ["a"]}, ReasonCode.OUTPUT_MISSING, NO_STATUS),
+        (ended(0), {"missing": ["a"], "too_large": True}, ReasonCode.OUTPUT_TOO_LARGE, NO_STATUS),
+        (ended(1), {"disk_full": True}, ReasonCode.OUTPUT_TOO_LARGE, 1),
+        (ended(0), {"disk_full": True}, ReasonCode.SUCCEEDED, 0),
     ],
 )
-def test_verdicts(
-    exit: ExitStatus,
-    disk_full: bool,
-    too_large: bool,
-    missing: list[str],
-    code: ReasonCode,
-    exit_code: int,
-) -> None:
-    verdict = judge(exit, disk_full=disk_full, too_large=too_large, missing=missing, disk=10)
+def test_verdicts(exit: ExitStatus, facts: dict[str, Any], code: ReasonCode, exit_code: int) -> None:
+    verdict = judged(exit, **facts)
     assert verdict.reason.code is code
     assert verdict.state is (JobState.COMPLETED if code is ReasonCode.SUCCEEDED else JobState.FAILED)
     assert verdict.exit_code == exit_code
@@ -58,7 +58,7 @@ def test_verdicts(
 
 def test_a_job_whose_outputs_did_not_all_arrive_has_failed() -> None:
     lacking = {f"odd\n{number}": "not printable" for number in range(5)}
-    verdict = judge(ended(0), disk_full=False, too_large=False, missing=[], lacking=lacking, disk=10)
+    verdict = judged(ended(0), lacking=lacking)
     assert (verdict.state, verdict.reason.code) == (JobState.FAILED, ReasonCode.OUTPUT_MISSING)
     assert r"'odd\n0' was not taken: not printable" in verdict.reason.message
     assert verdict.reason.message.endswith("; 2 more were not taken")
@@ -123,15 +123,7 @@ def test_a_power_off_counts_under_its_rule_alone(rule: str, ending: Ending | Non
 def test_a_line_counts_and_is_quoted() -> None:
     success = by_rule(L, None, "all done")
     assert success is not None
-    verdict = judge(
-        success.exit,
-        disk_full=False,
-        too_large=False,
-        missing=[],
-        disk=1,
-        subject=success.subject,
-        deed=success.deed,
-    )
+    verdict = judged(success.exit, subject=success.subject, deed=success.deed)
     assert verdict.state is JobState.COMPLETED
     assert verdict.exit == ExitStatus(code=0, channel=ExitChannel.CONSOLE)
     assert "'all done'" in verdict.reason.message

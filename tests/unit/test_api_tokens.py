@@ -135,21 +135,10 @@ def test_unsigned_and_symmetric_tokens(key_file: Path, issuer: Issuer) -> None:
             issuer.verify(token)
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        "",
-        "a",
-        "a.b",
-        "a.b.c",
-        "....",
-        "\x00.\x00.\x00",
-        "é.é.é",
-        "eyJhbGciOiJFUzI1NiJ9.e30",
-        "x" * 9000,
-        "[" * 2000 + ".a.b",
-    ],
-)
+NO_TOKENS = ["a", "a.b", "a.b.c", "....", "\x00.\x00.\x00", "é.é.é", "eyJhbGciOiJFUzI1NiJ9.e30"]
+
+
+@pytest.mark.parametrize("token", [*NO_TOKENS, "", "x" * 9000, "[" * 2000 + ".a.b"])
 def test_malformed(issuer: Issuer, token: str) -> None:
     with pytest.raises(Unauthenticated, match="malformed"):
         issuer.verify(token)

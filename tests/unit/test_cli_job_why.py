@@ -185,21 +185,9 @@ def test_an_installation_without_htcondor(monkeypatch: pytest.MonkeyPatch) -> No
 
 def a_job(state: JobState, code: ReasonCode, message: str = "", **more: Any) -> Job:
     spec = JobSpec(image="hep", script="true", route="grid")
-    moment = now()
-    return Job(
-        id=ID,
-        array=ID,
-        index=0,
-        count=1,
-        owner="alice",
-        spec=spec,
-        image_digest=DIGEST,
-        state=state,
-        reason=reason(code, message),
-        created=moment,
-        updated=moment,
-        **more,
-    )
+    own = {"id": ID, "array": ID, "index": 0, "count": 1, "owner": "alice", "image_digest": DIGEST}
+    when = {"created": now(), "updated": now()}
+    return Job(spec=spec, state=state, reason=reason(code, message), **own, **when, **more)
 
 
 REF = CondorRef(schedd="submit.grid", cluster=3, proc=0, grid_job_id="condor site.grid cm 7.0")

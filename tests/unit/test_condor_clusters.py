@@ -15,13 +15,13 @@ from typing import Any
 import classad2
 import htcondor2
 import pytest
+from members_kit import member_order
 
 from condor import names
 from condor.cluster_ads import faults
 from condor.pool import CondorPool, among, is_machine, machine, probe_jobs, probe_state
 from condor.pool_tokens import CondorMinter, expiry
 from condor.worker import WorkerKit, machine_attributes, member_config
-from vmjobs.cluster.member import Goal
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import MemberOrder, PoolAddress
 from vmjobs.config import PoolSetting
@@ -29,21 +29,10 @@ from vmjobs.errors import Unavailable
 from vmjobs.ports import MachineKind, PoolMachine, ProbeState
 
 
-def order(**fields: Any) -> MemberOrder:
-    values: dict[str, Any] = {
-        "id": "5" * 32,
-        "cluster": "sl3",
-        "name": "sl3-0",
-        "goal": Goal.RUN,
-        "image": "sha256:" + "0" * 64,
-        "cpus": 2,
-        "memory": 768,
-        "disk": 1024,
-        "pool": PoolAddress(name="site", collector="site.grid:9618", trust_domain="grid"),
-        "boot_seconds": 100,
-        "drain_seconds": 100,
-    }
-    return MemberOrder(**{**values, **fields})
+def order(**fields: object) -> MemberOrder:
+    pool = PoolAddress(name="site", collector="site.grid:9618", trust_domain="grid")
+    names = {"id": "5" * 32, "cluster": "sl3", "name": "sl3-0"}
+    return member_order(**{**names, "cpus": 2, "pool": pool, **fields})
 
 
 class Configuration:

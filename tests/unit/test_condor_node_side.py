@@ -268,17 +268,8 @@ def test_a_job_ad_that_is_none() -> None:
 
 
 def a_node(*hypervisors: HypervisorInfo, **told: Any) -> Node:
-    return Node(
-        name="n1",
-        version='1.0" + x',
-        cpus=2,
-        memory=2048,
-        lent=200,
-        disk=10,
-        hypervisors=hypervisors,
-        **told,
-        updated=now(),
-    )
+    size = {"cpus": 2, "memory": 2048, "lent": 200, "disk": 10, "updated": now()}
+    return Node(name="n1", version='1.0" + x', hypervisors=hypervisors, **size, **told)
 
 
 def test_the_machine_ad_tells_what_boots() -> None:
