@@ -27,23 +27,10 @@ def accept(to: OutputTray, name: str, data: bytes = b"x") -> None:
     to.accept(name, io.BytesIO(data), len(data))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../x",
-        "a/../../x",
-        "/etc/passwd",
-        "",
-        "a//b",
-        "./a",
-        "a\\b",
-        "a\nb",
-        "a\0b",
-        "\ud800",
-        "x" * 300,
-        "d/" * 20 + "f",
-    ],
-)
+LEAVING = ["../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a\\b", "\ud800"]
+
+
+@pytest.mark.parametrize("name", [*LEAVING, "", "a\nb", "a\0b", "x" * 300, "d/" * 20 + "f"])
 def test_names_that_leave_or_confuse_are_refused_with_a_reason(name: str, tmp_path: Path) -> None:
     assert refusal(name)
     receiving = tray(tmp_path, "*")
