@@ -24,7 +24,7 @@ from vmjobs.model import HypervisorKind, JobSpec, ReasonCode
 
 @dataclass
 class Job:
-    """As much of a run as the step looks at."""
+    """As much of a run as the step looks at. Whatever is chosen later is UML."""
 
     cache: ImageCache
     digest: str
@@ -34,23 +34,22 @@ class Job:
     wanted: bool = True
     live: Any = None
     lazily: Any = None
-    kind: HypervisorKind = HypervisorKind.QEMU
+    kind: HypervisorKind | str = HypervisorKind.QEMU
     directory: Path = Path()
-    machine: str = ""
+    attempt = machine = ""
 
-    @property
-    def driver(self) -> Any:
-        return SimpleNamespace(kind=self.kind)
-
-    @property
-    def parts(self) -> Any:
-        return SimpleNamespace(
-            images=self.cache, live=self.lazily, settings=SimpleNamespace(deliver_seconds=self.patience)
+    def __post_init__(self) -> None:
+        spec = JobSpec(image="x", script="true")
+        self.ticket = SimpleNamespace(image_digest=self.digest, spec=spec, checkpoint=None)
+        self.driver = SimpleNamespace(kind=self.kind)
+        self.parts = SimpleNamespace(
+            images=self.cache,
+            live=self.lazily,
+            settings=SimpleNamespace(deliver_seconds=self.patience),
+            choose=lambda _demanded, _able: SimpleNamespace(kind=HypervisorKind.UML),
+            journal=SimpleNamespace(reassign=lambda _attempt, _machine, _driver: None),
+            carrier=None,
         )
-
-    @property
-    def ticket(self) -> Any:
-        return SimpleNamespace(image_digest=self.digest)
 
     def check_stop(self, wait: float = 0.0) -> None:
         self.looks += 1
@@ -131,30 +130,12 @@ def test_an_image_is_given_out_early_only_where_it_can_be(
 def test_a_change_to_uml_waits_for_the_rest(tmp_path: Path, remote: Remote) -> None:
     digest, _ = put(remote.store, noise(2 * SEGMENT))
     cache = LiveCache(tmp_path / "node", remote)
-    job = Job(cache, digest, lazily=cache, directory=tmp_path)
-    uml = SimpleNamespace(kind=HypervisorKind.UML)
-    run: Any = SimpleNamespace(
-        parts=SimpleNamespace(
-            images=cache,
-            live=cache,
-            settings=job.parts.settings,
-            choose=lambda _demanded, _able: uml,
-            journal=SimpleNamespace(reassign=lambda _attempt, _machine, _driver: None),
-            carrier=None,
-        ),
-        driver=SimpleNamespace(kind="another"),
-        attempt="",
-        machine="",
-        ticket=SimpleNamespace(
-            image_digest=digest, spec=JobSpec(image="x", script="true"), checkpoint=None
-        ),
-        resources=job.resources,
-        check_stop=job.check_stop,
-    )
+    job: Any = Job(cache, digest, lazily=cache, kind="another", directory=tmp_path)
     with job.resources:
-        fetch_image(job)  # type: ignore[arg-type]
-        run.live, run.image = job.live, job.live.image
-        choose_hypervisor(run)
-        assert run.live.image.live is None
-        assert run.live.image.root.read_bytes() == noise(2 * SEGMENT)
+        fetch_image(job)
+        assert job.live.image.live is not None
+        job.image = job.live.image
+        choose_hypervisor(job)
+        assert job.live.image.live is None
+        assert job.live.image.root.read_bytes() == noise(2 * SEGMENT)
     cache.close()
