@@ -11,6 +11,7 @@ from http_kit import Scripted, scripted
 from images_cache_kit import Remote
 from waiting_kit import Clock
 
+from images.cache import ImageCache
 from images.store import ImageStore
 from vmjobs.cli.support import config
 
@@ -46,6 +47,11 @@ def remote(tmp_path: Path) -> Remote:
 def node(tmp_path: Path) -> Path:
     """Where a node's cache of images is to be."""
     return tmp_path / "node"
+
+
+@pytest.fixture
+def cache(node: Path, remote: Remote) -> ImageCache:
+    return ImageCache(node, remote)
 
 
 @pytest.fixture

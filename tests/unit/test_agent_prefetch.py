@@ -30,11 +30,16 @@ def run_dry(prefetcher: Prefetcher, now: float = 1e12) -> list[str]:
     return came
 
 
-def test_what_is_wished_for_is_fetched_once_and_told(tmp_path: Path, remote: Remote) -> None:
+@pytest.fixture
+def prefetcher(cache: ImageCache) -> Prefetcher:
+    return Prefetcher(cache)
+
+
+def test_what_is_wished_for_is_fetched_once_and_told(
+    remote: Remote, cache: ImageCache, prefetcher: Prefetcher
+) -> None:
     images = [put(remote.store, noise(SEGMENT, n))[0] for n in range(3)]
-    cache = ImageCache(tmp_path / "node", remote)
     cache.prepare(images[1])
-    prefetcher = Prefetcher(cache)
     assert prefetcher.step(0.0, lambda: None) is None
     prefetcher.wish(NodeWishes(prefetch=tuple(images)))
     assert len(run_dry(prefetcher)) == 2
@@ -46,12 +51,10 @@ def test_what_is_wished_for_is_fetched_once_and_told(tmp_path: Path, remote: Rem
 
 
 def test_what_cannot_be_had_is_tried_again_later_and_holds_up_nothing(
-    tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
+    remote: Remote, cache: ImageCache, prefetcher: Prefetcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, _ = put(remote.store, noise(SEGMENT))
     nowhere = "sha256:" + "0" * 64
-    cache = ImageCache(tmp_path / "node", remote)
-    prefetcher = Prefetcher(cache)
     prefetcher.wish(NodeWishes(prefetch=(nowhere, good)))
     came: list[str] = []
     for _ in range(2):
@@ -83,7 +86,7 @@ def test_it_never_pushes_out_what_is_in_use(
         assert "does not fit onto this node" in caplog.text
 
 
-def test_an_agent_that_ends_does_not_wait_for_a_fetch(tmp_path: Path, remote: Remote) -> None:
+def test_an_agent_that_ends_does_not_wait_for_a_fetch(remote: Remote, prefetcher: Prefetcher) -> None:
     digest, _ = put(remote.store, noise(6 * SEGMENT))
     under_way, go_on = threading.Event(), threading.Event()
 
@@ -93,7 +96,6 @@ def test_an_agent_that_ends_does_not_wait_for_a_fetch(tmp_path: Path, remote: Re
             assert go_on.wait(30)
 
     remote.before = before
-    prefetcher = Prefetcher(ImageCache(tmp_path / "node", remote))
     prefetcher.wish(NodeWishes(prefetch=(digest,)))
     thread = threading.Thread(target=prefetcher.run, args=(lambda: None,))
     thread.start()
@@ -123,12 +125,12 @@ class Registry:
         return self.wishes
 
 
-def test_a_prefetched_image_is_announced_at_once(tmp_path: Path, remote: Remote) -> None:
+def test_a_prefetched_image_is_announced_at_once(
+    tmp_path: Path, remote: Remote, cache: ImageCache, prefetcher: Prefetcher
+) -> None:
     digest, _ = put(remote.store, noise(SEGMENT))
-    cache = ImageCache(tmp_path / "node", remote)
     registry = Registry(NodeWishes(prefetch=(digest,)))
     settings = Config(state_dir=tmp_path, site="here", image_cache_size=1024 * MIB)
-    prefetcher = Prefetcher(cache)
     announcer = Announcer(
         registry, lambda: describe("n", settings, (), cache.cached(), ()), prefetcher.wish
     )

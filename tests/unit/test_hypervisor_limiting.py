@@ -12,7 +12,7 @@ from waiting_kit import Clock
 from vmjobs.hypervisor.base import MachineLimits
 from vmjobs.hypervisor.bucket import Bucket
 from vmjobs.hypervisor.cgroup import Delegation, delegated
-from vmjobs.hypervisor.limits import Node, Plan, bounded, nice_step, plan
+from vmjobs.hypervisor.limits import Node, Plan, bounded, plan
 from vmjobs.hypervisor.regulator import BURST_SECONDS, PERIOD, Allowance
 from vmjobs.hypervisor.sandbox import Bounds
 from vmjobs.hypervisor.usernet import MAX_FRAME, DatagramLink, LimitedLink, _soonest
@@ -195,28 +195,22 @@ def test_without_one_the_network_process_and_nice_levels_do_it_and_disks_are_tol
     assert "delegated cgroup" in said
 
 
-def test_a_hypervisor_that_limits_its_disks_needs_nothing_for_that() -> None:
-    assert plan(MachineLimits(disk_bytes=1000), 1, WITHOUT, None) == Plan()
-
-
-def test_disks_on_no_device_are_told_of() -> None:
+def test_disks_on_no_device_are_told_of_unless_the_hypervisor_limits_them() -> None:
+    limits = MachineLimits(disk_bytes=1000)
     for devices in ([""], ["8:0", ""]):
-        found = plan(MachineLimits(disk_bytes=1000), 1, WITH, devices)
+        found = plan(limits, 1, WITH, devices)
         assert found.settings == ()
         assert "not all lie on a disk of the node" in "".join(found.unenforced)
+    assert plan(limits, 1, WITHOUT, None) == Plan()
 
 
-@pytest.mark.parametrize(
-    ("weight", "step"), [(1, 19), (10, 10), (50, 3), (100, 0), (200, -3), (1000, -10), (10000, -20)]
-)
-def test_nice_levels_of_weights(weight: int, step: int) -> None:
-    assert nice_step(weight) == step
+NICE = {1: 19, 10: 10, 50: 3, 100: 0, 200: -3, 1000: -10, 10000: -20}
 
 
 @pytest.mark.parametrize(
     ("weight", "nice", "lowest", "level", "said"),
     [
-        (200, 0, -20, -3, ""),
+        *[(weight, 0, -20, level, "") for weight, level in NICE.items()],
         (200, 0, 0, 0, "cpu_weight 200 is not enforced"),
         (200, 0, -2, -2, "only as far as nice level -2"),
         (10, 5, 5, 15, ""),
@@ -225,9 +219,7 @@ def test_nice_levels_of_weights(weight: int, step: int) -> None:
         (100, 19, 19, 19, ""),
     ],
 )
-def test_weights_that_no_nice_level_is_left_for(
-    weight: int, nice: int, lowest: int, level: int, said: str
-) -> None:
+def test_nice_levels_of_weights(weight: int, nice: int, lowest: int, level: int, said: str) -> None:
     found = plan(MachineLimits(cpu_weight=weight), 1, Node(None, nice, lowest), None)
     assert found.nice == level
     assert said in "".join(found.unenforced)

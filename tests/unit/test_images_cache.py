@@ -18,11 +18,6 @@ from vmjobs.errors import DigestMismatch, ImageRejected, NotFound
 
 
 @pytest.fixture
-def cache(node: Path, remote: Remote) -> ImageCache:
-    return ImageCache(node, remote)
-
-
-@pytest.fixture
 def digest(remote: Remote) -> str:
     """An image that the repository has."""
     return put(remote.store)[0]
