@@ -198,9 +198,6 @@ def test_there_is_a_limit(hub: Hub) -> None:
     opened(hub)
 
 
-# ------------------------------------------------------------------------- several processes
-
-
 def test_processes_share_one_hub(tmp_path: Path) -> None:
     first, second = Sessions(tmp_path / "run", 4), Sessions(tmp_path / "run", 4)
     assert second.calls("n1") == []

@@ -140,9 +140,6 @@ def vmjobs(service: Service, typed: Run) -> Run:
     return run
 
 
-# --------------------------------------------------------------------------- what changes
-
-
 def test_changes_are_told_field_by_field() -> None:
     old = SPEC.model_copy(update={"attributes": {"A": 1, "B": "x"}})
     new = ClusterSpec(
@@ -164,9 +161,6 @@ def test_a_name_that_means_another_image_by_now_is_a_change() -> None:
     (change,) = changes(cluster(), SPEC, NEW_IMAGE)
     assert str(change) == "image: worker (111111111111) -> worker (222222222222)"
     assert changes(cluster(), SPEC, IMAGE) == []
-
-
-# --------------------------------------------------------------------------- apply
 
 
 def applied(outcome: Outcome, *members: Member, **fields: Any) -> dict[str, Any]:
@@ -329,9 +323,6 @@ def test_settled_is_as_many_up_as_wanted_as_they_are_declared(
     assert settled(cluster(*members)) is is_settled
 
 
-# --------------------------------------------------------------------------- diff, validate
-
-
 def test_diff_exits_as_diff_does(service: Service, vmjobs: Run) -> None:
     service.says("GET /v1/images/worker", image_detail(IMAGE))
     done = vmjobs("diff", "c.yaml")
@@ -389,9 +380,6 @@ def test_validate_without_a_service(vmjobs: Run, monkeypatch: pytest.MonkeyPatch
     assert done.code == 64
     assert "c.yaml:4:1: cpu: there is no such field; did you mean cpus?" in done.err
     assert "the service was not asked" in done.err
-
-
-# --------------------------------------------------------------------------- look
 
 
 def running(**fields: Any) -> Member:
@@ -614,9 +602,6 @@ def test_what_cannot_be_changes_nothing(
     assert all(request.startswith("GET") for request in service.asked)
 
 
-# --------------------------------------------------------------------------- change
-
-
 def test_scale_and_drain_and_resume(service: Service, vmjobs: Run) -> None:
     service.says("GET /v1/clusters/workers", cluster())
     service.says("POST /v1/clusters/workers/scale", cluster(target=5))
@@ -661,9 +646,6 @@ def test_delete_asks_where_machines_are_up(service: Service, vmjobs: Run) -> Non
     assert vmjobs("delete", "workers").out == "workers is deleted\n"
 
 
-# --------------------------------------------------------------------------- nodes
-
-
 def node(name: str, **offered: int) -> Node:
     return Node(name=name, cpus=8, memory=8192, disk=1, updated=NOW, **offered)
 
@@ -693,9 +675,6 @@ def test_nodes_are_shown_to_those_who_may_not_see_clusters(service: Service, vmj
     assert "0       4 cpus, 4096 MiB  " in done.out
 
 
-# --------------------------------------------------------------------------- the shell
-
-
 def test_names_are_completed(service: Service) -> None:
     context = click.Context(click.Command("show"))
     parameter = click.Argument(["name"])
@@ -716,8 +695,6 @@ def test_the_service_is_asked_where_it_is(service: Service, vmjobs: Run) -> None
         "/v1/clusters/a%2F..%2Fb"
     ]
 
-
-# --------------------------------------------------------------------------- wake
 
 AD = """MyType = "Machine"
 Name = "slot1@workers.offline.vc"

@@ -109,13 +109,7 @@ def test_the_same_for_programs(have: Any) -> None:
     assert [finding["code"] for finding in found["findings"]] == ["TOO_LARGE", "IMAGE_UNCHECKED"]
     assert set(found["findings"][0]) == {"code", "message", "remedy"}
     assert found["nodes"]["refuses"] == {"count": 1, "names": ["n1"]}
-    assert found["clauses"][0] == {
-        "side": "job",
-        "text": "TARGET.Memory >= RequestMemory",
-        "nodes": {"count": 1, "names": ["n1"]},
-        "job": {"RequestMemory": "8192"},
-        "node": {"Memory": "4096"},
-    }
+    assert set(found["clauses"][0]) == {"side", "text", "nodes", "job", "node"}
 
 
 def test_a_cluster_and_a_site(have: Any) -> None:
@@ -178,9 +172,6 @@ def test_an_installation_without_htcondor(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("vmjobs.cli.job_why_service.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="htcondor2 is missing"):
         why("3.0")
-
-
-# --------------------------------------------------------------------------- jobs of the service
 
 
 def a_job(state: JobState, code: ReasonCode, message: str = "", **more: Any) -> Job:

@@ -169,9 +169,6 @@ def test_neither_redirects_are_followed_nor_other_services_taken_for_ours(server
         Client(server.url).job("1")
 
 
-# ----------------------------------------------------------------- problem documents
-
-
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
@@ -210,9 +207,6 @@ def test_a_service_that_is_away_is_named_and_incidents_are_passed_on(server: Scr
     with pytest.raises(errors.VMJobsError, match="so it is") as incident:
         http(server).call("GET", "/x")
     assert incident.value.hint == "report it"
-
-
-# ----------------------------------------------------------------- transfers
 
 
 def flaky_file(handler: Handler, _: int) -> None:

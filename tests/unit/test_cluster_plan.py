@@ -445,9 +445,6 @@ def test_a_new_declaration_replaces_every_machine_and_ends() -> None:
     assert sorted(m.generation for m in there.members) == [2] * 5
 
 
-# ------------------------------------------------------------------------- where machines only fail
-
-
 def closed(on: str, *, image: str = IMAGE, code: MemberCode = MemberCode.BOOT_FAILED) -> Guard:
     """Closed for a minute from now on; on: empty: everywhere."""
     guard = Guard(image, on)

@@ -152,9 +152,6 @@ def test_the_files_are_all_that_the_script_needs() -> None:
         assert name.encode() in files["script"]
 
 
-# --------------------------------------------------------------------------- declarations
-
-
 def found(**fields: Any) -> dict[str, str]:
     spec = ClusterSpec(name="a", image="x", size=1, **fields)
     return {fault.field: fault.code for fault in faults(spec)}
@@ -212,9 +209,6 @@ def test_expressions_are_taken(start: str) -> None:
 )
 def test_what_is_no_expression_is_refused(start: str) -> None:
     assert found(start=start) == {"start": "bad_expression"}
-
-
-# --------------------------------------------------------------------------- pool
 
 
 AT = PoolSetting("site.grid", "s.grid", "grid")
@@ -431,9 +425,6 @@ def test_a_pool_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
         assert caught.value.service == "pool"
     pool.withdraw([])
     assert pool.probes([]) == {}
-
-
-# --------------------------------------------------------------------------- tokens
 
 
 def token(**claims: Any) -> str:

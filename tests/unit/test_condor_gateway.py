@@ -73,9 +73,6 @@ def claims(token: bytes | str) -> dict[str, Any]:
     return found
 
 
-# --------------------------------------------------------------------------- tokens
-
-
 def test_a_token_is_signed_as_htcondor_does() -> None:
     said, _, signature = KNOWN_TOKEN.rpartition(".")
     assert sign(KNOWN_KEY, said) == signature
@@ -118,9 +115,6 @@ def test_people_can_submit_and_not_administer(kit: GatewayKit, secrets: dict[str
     token = claims(files_of(kit, "ui", secrets)["token"])
     assert token["sub"] == "physicist@tier3.example"
     assert token["scope"] == "condor:/READ condor:/WRITE"
-
-
-# --------------------------------------------------------------------------- who has what
 
 
 @pytest.mark.parametrize(

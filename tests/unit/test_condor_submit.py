@@ -245,20 +245,9 @@ def test_requirements_and_rank_against_machine_ads() -> None:
     assert matches(requirements(spec), slot(VMJobsMemory=511)) is False
     assert matches(requirements(spec), slot(VMJobsDisk=1, VMJobsMemory=512)) is True
     assert matches(requirements(spec), slot(VMJobsDisk=0)) is False
-    assert matches(rank(DIGEST), slot(VMJobsMemoryFree=511)) == -10
     assert matches(rank(DIGEST), slot(VMJobsImageDigests=f"x,{DIGEST}")) == 1
     assert matches(rank(DIGEST), slot()) == 0
     assert matches(rank("generic:1"), slot()) == 0
-
-
-def test_another_node_is_preferred_to_the_last_one() -> None:
-    """Though that one has the image."""
-    there = slot(Name="slot1@node1.grid", VMJobsImageDigests=DIGEST)
-    elsewhere = slot(Name="slot1@node2.grid")
-    for image in (DIGEST, "generic:1"):
-        again = matches(rank(image), there, LastRemoteHost="slot1_2@node1.grid")
-        assert again < matches(rank(image), elsewhere, LastRemoteHost="slot1_2@node1.grid")
-        assert matches(rank(image), there) >= matches(rank(image), elsewhere)
 
 
 def test_accounting_tells_owners_apart() -> None:

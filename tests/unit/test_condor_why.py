@@ -23,8 +23,6 @@ def codes(found: Explanation) -> list[str]:
     return [finding.code for finding in found.findings]
 
 
-# --------------------------------------------------------------------------- jobs that do not wait
-
 COPIED = {"JobUniverse": "9", "GridResource": '"condor site.grid cm.grid"'}
 
 
@@ -161,9 +159,6 @@ def test_of_a_cluster_the_job_that_waits_is_looked_at() -> None:
     found = explain(daemons(*jobs, nodes=[node()]), Place("", "", 3))
     assert found.id == "3.2"
     assert found.jobs == {"1": 2, "2": 1, "5": 1}
-
-
-# --------------------------------------------------------------------------- jobs that wait for a node
 
 
 @pytest.mark.parametrize(
@@ -395,9 +390,6 @@ def test_what_could_not_be_read_of_a_pool_is_said() -> None:
     found = explain(said)
     assert codes(found) == ["WAITING", "UNREAD"]
     assert "negotiator: no right to read" in found.findings[1].message
-
-
-# --------------------------------------------------------------------------- jobs sent to a site
 
 
 def at_site(*jobs: Any, **ads: Any) -> Daemons:

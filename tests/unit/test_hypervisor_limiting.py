@@ -17,8 +17,6 @@ from vmjobs.hypervisor.regulator import BURST_SECONDS, PERIOD, Allowance
 from vmjobs.hypervisor.sandbox import Bounds
 from vmjobs.hypervisor.usernet import MAX_FRAME, DatagramLink, LimitedLink, _soonest
 
-# --------------------------------------------------------------------------- the bucket
-
 
 def test_a_bucket_fills_at_its_rate_and_no_further_than_its_brim(clock: Clock) -> None:
     bucket = Bucket(1000, 0.1, clock)
@@ -40,9 +38,6 @@ def test_a_debt_is_paid_before_more_is_had(clock: Clock) -> None:
     assert bucket.wait() == pytest.approx(0.25)
     clock.now += 0.25
     assert bucket.wait() == 0
-
-
-# --------------------------------------------------------------------------- processors
 
 
 def use(share: float, greed: float, seconds: float, late: float = 0.0) -> float:
@@ -86,9 +81,6 @@ def test_processes_that_vanish_earn_nothing(clock: Clock) -> None:
     allowance.turn(4.0)
     assert allowance.turn(10.2).runs
     assert not allowance.turn(10.2 + 0.5 * BURST_SECONDS).runs
-
-
-# --------------------------------------------------------------------------- the network
 
 
 @pytest.fixture
@@ -156,8 +148,6 @@ def test_no_time_is_cut_short_to_a_spin() -> None:
     assert _soonest(7, 0.5, 0.0201) == 7
     assert _soonest(700, 0.5, 0.0201) == 21
 
-
-# --------------------------------------------------------------------------- what holds what
 
 GROUPS = Delegation(Path("/sys/fs/cgroup/x"), frozenset({"cpu", "io"}))
 WITH = Node(GROUPS, nice=0, lowest=0)

@@ -23,9 +23,6 @@ def digest(remote: Remote) -> str:
     return put(remote.store)[0]
 
 
-# ------------------------------------------------------------------ fetching
-
-
 def test_an_image_is_fetched_once_and_kept_sparse(
     cache: ImageCache, node: Path, remote: Remote
 ) -> None:
@@ -205,9 +202,6 @@ def test_images_with_nothing_in_common_are_not_asked_about_for_long(
     assert 20 < remote.requests <= 20 + 4 + 4  # those under way at once look at theirs as well
 
 
-# ------------------------------------------------------------------ what goes wrong
-
-
 def test_a_fetch_that_is_cut_off_goes_on_where_it_was(
     cache: ImageCache, node: Path, remote: Remote
 ) -> None:
@@ -328,9 +322,6 @@ def test_an_image_that_nobody_has_is_not_found_and_leaves_nothing(node: Path, re
         with pytest.raises(NotFound):
             ImageCache(node, remote).prepare(digest)
     assert files(node) == []
-
-
-# ------------------------------------------------------------------ trust
 
 
 def test_an_image_that_nobody_signed_is_refused_also_when_it_is_here(

@@ -37,9 +37,6 @@ def fill(store: ImageStore) -> tuple[str, ImageManifest]:
     return store.put_manifest(manifest), manifest
 
 
-# ------------------------------------------------------------------ store
-
-
 def test_contents_come_back_as_they_were_and_zeros_take_no_room(
     store: ImageStore, tmp_path: Path
 ) -> None:

@@ -62,9 +62,6 @@ class Service:
 AWAY = Unavailable("api", "away")
 
 
-# --------------------------------------------------------------------------- tokens
-
-
 @pytest.fixture
 def service() -> Service:
     return Service()
@@ -171,9 +168,6 @@ def test_a_fault_of_our_own_holds_up_nobody(told: list[float]) -> None:
         PoolTokens(fetch, told.append).get()
 
 
-# --------------------------------------------------------------------------- consoles
-
-
 @pytest.fixture
 def console(path: Path) -> Console:
     return Console(MEMBER, 1, path, limit=100)
@@ -275,9 +269,6 @@ def test_the_last_words_of_the_machine_before_are_sent_too(tmp_path: Path, servi
     assert service.consoles == {2: b"words of 2", 3: b"words of 3"}
     reporter.forget(MEMBER)
     assert not reporter.has_told(MEMBER, 1)
-
-
-# --------------------------------------------------------------------------- reports
 
 
 def test_reports_newest_only_and_all_of_them_as_a_heartbeat(service: Service) -> None:

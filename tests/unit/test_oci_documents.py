@@ -78,8 +78,6 @@ def test_other_words_are_no_references(text: str) -> None:
     assert not is_reference(DIGEST)
 
 
-# ------------------------------------------------------------------ documents
-
 BLOB = {"mediaType": "x", "digest": DIGEST, "size": 1}
 MANIFEST: dict[str, Any] = {"schemaVersion": 2, "config": BLOB, "layers": [BLOB]}
 CONFIG: dict[str, Any] = {
@@ -168,8 +166,6 @@ def test_programs_that_cannot_be_run_are_refused(run: dict[str, Any]) -> None:
         program_of(configuration(**run))
 
 
-# ------------------------------------------------------------------ users
-
 PASSWD = """root:x:0:0:root:/root:/bin/bash
 # a comment
 app:x:1000:100:App:/home/app:/bin/sh
@@ -206,9 +202,6 @@ def test_users_are_looked_up_as_engines_do_it(user: str, wanted: Identity) -> No
 def test_users_that_are_not_there_are_refused(user: str) -> None:
     with pytest.raises(ImageRejected):
         look_up(Tree(), user)
-
-
-# ------------------------------------------------------------------ packages
 
 
 def test_packages_of_debian_of_images_without_dpkg_and_of_alpine() -> None:

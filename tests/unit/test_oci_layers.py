@@ -174,9 +174,6 @@ def test_layers_remember_what_was_replaced(tmp_path: Path) -> None:
     assert [len(layer) for layer in tree.layers] == [2, 0]
 
 
-# ------------------------------------------------------------------ what is refused
-
-
 @pytest.mark.parametrize(
     "layer",
     [
@@ -246,9 +243,6 @@ def test_there_is_a_limit_on_files(tmp_path: Path) -> None:
         layer.file(f"d{number}/x")
     with pytest.raises(ImageRejected, match="too many files"):
         applied(tmp_path, layer, budget=Budget(entries=30))
-
-
-# ------------------------------------------------------------------ compression and digests
 
 
 def _unpack(folder: Path, data: bytes, pack: Pack, **spoilt: str) -> bytes:
