@@ -67,9 +67,11 @@ class Served:
         """Ask for a job as ``vmjobs exec`` does; its exit status."""
         return run_job(self.path, "job1", TOKEN, tell, patience=patience)
 
-    def begin(self) -> None:
-        """Ask for a job, and stay connected."""
+    def begin(self, script: Script) -> None:
+        """Ask for a job that goes on, and stay connected."""
+        script.hold = True
         threading.Thread(target=lambda: next(self.said(RUN), None), daemon=True).start()
+        assert script.started.wait(10)
 
     def said(self, message: protocol.Message) -> Generator[protocol.Message]:
         """What the agent answers to a message, on a connection of its own."""
@@ -163,9 +165,7 @@ def test_whatever_a_client_does_its_going_is_noticed(
 
 
 def test_the_same_job_is_not_run_twice_at_once(agent: Served, script: Script) -> None:
-    script.hold = True
-    agent.begin()
-    assert script.started.wait(10)
+    agent.begin(script)
     with pytest.raises(errors.Unavailable):
         agent.run(0.5)
     assert script.runs == 1
@@ -178,10 +178,8 @@ def test_the_same_job_is_not_run_twice_at_once(agent: Served, script: Script) ->
 def test_a_machine_that_can_be_saved_is_saved_before_the_agent_ends(
     agent: Served, script: Script
 ) -> None:
-    script.hold, script.savable = True, True
-    script.end = JobState.PREEMPTED
-    agent.begin()
-    assert script.started.wait(10)
+    script.savable, script.end = True, JobState.PREEMPTED
+    agent.begin(script)
     agent.agent.stop(0.0, saving=10)
     assert script.seen == [SaveWanted()]
     assert agent.agent.jobs() == ()

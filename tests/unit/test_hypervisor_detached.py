@@ -159,22 +159,24 @@ def test_what_starts_them_may_be_killed(shells: Shells) -> None:
     assert shells("exit 5").status(20) == 5
 
 
-_ASKER = f"""
+def asker(program: list[str]) -> subprocess.Popen[str]:
+    """Another process that starts one, tells its number and waits for it."""
+    script = f"""
 from vmjobs.hypervisor.detached import Launcher
-process = Launcher().start(["sleep", "60"], [0, 1, 2], {PATH!r})
+process = Launcher().start({program}, [0, 1, 2], {PATH!r})
 print(process.pid, flush=True)
 process.status(60)
 """
+    words = [sys.executable, "-c", script]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
 
 
 def test_it_goes_on_when_whoever_asked_is_killed_and_what_started_it_ends_with_it() -> None:
-    asker = subprocess.Popen([sys.executable, "-c", _ASKER], stdout=subprocess.PIPE, text=True)
-    assert asker.stdout is not None
-    pid = int(asker.stdout.readline())
-    launcher = parent(pid)
-    asker.kill()
-    asker.wait()
-    asker.stdout.close()
+    with asker(["sleep", "60"]) as asked:
+        assert asked.stdout is not None
+        pid = int(asked.stdout.readline())
+        launcher = parent(pid)
+        asked.kill()
     assert procs.read(pid) is not None
     assert parent(pid) == launcher
     os.kill(pid, signal.SIGKILL)
@@ -182,18 +184,7 @@ def test_it_goes_on_when_whoever_asked_is_killed_and_what_started_it_ends_with_i
 
 
 def test_it_ends_with_its_user_where_nothing_was_started_that_goes_on() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from vmjobs.hypervisor.detached import Launcher\n"
-            "process = Launcher().start(['sh', '-c', 'echo $PPID'], [0, 1, 2], {})\n"
-            "process.status(20)",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
-    launcher = int(done.stdout)
+    with asker(["sh", "-c", "echo by $PPID"]) as asked:
+        assert asked.stdout is not None
+        (launcher,) = [int(line[3:]) for line in asked.stdout if line.startswith("by ")]
     wait_for(lambda: procs.read(launcher) is None)

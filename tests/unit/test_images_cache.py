@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,19 +71,13 @@ def test_it_says_how_much_of_an_image_came_from_elsewhere(
 
 def test_many_at_once_fetch_once(digest: str, node: Path, remote: Remote) -> None:
     start = threading.Barrier(8)
-    found = []
 
-    def job() -> None:
-        cache = ImageCache(node, remote)
+    def job(_number: int) -> bool:
         start.wait(10)
-        found.append(cache.prepare(digest).root.read_bytes() == DISK)
+        return ImageCache(node, remote).prepare(digest).root.read_bytes() == DISK
 
-    threads = [threading.Thread(target=job) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert found == [True] * 8
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(job, range(8), timeout=30)) == [True] * 8
     assert len(remote.segments) == 4
 
 
