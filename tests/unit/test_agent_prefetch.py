@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,13 +98,12 @@ def test_an_agent_that_ends_does_not_wait_for_a_fetch(remote: Remote, prefetcher
 
     remote.before = before
     prefetcher.wish(NodeWishes(prefetch=(digest,)))
-    thread = threading.Thread(target=prefetcher.run, args=(lambda: None,))
-    thread.start()
-    assert under_way.wait(30)
-    prefetcher.stop()
-    thread.join(30)
-    assert not thread.is_alive()
-    go_on.set()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(prefetcher.run, lambda: None)
+        assert under_way.wait(30)
+        prefetcher.stop()
+        assert running.exception(30) is None
+        go_on.set()
 
 
 class Registry:
@@ -134,20 +134,14 @@ def test_a_prefetched_image_is_announced_at_once(
     announcer = Announcer(
         registry, lambda: describe("n", settings, (), cache.cached(), ()), prefetcher.wish
     )
-    threads = [
-        threading.Thread(target=announcer.run),
-        threading.Thread(target=prefetcher.run, args=(announcer.soon,)),
-    ]
-    for thread in threads:
-        thread.start()
-    with registry.changed:
-        # Far sooner than the next regular announcement would be.
-        assert registry.changed.wait_for(lambda: any(n.images for n in registry.nodes), 10)
-    announcer.stop()
-    prefetcher.stop()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(announcer.run), pool.submit(prefetcher.run, announcer.soon)]
+        with registry.changed:
+            # Far sooner than the next regular announcement would be.
+            assert registry.changed.wait_for(lambda: any(n.images for n in registry.nodes), 10)
+        announcer.stop()
+        prefetcher.stop()
+        assert [one.exception(10) for one in running] == [None, None]
     assert registry.nodes[0].site == "here"
     assert registry.nodes[-1].images == (digest,)
     assert registry.nodes[0].updated <= datetime.now(UTC)

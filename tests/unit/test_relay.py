@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -82,15 +83,13 @@ def test_who_is_slow_gets_all(ends: list[int]) -> None:
     source, writer, reader, sink = ends
     said = os.urandom(300_000)
     far = Far([(said[:200_000], False), (said[200_000:], True)])
-    got = bytearray()
 
-    def read() -> None:
-        while len(got) < len(said):
-            got.extend(os.read(reader, 1000))
+    def read() -> bytes:
+        return b"".join(iter(lambda: os.read(reader, 1000), b""))
 
-    reading = threading.Thread(target=read)
-    reading.start()
-    relay(far, source, sink, lambda: os.close(writer))
-    reading.join(10)
-    assert bytes(got) == said
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(read)
+        relay(far, source, sink, lambda: os.close(writer))
+        os.close(sink)
+        assert got.result(10) == said
     assert far.asked == [0, 200_000]

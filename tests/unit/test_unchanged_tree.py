@@ -62,14 +62,11 @@ def test_there_and_back(tmp_path: Path, place: Path) -> None:
     assert sorted(path.name for path in other.iterdir()) == ["a", "link"]
 
 
-@pytest.mark.parametrize("name", ["../outside", "a/../../outside"])
-def test_names_that_lead_out(place: Path, name: str) -> None:
-    with pytest.raises(InvalidRequest, match="leads out"):
-        tree.unpack(stream((entry(name), b"theirs")), place)
+def test_names_that_lead_out_are_refused_and_absolute_ones_are_below(place: Path) -> None:
+    for name in ("../outside", "a/../../outside"):
+        with pytest.raises(InvalidRequest, match="leads out"):
+            tree.unpack(stream((entry(name), b"theirs")), place)
     assert (place.parent / "outside").read_text() == "mine"
-
-
-def test_absolute_names_are_names_below(place: Path) -> None:
     tree.unpack(stream((entry("/etc"), b"x")), place)
     assert (place / "etc").read_text() == "x"
 
