@@ -80,17 +80,16 @@ def test_the_image_stays_until_the_machine_is_gone(tmp_path: Path, remote: Remot
     assert job.looks > 2
 
 
-def test_why_there_is_no_image(tmp_path: Path, remote: Remote) -> None:
+def test_why_there_is_no_image(node: Path, remote: Remote) -> None:
     digest, _ = put(remote.store, noise(2 * SEGMENT))
-    root = tmp_path / "node"
-    assert reason_of(Job(ImageCache(root, remote, limit=SEGMENT), digest)) is ReasonCode.NODE_FAILED
-    strict = ImageCache(root, remote, trust=lambda d, s: require_signed(d, s, {}))
+    assert reason_of(Job(ImageCache(node, remote, limit=SEGMENT), digest)) is ReasonCode.NODE_FAILED
+    strict = ImageCache(node, remote, trust=lambda d, s: require_signed(d, s, {}))
     assert reason_of(Job(strict, digest)) is ReasonCode.IMAGE_REJECTED
-    unknown = Job(ImageCache(root, remote), "sha256:" + "0" * 64)
+    unknown = Job(ImageCache(node, remote), "sha256:" + "0" * 64)
     assert reason_of(unknown) is ReasonCode.IMAGE_UNAVAILABLE
     remote.change = lambda _data: b"no segment"
-    assert reason_of(Job(ImageCache(root, remote), digest)) is ReasonCode.IMAGE_REJECTED
-    unwanted = Job(ImageCache(root, remote), digest, wanted=False)
+    assert reason_of(Job(ImageCache(node, remote), digest)) is ReasonCode.IMAGE_REJECTED
+    unwanted = Job(ImageCache(node, remote), digest, wanted=False)
     assert reason_of(unwanted) is ReasonCode.EVICTED
 
 

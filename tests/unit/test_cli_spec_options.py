@@ -31,8 +31,7 @@ def spec_of(*words: str) -> JobSpec:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> str:
-    path = tmp_path / "job.sh"
+def script(path: Path) -> str:
     path.write_text("#!/bin/sh\ntrue\n")
     return str(path)
 
@@ -57,8 +56,7 @@ def test_a_rule_of_its_own_makes_it_a_job_of_an_image(script: str, words: tuple[
     assert words[1] in {spec.exit, spec.ready}
 
 
-def test_user_data_comes_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "user-data"
+def test_user_data_comes_from_a_file(path: Path) -> None:
     path.write_text("#cloud-config\n{}\n")
     spec = spec_of("--user-data", str(path), "--exit", "poweroff")
     assert (spec.strategy, spec.user_data) == (Strategy.IMAGE, "#cloud-config\n{}\n")

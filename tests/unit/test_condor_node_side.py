@@ -95,12 +95,11 @@ def test_failures_are_logged_and_not_raised(
 
 
 def test_a_starter_that_is_gone_and_a_broken_file_raise_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = tmp_path / "config"
     for text in ("127.0.0.1 1 cookie\n", "", "a b\n", "127.0.0.1 x cookie\n", "\xff\xff"):
-        config.write_text(text, "latin-1")
-        ChirpReporter(config, timeout=1.0).publish({names.VM_STATE: "x"})
+        path.write_text(text, "latin-1")
+        ChirpReporter(path, timeout=1.0).publish({names.VM_STATE: "x"})
     assert len(caplog.records) == 5
 
 
@@ -249,8 +248,7 @@ RequestMemory = 1 + 1
 """
 
 
-def test_the_job_ad_is_read_from_where_the_starter_left_it(tmp_path: Path) -> None:
-    path = tmp_path / ".job.ad"
+def test_the_job_ad_is_read_from_where_the_starter_left_it(path: Path) -> None:
     path.write_text(AD)
     ad = jobad.read({"_CONDOR_JOB_AD": str(path)})
     assert (ad.job_id, ad.index, ad.owner, ad.cluster, ad.proc) == ("j3", 3, "alice", 12, 3)

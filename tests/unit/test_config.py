@@ -11,10 +11,9 @@ from vmjobs.config import host_and_port, load
 from vmjobs.errors import ConfigError
 
 
-def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text('listen = "127.0.0.1:1"\napi_url = "http://file"\n')
-    settings = load({"VMJOBS_CONFIG": str(file), "VMJOBS_API_URL": "http://environment"})
+def test_the_environment_wins_over_the_file(path: Path) -> None:
+    path.write_text('listen = "127.0.0.1:1"\napi_url = "http://file"\n')
+    settings = load({"VMJOBS_CONFIG": str(path), "VMJOBS_API_URL": "http://environment"})
     assert (settings.listen, settings.api_url) == ("127.0.0.1:1", "http://environment")
 
 
@@ -23,13 +22,12 @@ def test_routes_can_be_given_in_one_variable() -> None:
     assert settings.routes == {"grid": "condor s.x c.x:9618", "local": ""}
 
 
-def test_all_bad_settings_are_told_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text('listen = "nowhere"\nmetrics_listen = "9100"\nunknown_key = 1\n')
+def test_all_bad_settings_are_told_at_once(path: Path) -> None:
+    path.write_text('listen = "nowhere"\nmetrics_listen = "9100"\nunknown_key = 1\n')
     with pytest.raises(ConfigError) as refused:
         load(
             {
-                "VMJOBS_CONFIG": str(file),
+                "VMJOBS_CONFIG": str(path),
                 "VMJOBS_MAX_CPUS": "0",
                 "VMJOBS_LOG_LEVEL": "LOUD",
                 "VMJOBS_LOG_FORMAT": "xml",

@@ -22,9 +22,8 @@ RECIPE = parse(
 )
 
 
-def test_a_tar_becomes_a_tree_with_hard_links_shared_and_devices_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "x.tar"
-    with tarfile.open(file, "w") as archive:
+def test_a_tar_becomes_a_tree_with_hard_links_shared_and_devices_left_out(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
         for name, kind, data in (
             ("./usr/bin", tarfile.DIRTYPE, b""),
             ("./bin", tarfile.SYMTYPE, b""),
@@ -36,7 +35,7 @@ def test_a_tar_becomes_a_tree_with_hard_links_shared_and_devices_left_out(tmp_pa
             entry.type, entry.size, entry.mode, entry.gid = kind, len(data), 0o2755, 42
             entry.linkname = "usr/bin" if kind == tarfile.SYMTYPE else "./usr/bin/a"
             archive.addfile(entry, io.BytesIO(data))
-    tree = from_tar(file)
+    tree = from_tar(path)
     assert tree.nodes["usr/bin/a"] is tree.nodes["usr/bin/b"]
     assert tree.nodes["usr/bin/a"].mode == stat.S_IFREG | 0o2755
     assert tree.nodes["usr/bin/a"].gid == 42
@@ -205,13 +204,12 @@ def test_a_wheel_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         wheels.install(Tree(), file, "/opt/py")
 
 
-def test_a_source_that_is_shorter_than_it_was_is_an_error(tmp_path: Path) -> None:
-    file = tmp_path / "x.tar"
-    with tarfile.open(file, "w") as archive:
+def test_a_source_that_is_shorter_than_it_was_is_an_error(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
         entry = tarfile.TarInfo("a")
         entry.size = 10_000
         archive.addfile(entry, io.BytesIO(bytes(10_000)))
-    tree = from_tar(file)
-    file.write_bytes(file.read_bytes()[:600])
+    tree = from_tar(path)
+    path.write_bytes(path.read_bytes()[:600])
     with pytest.raises(BuildError, match="ends"):
         tree.file("a").read()

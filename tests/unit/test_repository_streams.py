@@ -65,10 +65,9 @@ def test_limits_and_names(tmp_path: Path) -> None:
             store.open(job, attempt, OUT)
 
 
-def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
-    root = tmp_path / "streams"
-    root.write_text("not a directory")
-    store = StreamStore(root, 100)
+def test_a_store_that_cannot_be_written(path: Path) -> None:
+    path.write_text("not a directory")
+    store = StreamStore(path, 100)
     for ask in (
         lambda: store.append(JOB, ATTEMPT, OUT, 0, b"x"),
         lambda: store.open(JOB, ATTEMPT, OUT),
