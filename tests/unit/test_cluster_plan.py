@@ -563,13 +563,10 @@ def test_why_a_guarded_node_is_not_chosen() -> None:
 
 def test_clusters_of_the_same_image_try_one_machine_at_a_time() -> None:
     other = replace(cluster(target=1), name="other")
-    actions = plan(
-        [cluster(target=1), other], {"n1": node("n1")}, NOW, Guards([closed("n1")], NOW - LATER)
-    )
-    assert [a.place.node for a in actions if isinstance(a, Create)] == ["", ""]
-    later = Guards([closed("n1")], NOW + LATER)
-    actions = plan([cluster(target=1), other], {"n1": node("n1")}, NOW, later)
-    assert [a.place.node for a in actions if isinstance(a, Create)] == ["n1", ""]
+    for when, nodes in ((NOW - LATER, ["", ""]), (NOW + LATER, ["n1", ""])):
+        guards = Guards([closed("n1")], when)
+        actions = plan([cluster(target=1), other], {"n1": node("n1")}, NOW, guards)
+        assert [a.place.node for a in actions if isinstance(a, Create)] == nodes
 
 
 class Looked(frozenset[HypervisorKind]):
