@@ -71,7 +71,9 @@ def test_the_limit_holds_for_all_outputs_together(tmp_path: Path) -> None:
     with pytest.raises(Refused) as refused:
         accept(receiving, "b", b"123456")
     assert refused.value.too_large and receiving.too_large
-    accept(receiving, "a", b"1234567890")  # sent again after a lost answer: replaces itself
+    for _ in range(20):
+        accept(receiving, "a", b"1234567890")  # sent again after a lost answer: replaces itself
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_short_upload_is_not_an_output(tmp_path: Path) -> None:
@@ -309,13 +311,6 @@ def test_long_names_and_pax_headers_of_honest_entries_are_heeded(tmp_path: Path)
             receiving = tray(tmp_path / f"tray{form}")
         assert read_output_disk(disk, receiving, {}, 1000).complete
         assert set(receiving.kept) == {f"{name}{number}" for number in range(50)}
-
-
-def test_an_output_sent_again_leaves_one_file(tmp_path: Path) -> None:
-    receiving = tray(tmp_path, limit=1000)
-    for _ in range(20):
-        accept(receiving, "a", b"x" * 900)
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 class Fails(io.BytesIO):

@@ -88,8 +88,17 @@ def test_failures_meanwhile_do_not_lengthen_a_pause() -> None:
 
 def test_every_reason_is_somebodys_or_nobodys() -> None:
     nobodys = {code for code in MemberCode if blame(code) is Blame.NOBODY}
-    words = "PROGRESS NO_NODE NO_ROOM GUARDED NODE_LOST TOKEN_REFUSED DRAINED DRAIN_TIMED_OUT STOPPED"
-    assert nobodys == {MemberCode[word] for word in words.split()}
+    assert nobodys == {
+        MemberCode.PROGRESS,
+        MemberCode.NO_NODE,
+        MemberCode.NO_ROOM,
+        MemberCode.GUARDED,
+        MemberCode.NODE_LOST,
+        MemberCode.TOKEN_REFUSED,
+        MemberCode.DRAINED,
+        MemberCode.DRAIN_TIMED_OUT,
+        MemberCode.STOPPED,
+    }
 
 
 def test_who_may_come() -> None:
