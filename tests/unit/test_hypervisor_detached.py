@@ -159,20 +159,20 @@ def test_what_starts_them_may_be_killed(shells: Shells) -> None:
     assert shells("exit 5").status(20) == 5
 
 
-def asker(program: list[str]) -> subprocess.Popen[str]:
-    """Another process that starts one, tells its number and waits for it."""
+def asker(program: list[str], then: str = "") -> list[str]:
+    """Another process that starts one, does something then, and waits for it."""
     script = f"""
 from vmjobs.hypervisor.detached import Launcher
 process = Launcher().start({program}, [0, 1, 2], {PATH!r})
-print(process.pid, flush=True)
+{then}
 process.status(60)
 """
-    words = [sys.executable, "-c", script]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    return [sys.executable, "-c", script]
 
 
 def test_it_goes_on_when_whoever_asked_is_killed_and_what_started_it_ends_with_it() -> None:
-    with asker(["sleep", "60"]) as asked:
+    command = asker(["sleep", "60"], "print(process.pid, flush=True)")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asked:
         assert asked.stdout is not None
         pid = int(asked.stdout.readline())
         launcher = parent(pid)
@@ -180,11 +180,11 @@ def test_it_goes_on_when_whoever_asked_is_killed_and_what_started_it_ends_with_i
     assert procs.read(pid) is not None
     assert parent(pid) == launcher
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: procs.read(launcher) is None)
+    wait_for(lambda: procs.read(launcher) is None, 20)
 
 
 def test_it_ends_with_its_user_where_nothing_was_started_that_goes_on() -> None:
-    with asker(["sh", "-c", "echo by $PPID"]) as asked:
-        assert asked.stdout is not None
-        (launcher,) = [int(line[3:]) for line in asked.stdout if line.startswith("by ")]
-    wait_for(lambda: procs.read(launcher) is None)
+    command = asker(["sh", "-c", "echo $PPID"])
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    launcher = int(done.stdout)
+    wait_for(lambda: procs.read(launcher) is None, 20)
