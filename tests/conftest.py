@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from formats_kit import lab, samples
+from formats_kit import lab, reads, samples
 from s3_kit import _s3_process, own_s3_server, s3_keys, s3_server, s3_url
 
 #: Fixtures of several suites.
-__all__ = ["_s3_process", "lab", "own_s3_server", "s3_keys", "s3_server", "s3_url", "samples"]
+__all__ = ["_s3_process", "lab", "own_s3_server", "reads", "s3_keys", "s3_server", "s3_url", "samples"]
 
 _skipped: list[str] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import struct
@@ -44,6 +45,18 @@ MADE = {
 #: Where the headers and tables of all formats are: damage elsewhere is only data.
 HOT = 400_000
 INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, (1 << 64) - 1)
+
+
+def le16(value: int) -> bytes:
+    return struct.pack("<H", value)
+
+
+def le32(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
+def le64(value: int) -> bytes:
+    return struct.pack("<Q", value)
 
 
 def disk() -> bytes:
@@ -184,6 +197,20 @@ def stream_with_footer(lab: Lab, *patches: tuple[int, bytes]) -> Path:
         header[offset : offset + len(new)] = new
     marker = struct.pack("<QII", 1, 0, 3).ljust(512, b"\0")
     return lab.file(bytes(data[: len(data) // 512 * 512]) + marker + bytes(header) + bytes(512))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each call has read from files since."""
+    pread, found = os.pread, list[int]()
+
+    def counted(descriptor: int, length: int, offset: int) -> bytes:
+        data = pread(descriptor, length, offset)
+        found.append(len(data))
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -55,11 +55,11 @@ def damage(path: Path, offset: int = 50_000) -> None:
 
 
 class Remote:
-    """A fetcher that reads from a store. segments, layouts: what was asked for, in order.
+    """An ``images.remote.ImageFetcher`` that reads from a store.
 
-    asked: how often for a signature. bytes, requests: of segments and parts of segments.
-
-    before: called before each segment is handed out, with how many were asked for before.
+    segments, layouts: what was asked for, in order. asked: how often for a signature. bytes, requests:
+    of segments and parts of segments. before: called before each segment is handed out, with how many
+    were asked for before.
     """
 
     def __init__(self, store: ImageStore) -> None:
@@ -73,22 +73,18 @@ class Remote:
         self._lock = threading.Lock()
 
     def manifest(self, digest: str) -> bytes:
-        """See ``images.remote.ImageFetcher``."""
         return self.store.manifest(digest).canonical()
 
     def signature(self, digest: str) -> str:
-        """See ``images.remote.ImageFetcher``."""
         self.asked += 1
         return self.signatures.get(digest, "")
 
     def layout(self, image: str, content: str) -> bytes:
-        """See ``images.remote.ImageFetcher``."""
         self._check(image, content)
         self.layouts.append(content)
         return self.store.layout(content).to_bytes()
 
     def segment(self, image: str, segment: bytes) -> bytes:
-        """See ``images.remote.ImageFetcher``."""
         with self._lock:
             count = len(self.segments)
             self.segments.append(segment)
@@ -98,7 +94,6 @@ class Remote:
         return data
 
     def segment_range(self, image: str, segment: bytes, begin: int, end: int) -> tuple[bytes, int]:
-        """See ``images.remote.ImageFetcher``."""
         whole = self.change(pack(self._bytes(image, segment)))
         self._count(whole[begin:end])
         return whole[begin:end], len(whole)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from test_agent_watch import watch_of
+from waiting_kit import wait_for
 
-from vmjobs.agent.console import ConsoleReader
 from vmjobs.agent.counting import Tally, count_files, count_machine
-from vmjobs.agent.inbox import Inbox
-from vmjobs.agent.watch import Watch, watching
+from vmjobs.agent.watch import watching
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import Hypervisor, MachineState, Usage
 from vmjobs.model import MIB, StreamName
@@ -79,20 +79,9 @@ def test_files_count_by_what_is_in_them(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_watch_says_from_time_to_time_that_it_is_time(tmp_path: Path) -> None:
     times: list[float] = []
-    watch = Watch(
-        driver=cast(Hypervisor, Driver()),
-        machine="it",
-        inbox=Inbox(),
-        reader=ConsoleReader(tmp_path / "console", "sentinel"),
-        max_console=1000,
-        silence=60,
-        heard=lambda: 0.0,
-        on_console=lambda: None,
-        on_time=lambda: times.append(time.monotonic()),
-    )
+    watch = watch_of(tmp_path, Driver(), on_time=lambda: times.append(time.monotonic()))
     began = time.monotonic()
     with watching(watch):
-        while len(times) < 2 and time.monotonic() < began + 30:
-            time.sleep(0.05)
+        wait_for(lambda: len(times) >= 2, 30)
     assert times[0] - began >= 1
     assert times[1] - times[0] >= 2

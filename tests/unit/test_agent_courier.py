@@ -6,17 +6,12 @@ import threading
 import time
 from pathlib import Path
 
+from reports_kit import report
+
 from vmjobs.agent.courier import Courier
 from vmjobs.agent.inbox import Inbox, Superseded
 from vmjobs.errors import AttemptSuperseded, Unavailable
-from vmjobs.model import (
-    JobState,
-    ReasonCode,
-    Report,
-    StreamName,
-    now,
-    reason,
-)
+from vmjobs.model import JobState, Report, StreamName
 
 
 class Ledger:
@@ -45,10 +40,6 @@ class Ledger:
         self._gate()
         assert offset == len(self.bytes[stream])
         self.bytes[stream] += data
-
-
-def report(state: JobState) -> Report:
-    return Report(state=state, reason=reason(ReasonCode.PROGRESS), time=now())
 
 
 def test_reports_keep_their_order_and_streams_every_byte(tmp_path: Path) -> None:

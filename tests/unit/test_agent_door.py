@@ -21,11 +21,6 @@ GREETING = f"vmjobs-door 1 {TOKEN} {HOST_KEY}\n".encode()
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "door.sock"
-
-
-@pytest.fixture
 def opened(path: Path) -> Iterator[Door]:
     made = Door(TOKEN)
     with listening(made, path):
@@ -89,9 +84,11 @@ def test_who_says_nothing_has_to_go(opened: Door, path: Path, monkeypatch: pytes
 def test_strangers_do_not_keep_the_guest_out(opened: Door, path: Path) -> None:
     strangers = [guest(path, b"v") for _ in range(3 * door.MAX_STRANGERS)]
     with guest(path):
-        opened.knock(KEY, 10).connection.close()
-    for stranger in strangers:
-        stranger.close()
+        visit = opened.knock(KEY, 10)
+    assert visit.host_key == HOST_KEY
+    assert strangers[0].recv(1) == b"", "it made room for others"
+    for connection in (visit.connection, *strangers):
+        connection.close()
 
 
 def test_a_guest_that_went_away_is_not_taken_for_one_that_waits(opened: Door, path: Path) -> None:

@@ -11,13 +11,15 @@ import tempfile
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from full_kit import nothing_fits
+from waiting_kit import wait_for
 
 from vmjobs.agent.endpoint import (
     MAX_HEADER,
@@ -66,21 +68,28 @@ class Guest:
         return self.link.inbox.next(time.monotonic() + 5)
 
 
+@contextmanager
+def endpoint(folder: Path, *globs: str, **fields: Any) -> Iterator[Guest]:
+    (folder / "outputs").mkdir()
+    (folder / "job.tar").write_bytes(b"a tar")
+    tray = OutputTray(folder / "outputs", globs, 100)
+    link = GuestLink(token=TOKEN, inbox=Inbox(), tray=tray, job_tar=folder / "job.tar", **fields)
+    with serving(link, folder / "s"):
+        yield Guest(link, folder / "s")
+
+
 @pytest.fixture
 def guest(tmp_path: Path) -> Iterator[Guest]:
-    (tmp_path / "outputs").mkdir()
-    (tmp_path / "job.tar").write_bytes(b"a tar")
-    link = GuestLink(
-        token=TOKEN,
-        inbox=Inbox(),
-        tray=OutputTray(tmp_path / "outputs", ["*.csv"], 100),
-        job_tar=tmp_path / "job.tar",
-        logs={"out": tmp_path / "out", "err": tmp_path / "err"},
-        max_log=20,
-        on_log=lambda: None,
-    )
-    with serving(link, tmp_path / "s"):
-        yield Guest(link, tmp_path / "s")
+    logs = {name: tmp_path / name for name in ("out", "err")}
+    with endpoint(tmp_path, "*.csv", logs=logs, max_log=20, on_log=lambda: None) as made:
+        yield made
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Guest]:
+    """A guest that goes on for months, and runs programs of many users."""
+    with endpoint(tmp_path, logs={}, max_log=0, on_words=lambda _: None) as made:
+        yield made
 
 
 def test_only_the_guests_own_token_is_good(guest: Guest) -> None:
@@ -106,9 +115,7 @@ def test_an_endpoint_is_hushed_once_who_waited_for_orders_has_his_answer(guest: 
 
     waiting = threading.Thread(target=control)
     waiting.start()
-    until = time.monotonic() + 5
-    while not guest.link.beating and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_for(lambda: guest.link.beating)
     assert guest.link.hush(5.0)
     assert [status for status, _ in answers][:1] == [200], "its answer was still on its way"
     waiting.join()
@@ -322,13 +329,6 @@ def unnamed(directory: Path) -> list[int]:
     return found
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.02)
-
-
 def test_what_the_node_cannot_keep_is_lost_until_it_can(guest: Guest) -> None:
     directory = guest.link.tray.directory
     directory.rmdir()
@@ -377,40 +377,40 @@ def test_control_waits_for_signals(guest: Guest) -> None:
     assert 0.1 < time.monotonic() - begun < 4
 
 
+def told(guest: Guest, done: int | None) -> list[int]:
+    """The signals that a guest hears of which says that it has delivered so many."""
+    status, orders = guest.ask("GET", "/v1/control?wait=0" + ("" if done is None else f"&done={done}"))
+    assert status == 200
+    return [int(order.removeprefix(b"signal ")) for order in orders.splitlines()]
+
+
 def test_an_order_is_told_again_until_the_guest_has_delivered_it(guest: Guest) -> None:
-    ask = "/v1/control?wait=0&done="
-    assert guest.ask("GET", f"{ask}0") == (200, b"")
+    assert told(guest, 0) == []
     guest.link.send_signal(10)
-    _ask_and_hang_up(guest, f"{ask}0")
-    assert guest.ask("GET", f"{ask}0") == (200, b"signal 10\n")  # its answer was lost
+    _ask_and_hang_up(guest, "/v1/control?wait=0&done=0")
+    assert told(guest, 0) == [10]  # its answer was lost
     guest.link.send_signal(12)
-    assert guest.ask("GET", f"{ask}0") == (200, b"signal 10\nsignal 12\n")
-    assert guest.ask("GET", f"{ask}1") == (200, b"signal 12\n")
-    assert guest.ask("GET", f"{ask}2") == (200, b"")
-    assert guest.ask("GET", f"{ask}2") == (200, b"")
+    assert [told(guest, done) for done in (0, 1, 2, 2)] == [[10, 12], [12], [], []]
     guest.link.send_signal(12)
-    assert guest.ask("GET", f"{ask}2") == (200, b"signal 12\n")
-    assert guest.ask("GET", f"{ask}3") == (200, b"")
+    assert [told(guest, done) for done in (2, 3)] == [[12], []]
 
 
 def test_a_guest_goes_on_counting_with_the_next_agent(guest: Guest) -> None:
     guest.link.send_signal(10)
-    assert guest.ask("GET", "/v1/control?wait=0&done=7") == (200, b"signal 10\n")
-    assert guest.ask("GET", "/v1/control?wait=0&done=8") == (200, b"")
+    assert [told(guest, done) for done in (7, 8)] == [[10], []]
 
 
 def test_an_order_that_was_not_told_yet_is_told_once(guest: Guest) -> None:
     for _ in range(3):
         guest.link.send_signal(12)
-    assert guest.ask("GET", "/v1/control?wait=0&done=0") == (200, b"signal 12\n")
+    assert told(guest, 0) == [12]
     guest.link.send_signal(12)  # what the guest was told of may have been dealt with before
-    assert guest.ask("GET", "/v1/control?wait=0&done=0") == (200, b"signal 12\nsignal 12\n")
+    assert told(guest, 0) == [12, 12]
 
 
 def test_a_guest_that_does_not_count_is_told_once(guest: Guest) -> None:
     guest.link.send_signal(15)
-    assert guest.ask("GET", "/v1/control?wait=0") == (200, b"signal 15\n")
-    assert guest.ask("GET", "/v1/control?wait=0") == (200, b"")
+    assert [told(guest, None) for _ in range(2)] == [[15], []]
 
 
 def _ask_and_hang_up(guest: Guest, path: str) -> None:
@@ -419,30 +419,20 @@ def _ask_and_hang_up(guest: Guest, path: str) -> None:
         peer.connect(str(guest.path))
         request = f"GET {path} HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
         peer.sendall(request.encode())
-        deadline = time.monotonic() + 5
-        while guest.link.heard == before and time.monotonic() < deadline:
-            threading.Event().wait(0.01)
+        wait_for(lambda: guest.link.heard != before)
 
 
 def test_a_waiting_guest_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    (tmp_path / "outputs").mkdir()
-    link = GuestLink(
-        token=TOKEN, inbox=Inbox(), tray=OutputTray(tmp_path / "outputs", [], 1), job_tar=tmp_path,
-        logs={}, max_log=1, on_log=lambda: None,
-    )  # fmt: skip
     begun = time.monotonic()
-    with serving(link, tmp_path / "s"):
-        asking = threading.Thread(
-            target=Guest(link, tmp_path / "s").ask, args=("GET", "/v1/control?wait=20")
-        )
+    with endpoint(tmp_path, logs={}, max_log=1, on_log=lambda: None) as guest:
+        heard = guest.link.heard
+        asking = threading.Thread(target=guest.ask, args=("GET", "/v1/control?wait=20"))
         asking.start()
-        heard = link.heard
-        while link.heard == heard and time.monotonic() < begun + 5:
-            threading.Event().wait(0.01)
+        wait_for(lambda: guest.link.heard != heard)
     asking.join(5)
     assert not asking.is_alive()
     assert time.monotonic() - begun < 8
-    assert not (tmp_path / "s").exists()
+    assert not guest.path.exists()
 
 
 def test_only_a_machine_of_a_cluster_has_a_token_for_a_pool(guest: Guest) -> None:
@@ -485,18 +475,6 @@ def test_a_request_for_orders_lasts_no_longer_than_its_link_says(guest: Guest) -
     began = time.monotonic()
     assert guest.ask("GET", "/v1/control?wait=25") == (200, b"")
     assert time.monotonic() - began < 10
-
-
-@pytest.fixture
-def member(tmp_path: Path) -> Iterator[Guest]:
-    """A guest that goes on for months, and runs programs of many users."""
-    (tmp_path / "outputs").mkdir()
-    link = GuestLink(
-        token=TOKEN, inbox=Inbox(), tray=OutputTray(tmp_path / "outputs", [], 1), job_tar=tmp_path,
-        logs={}, max_log=0, on_words=lambda _: None,
-    )  # fmt: skip
-    with serving(link, tmp_path / "s"):
-        yield Guest(link, tmp_path / "s")
 
 
 def connect(path: Path) -> socket.socket:
@@ -551,10 +529,7 @@ def test_who_asks_for_nothing_is_hung_up_on_and_who_waits_for_orders_is_not(memb
     waiting = threading.Thread(target=ask)
     waiting.start()
     silent = connect(member.path)
-    deadline = time.monotonic() + wait
-    while not hung_up(silent):
-        assert time.monotonic() < deadline
-        select.select([silent], [], [], 1)
+    wait_for(lambda: hung_up(silent), wait)
     silent.close()
     waiting.join(wait + 10)
     assert answers == [(200, b"")]

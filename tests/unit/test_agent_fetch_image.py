@@ -16,7 +16,6 @@ from images.cache import ImageCache
 from images.content import SEGMENT
 from images.lazy.cache import LiveCache
 from images.signature import require_signed
-from images.store import ImageStore
 from vmjobs.agent.steps import choose_hypervisor, fetch_image
 from vmjobs.agent.verdict import Ended, stopped
 from vmjobs.errors import StorageFull, Unavailable
@@ -25,7 +24,7 @@ from vmjobs.model import HypervisorKind, JobSpec, ReasonCode
 
 @dataclass
 class Job:
-    """As much of a run as the step looks at."""
+    """As much of a run as the step looks at. Whatever is chosen later is UML."""
 
     cache: ImageCache
     digest: str
@@ -35,34 +34,28 @@ class Job:
     wanted: bool = True
     live: Any = None
     lazily: Any = None
-    kind: HypervisorKind = HypervisorKind.QEMU
+    kind: HypervisorKind | str = HypervisorKind.QEMU
     directory: Path = Path()
-    machine: str = ""
+    attempt = machine = ""
 
-    @property
-    def driver(self) -> Any:
-        return SimpleNamespace(kind=self.kind)
-
-    @property
-    def parts(self) -> Any:
-        return SimpleNamespace(
-            images=self.cache, live=self.lazily, settings=SimpleNamespace(deliver_seconds=self.patience)
+    def __post_init__(self) -> None:
+        spec = JobSpec(image="x", script="true")
+        self.ticket = SimpleNamespace(image_digest=self.digest, spec=spec, checkpoint=None)
+        self.driver = SimpleNamespace(kind=self.kind)
+        self.parts = SimpleNamespace(
+            images=self.cache,
+            live=self.lazily,
+            settings=SimpleNamespace(deliver_seconds=self.patience),
+            choose=lambda _demanded, _able: SimpleNamespace(kind=HypervisorKind.UML),
+            journal=SimpleNamespace(reassign=lambda _attempt, _machine, _driver: None),
+            carrier=None,
         )
-
-    @property
-    def ticket(self) -> Any:
-        return SimpleNamespace(image_digest=self.digest)
 
     def check_stop(self, wait: float = 0.0) -> None:
         self.looks += 1
         time.sleep(wait / 20)
         if not self.wanted:
             raise stopped("not wanted any more")
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Remote:
-    return Remote(ImageStore(tmp_path / "remote"))
 
 
 def reason_of(job: Job) -> ReasonCode:
@@ -87,17 +80,16 @@ def test_the_image_stays_until_the_machine_is_gone(tmp_path: Path, remote: Remot
     assert job.looks > 2
 
 
-def test_why_there_is_no_image(tmp_path: Path, remote: Remote) -> None:
+def test_why_there_is_no_image(node: Path, remote: Remote) -> None:
     digest, _ = put(remote.store, noise(2 * SEGMENT))
-    root = tmp_path / "node"
-    assert reason_of(Job(ImageCache(root, remote, limit=SEGMENT), digest)) is ReasonCode.NODE_FAILED
-    strict = ImageCache(root, remote, trust=lambda d, s: require_signed(d, s, {}))
+    assert reason_of(Job(ImageCache(node, remote, limit=SEGMENT), digest)) is ReasonCode.NODE_FAILED
+    strict = ImageCache(node, remote, trust=lambda d, s: require_signed(d, s, {}))
     assert reason_of(Job(strict, digest)) is ReasonCode.IMAGE_REJECTED
-    unknown = Job(ImageCache(root, remote), "sha256:" + "0" * 64)
+    unknown = Job(ImageCache(node, remote), "sha256:" + "0" * 64)
     assert reason_of(unknown) is ReasonCode.IMAGE_UNAVAILABLE
     remote.change = lambda _data: b"no segment"
-    assert reason_of(Job(ImageCache(root, remote), digest)) is ReasonCode.IMAGE_REJECTED
-    unwanted = Job(ImageCache(root, remote), digest, wanted=False)
+    assert reason_of(Job(ImageCache(node, remote), digest)) is ReasonCode.IMAGE_REJECTED
+    unwanted = Job(ImageCache(node, remote), digest, wanted=False)
     assert reason_of(unwanted) is ReasonCode.EVICTED
 
 
@@ -137,30 +129,12 @@ def test_an_image_is_given_out_early_only_where_it_can_be(
 def test_a_change_to_uml_waits_for_the_rest(tmp_path: Path, remote: Remote) -> None:
     digest, _ = put(remote.store, noise(2 * SEGMENT))
     cache = LiveCache(tmp_path / "node", remote)
-    job = Job(cache, digest, lazily=cache, directory=tmp_path)
-    uml = SimpleNamespace(kind=HypervisorKind.UML)
-    run: Any = SimpleNamespace(
-        parts=SimpleNamespace(
-            images=cache,
-            live=cache,
-            settings=job.parts.settings,
-            choose=lambda _demanded, _able: uml,
-            journal=SimpleNamespace(reassign=lambda _attempt, _machine, _driver: None),
-            carrier=None,
-        ),
-        driver=SimpleNamespace(kind="another"),
-        attempt="",
-        machine="",
-        ticket=SimpleNamespace(
-            image_digest=digest, spec=JobSpec(image="x", script="true"), checkpoint=None
-        ),
-        resources=job.resources,
-        check_stop=job.check_stop,
-    )
+    job: Any = Job(cache, digest, lazily=cache, kind="another", directory=tmp_path)
     with job.resources:
-        fetch_image(job)  # type: ignore[arg-type]
-        run.live, run.image = job.live, job.live.image
-        choose_hypervisor(run)
-        assert run.live.image.live is None
-        assert run.live.image.root.read_bytes() == noise(2 * SEGMENT)
+        fetch_image(job)
+        assert job.live.image.live is not None
+        job.image = job.live.image
+        choose_hypervisor(job)
+        assert job.live.image.live is None
+        assert job.live.image.root.read_bytes() == noise(2 * SEGMENT)
     cache.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from full_kit import nothing_fits
 
 from vmjobs.agent.journal import RECORD, Journal, RunRecord, sweep, write_durably
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import Ending, Machine, MachineLimits, MachineState, ProbeResult, Usage
 from vmjobs.model import HypervisorKind
 
 ATTEMPT = "a" * 32
@@ -26,37 +26,21 @@ class Shelf:
 
     platform = ""
 
-    def probe(self, deadline: float) -> ProbeResult:
-        return ProbeResult(self.kind, True, "", deadline)
-
-    def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
-        return ()
-
-    def start(self, machine: Machine) -> None:
-        self.names.append(machine.name)
-
     def destroy(self, name: str) -> None:
         if self.broken:
             raise HypervisorError("cannot destroy it")
         if name in self.names:
             self.names.remove(name)
 
-    stop = pause = resume = destroy
-
-    def state(self, name: str) -> MachineState:
-        return MachineState.RUNNING if name in self.names else MachineState.GONE
-
-    def wait(self, name: str, timeout: float) -> MachineState:
-        return self.state(name)
-
-    def ending(self, name: str) -> Ending:
-        return Ending.UNKNOWN
-
-    def usage(self, name: str) -> Usage:
-        return Usage()
-
     def list(self) -> list[str]:
         return list(self.names)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """One of which nothing is left in the end, whatever a test does."""
+    yield Journal(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def record(journal: Journal) -> RunRecord:
@@ -76,17 +60,14 @@ def killed(journal: Journal) -> Path:
     return directory
 
 
-def test_a_run_that_ends_leaves_nothing(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_a_run_that_ends_leaves_nothing(journal: Journal) -> None:
     shelf = Shelf(journal.machine_name(ATTEMPT))
     with journal.run(record(journal), shelf) as directory:
         assert (directory / RECORD).exists()
     assert shelf.names == []
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_a_run_that_finds_no_room_leaves_nothing(journal: Journal, tmp_path: Path) -> None:
     with nothing_fits(), pytest.raises(OSError), journal.run(record(journal), Shelf()):
         raise AssertionError("it began")
     assert list(tmp_path.iterdir()) == []
@@ -103,18 +84,15 @@ def test_what_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in file.parent.iterdir()] == [b"before"]
 
 
-def test_another_driver_may_turn_out_to_be_needed(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_another_driver_may_turn_out_to_be_needed(journal: Journal) -> None:
     name = journal.machine_name(ATTEMPT)
     first, second = Shelf(), Shelf(name)
     with journal.run(record(journal), first):
         journal.reassign(ATTEMPT, journal.machine_name(ATTEMPT), second)
     assert second.names == []
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_the_other_driver_is_known_after_a_kill(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_the_other_driver_is_known_after_a_kill(journal: Journal, tmp_path: Path) -> None:
     killed(journal)
     second = Shelf(journal.machine_name(ATTEMPT))
     second.kind = HypervisorKind.QEMU
@@ -122,11 +100,9 @@ def test_the_other_driver_is_known_after_a_kill(tmp_path: Path) -> None:
     (left,) = Journal(tmp_path).recover({HypervisorKind.UML: Shelf(), second.kind: second})
     assert left.record.hypervisor is HypervisorKind.QEMU
     assert second.names == []
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_machine_that_cannot_be_removed_keeps_its_record(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_a_machine_that_cannot_be_removed_keeps_its_record(journal: Journal, tmp_path: Path) -> None:
     shelf = Shelf(journal.machine_name(ATTEMPT))
     shelf.broken = True
     with pytest.raises(HypervisorError), journal.run(record(journal), shelf):
@@ -134,32 +110,19 @@ def test_a_machine_that_cannot_be_removed_keeps_its_record(tmp_path: Path) -> No
     shelf.broken = False
     (left,) = Journal(tmp_path).recover({HypervisorKind.UML: shelf})
     assert (left.record.job, left.verdict, shelf.names) == ("job", "", [])
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_agent_left_is_removed(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    directory = killed(journal)
-    assert directory.exists()
-    shelf = Shelf(journal.machine_name(ATTEMPT))
-    assert len(journal.recover({HypervisorKind.UML: shelf})) == 1
-    assert shelf.names == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_verdict_survives(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    killed(journal)
+def test_what_a_killed_agent_left_is_removed_and_its_verdict_survives(journal: Journal) -> None:
+    assert killed(journal).exists()
     journal.conclude(ATTEMPT, '{"state": "COMPLETED"}')
-    (left,) = journal.recover({HypervisorKind.UML: Shelf()})
-    assert left.verdict == '{"state": "COMPLETED"}'
+    shelf = Shelf(journal.machine_name(ATTEMPT))
+    (left,) = journal.recover({HypervisorKind.UML: shelf})
+    assert (left.verdict, shelf.names) == ('{"state": "COMPLETED"}', [])
 
 
-def test_a_directory_without_record_had_no_machine(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_a_directory_without_record_had_no_machine(journal: Journal, tmp_path: Path) -> None:
     (tmp_path / ATTEMPT).mkdir()
     assert journal.recover({}) == []
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_machines_of_this_journal_are_swept(tmp_path: Path) -> None:
@@ -179,12 +142,12 @@ def test_a_machine_that_keeps_the_name_of_an_earlier_run_is_not_swept(tmp_path: 
     assert shelf.names == []
 
 
-def test_a_machine_with_the_name_of_an_earlier_run_is_removed_after_a_kill(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+def test_a_machine_with_the_name_of_an_earlier_run_is_removed_after_a_kill(
+    journal: Journal, tmp_path: Path
+) -> None:
     killed(journal)
     machine = journal.machine_name("b" * 32)
     shelf = Shelf(machine)
     journal.reassign(ATTEMPT, machine, shelf)
     (left,) = Journal(tmp_path).recover({HypervisorKind.UML: shelf})
     assert (left.record.machine, shelf.names) == (machine, [])
-    assert list(tmp_path.iterdir()) == []

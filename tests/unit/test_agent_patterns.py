@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting_kit import wait_for
 
 from vmjobs.agent import console as console_module
 from vmjobs.agent.console import ConsoleReader
-from vmjobs.agent.inbox import ExitReported, LineSeen, Panicked, RuleFailed
+from vmjobs.agent.inbox import ExitReported, LineSeen, Observation, Panicked, RuleFailed
 from vmjobs.agent.patterns import LONGEST_LINE, Pattern, TooSlow, pattern_of, text_of
 
 
@@ -86,14 +87,13 @@ def test_an_expression_that_only_one_matcher_takes() -> None:
         Pattern(r"(?P<x>a)(?P=y)")
 
 
-def reader(path: Path, **rules: str) -> ConsoleReader:
+def reader(path: Path, printed: bytes, **rules: str) -> ConsoleReader:
+    path.write_bytes(printed)
     return ConsoleReader(path, "abc", {name: Pattern(text) for name, text in rules.items()})
 
 
-def test_a_rule_is_told_of_once_and_only_for_complete_lines(tmp_path: Path) -> None:
-    path = tmp_path / "console"
-    path.write_bytes(b"\x1b[32mall done")
-    seen = reader(path, exit="^all done$")
+def test_a_rule_is_told_of_once_and_only_for_complete_lines(path: Path) -> None:
+    seen = reader(path, b"\x1b[32mall done", exit="^all done$")
     assert seen.read() == []
     with path.open("ab") as file:
         file.write(b"\x1b[0m\r\nall done\r\n")
@@ -103,20 +103,16 @@ def test_a_rule_is_told_of_once_and_only_for_complete_lines(tmp_path: Path) -> N
     assert seen.read() == []
 
 
-def test_what_came_last_is_a_line_once_the_machine_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "console"
-    path.write_bytes(b"first\nall done")
-    seen = reader(path, exit="^all done$")
+def test_what_came_last_is_a_line_once_the_machine_is_gone(path: Path) -> None:
+    seen = reader(path, b"first\nall done", exit="^all done$")
     assert seen.read() == []
     assert seen.finish() == [LineSeen("exit", "all done")]
     assert seen.finish() == []
 
 
-def test_half_a_sentinel_line_is_never_taken(tmp_path: Path) -> None:
+def test_half_a_sentinel_line_is_never_taken(path: Path) -> None:
     """It may be the beginning of ``code=137``."""
-    path = tmp_path / "console"
-    path.write_bytes(b"vmjobs:abc:exit code=1")
-    seen = reader(path)
+    seen = reader(path, b"vmjobs:abc:exit code=1")
     assert seen.read() + seen.finish() == []
     with path.open("ab") as file:
         file.write(b"\nvmjobs:abc:exit code=137\n")
@@ -125,31 +121,24 @@ def test_half_a_sentinel_line_is_never_taken(tmp_path: Path) -> None:
     assert told.exit.code == 137
 
 
-def test_a_prompt_counts_for_readiness_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_counts_for_readiness_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_module, "PROMPT_SECONDS", 0.05)
-    path = tmp_path / "console"
-    path.write_bytes(b"Debian GNU/Linux\n\nguest login: ")
-    seen = reader(path, ready="login:", exit="login:")
+    seen = reader(path, b"Debian GNU/Linux\n\nguest login: ", ready="login:", exit="login:")
     assert seen.read() == []
-    deadline = time.monotonic() + 10
-    told = []
-    while not told and time.monotonic() < deadline:
-        told = seen.read()
+    told: list[Observation] = []
+    wait_for(lambda: told.extend(seen.read()) or told)
     assert told == [LineSeen("ready", "guest login: ")]
     assert seen.read() == []
 
 
-def test_one_line_may_fit_both_rules(tmp_path: Path) -> None:
-    path = tmp_path / "console"
-    path.write_bytes(b"up and done\n")
-    assert reader(path, ready="up", exit="done").read() == [
+def test_one_line_may_fit_both_rules(path: Path) -> None:
+    assert reader(path, b"up and done\n", ready="up", exit="done").read() == [
         LineSeen("ready", "up and done"),
         LineSeen("exit", "up and done"),
     ]
 
 
-def test_a_rule_that_cannot_be_evaluated_ends_the_search(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_a_rule_that_cannot_be_evaluated_ends_the_search(path: Path) -> None:
     path.write_bytes(b"a" * 200 + b" b\n" + b"done\n" * 10)
     seen = ConsoleReader(path, "abc", {"exit": Pattern("(a|aa|aaa)+$", line_seconds=0.1)})
     (told,) = seen.read()
@@ -157,18 +146,13 @@ def test_a_rule_that_cannot_be_evaluated_ends_the_search(tmp_path: Path) -> None
     assert "use a simpler expression" in told.why
 
 
-def test_a_kernel_that_halts_after_its_panic(tmp_path: Path) -> None:
-    path = tmp_path / "console"
-    path.write_bytes(
-        b"[ 3.0] Kernel panic - not syncing: VFS: no root\r\n"
-        b"[ 3.1] ---[ end Kernel panic - not syncing: VFS: no root ]---\r\n"
-    )
-    assert reader(path).read() == [Panicked("VFS: no root")]
+def test_a_kernel_that_halts_after_its_panic(path: Path) -> None:
+    panic = b"Kernel panic - not syncing: VFS: no root"
+    printed = b"[ 3.0] %s\r\n[ 3.1] ---[ end %s ]---\r\n" % (panic, panic)
+    assert reader(path, printed).read() == [Panicked("VFS: no root")]
 
 
-def test_last_words_of_a_kernel_cannot_take_time(tmp_path: Path) -> None:
-    path = tmp_path / "console"
-    path.write_bytes(b"---[ end Kernel panic - not syncing" * 50_000 + b"\n")
+def test_last_words_of_a_kernel_cannot_take_time(path: Path) -> None:
     began = time.monotonic()
-    assert reader(path).read() == []
+    assert reader(path, b"---[ end Kernel panic - not syncing" * 50_000 + b"\n").read() == []
     assert time.monotonic() - began < 5

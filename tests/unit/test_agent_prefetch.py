@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,6 @@ from images_cache_kit import Remote, noise, put
 
 from images.cache import ImageCache
 from images.content import SEGMENT
-from images.store import ImageStore
 from vmjobs.agent import node
 from vmjobs.agent.node import Announcer, describe
 from vmjobs.agent.prefetch import FIRST_PAUSE, Prefetcher
@@ -21,11 +21,6 @@ from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.model import MIB, Node
 from vmjobs.wire import NodeWishes
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Remote:
-    return Remote(ImageStore(tmp_path / "remote"))
 
 
 def run_dry(prefetcher: Prefetcher, now: float = 1e12) -> list[str]:
@@ -36,11 +31,16 @@ def run_dry(prefetcher: Prefetcher, now: float = 1e12) -> list[str]:
     return came
 
 
-def test_what_is_wished_for_is_fetched_once_and_told(tmp_path: Path, remote: Remote) -> None:
+@pytest.fixture
+def prefetcher(cache: ImageCache) -> Prefetcher:
+    return Prefetcher(cache)
+
+
+def test_what_is_wished_for_is_fetched_once_and_told(
+    remote: Remote, cache: ImageCache, prefetcher: Prefetcher
+) -> None:
     images = [put(remote.store, noise(SEGMENT, n))[0] for n in range(3)]
-    cache = ImageCache(tmp_path / "node", remote)
     cache.prepare(images[1])
-    prefetcher = Prefetcher(cache)
     assert prefetcher.step(0.0, lambda: None) is None
     prefetcher.wish(NodeWishes(prefetch=tuple(images)))
     assert len(run_dry(prefetcher)) == 2
@@ -52,12 +52,10 @@ def test_what_is_wished_for_is_fetched_once_and_told(tmp_path: Path, remote: Rem
 
 
 def test_what_cannot_be_had_is_tried_again_later_and_holds_up_nothing(
-    tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
+    remote: Remote, cache: ImageCache, prefetcher: Prefetcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, _ = put(remote.store, noise(SEGMENT))
     nowhere = "sha256:" + "0" * 64
-    cache = ImageCache(tmp_path / "node", remote)
-    prefetcher = Prefetcher(cache)
     prefetcher.wish(NodeWishes(prefetch=(nowhere, good)))
     came: list[str] = []
     for _ in range(2):
@@ -89,7 +87,7 @@ def test_it_never_pushes_out_what_is_in_use(
         assert "does not fit onto this node" in caplog.text
 
 
-def test_an_agent_that_ends_does_not_wait_for_a_fetch(tmp_path: Path, remote: Remote) -> None:
+def test_an_agent_that_ends_does_not_wait_for_a_fetch(remote: Remote, prefetcher: Prefetcher) -> None:
     digest, _ = put(remote.store, noise(6 * SEGMENT))
     under_way, go_on = threading.Event(), threading.Event()
 
@@ -99,15 +97,13 @@ def test_an_agent_that_ends_does_not_wait_for_a_fetch(tmp_path: Path, remote: Re
             assert go_on.wait(30)
 
     remote.before = before
-    prefetcher = Prefetcher(ImageCache(tmp_path / "node", remote))
     prefetcher.wish(NodeWishes(prefetch=(digest,)))
-    thread = threading.Thread(target=prefetcher.run, args=(lambda: None,))
-    thread.start()
-    assert under_way.wait(30)
-    prefetcher.stop()
-    thread.join(30)
-    assert not thread.is_alive()
-    go_on.set()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(prefetcher.run, lambda: None)
+        assert under_way.wait(30)
+        prefetcher.stop()
+        assert running.exception(30) is None
+        go_on.set()
 
 
 class Registry:
@@ -129,29 +125,23 @@ class Registry:
         return self.wishes
 
 
-def test_a_prefetched_image_is_announced_at_once(tmp_path: Path, remote: Remote) -> None:
+def test_a_prefetched_image_is_announced_at_once(
+    tmp_path: Path, remote: Remote, cache: ImageCache, prefetcher: Prefetcher
+) -> None:
     digest, _ = put(remote.store, noise(SEGMENT))
-    cache = ImageCache(tmp_path / "node", remote)
     registry = Registry(NodeWishes(prefetch=(digest,)))
     settings = Config(state_dir=tmp_path, site="here", image_cache_size=1024 * MIB)
-    prefetcher = Prefetcher(cache)
     announcer = Announcer(
         registry, lambda: describe("n", settings, (), cache.cached(), ()), prefetcher.wish
     )
-    threads = [
-        threading.Thread(target=announcer.run),
-        threading.Thread(target=prefetcher.run, args=(announcer.soon,)),
-    ]
-    for thread in threads:
-        thread.start()
-    with registry.changed:
-        # Far sooner than the next regular announcement would be.
-        assert registry.changed.wait_for(lambda: any(n.images for n in registry.nodes), 10)
-    announcer.stop()
-    prefetcher.stop()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(announcer.run), pool.submit(prefetcher.run, announcer.soon)]
+        with registry.changed:
+            # Far sooner than the next regular announcement would be.
+            assert registry.changed.wait_for(lambda: any(n.images for n in registry.nodes), 10)
+        announcer.stop()
+        prefetcher.stop()
+        assert [one.exception(10) for one in running] == [None, None]
     assert registry.nodes[0].site == "here"
     assert registry.nodes[-1].images == (digest,)
     assert registry.nodes[0].updated <= datetime.now(UTC)

@@ -7,11 +7,12 @@ import json
 import socket
 
 import pytest
+from reports_kit import report
 
 from vmjobs.agent import protocol
 from vmjobs.agent.protocol import Channel, DataMessage
 from vmjobs.errors import InvalidRequest
-from vmjobs.model import JobState, ReasonCode, Report, now, reason
+from vmjobs.model import JobState
 
 
 def heard(words: bytes) -> list[protocol.Message]:
@@ -60,10 +61,11 @@ def test_what_is_refused(line: bytes) -> None:
 
 def test_what_says_nothing_is_not_sent() -> None:
     """Another release may be at the other end, and refuses what it does not know."""
-    report = Report(state=JobState.COMPLETED, reason=reason(ReasonCode.SUCCEEDED), time=now())
     here, there = socket.socketpair()
     with here, there:
-        protocol.send(here, protocol.EndMessage(node="n1", exit_code=0, report=report))
+        protocol.send(
+            here, protocol.EndMessage(node="n1", exit_code=0, report=report(JobState.COMPLETED))
+        )
         here.shutdown(socket.SHUT_WR)
         line = there.makefile("rb").read()
     assert set(json.loads(line)) == {"type", "node", "exit_code", "report", "ended"}

@@ -8,44 +8,29 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from reports_kit import ended, report
+from waiting_kit import wait_for
 
+from vmjobs import errors
 from vmjobs.agent import protocol, server
 from vmjobs.agent.checks import LEAST_ROOM
 from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
 from vmjobs.agent.journal import Leftover, RunRecord
 from vmjobs.agent.server import Agent, Hands, listening
 from vmjobs.agent.verdict import Verdict, stopped
-from vmjobs.errors import (
-    AttemptSuperseded,
-    ConfigError,
-    Conflict,
-    Forbidden,
-    JobFinal,
-    StorageFull,
-    Unavailable,
-)
 from vmjobs.execute import Failed, Refused, run_job
-from vmjobs.model import (
-    ExitChannel,
-    ExitStatus,
-    HypervisorKind,
-    JobState,
-    Node,
-    ReasonCode,
-    Report,
-    now,
-    reason,
-)
+from vmjobs.model import HypervisorKind, JobState, Node, ReasonCode, Report, now
 
 TOKEN = "token"
+RECORD = RunRecord("ab" * 16, "job1", "vmjobs-x", HypervisorKind.UML)
+RUN = protocol.RunMessage(job="job1", token=TOKEN)
 
 
 @dataclass
@@ -57,7 +42,7 @@ class Script:
     unfit: bool = False
     unbooted: bool = False
     rechecked: list[HypervisorKind] = field(default_factory=list)
-    resumed: Exception = field(default_factory=lambda: Conflict("it is known"))
+    resumed: Exception = field(default_factory=lambda: errors.Conflict("it is known"))
     hold: bool = False
     savable: bool = False
     fault: Exception | None = None
@@ -71,10 +56,33 @@ def script() -> Script:
     return Script()
 
 
+@dataclass
+class Served:
+    """An agent, and the path of its socket."""
+
+    agent: Agent
+    path: Path
+
+    def run(self, patience: float = 5, tell: Callable[[Any], object] = lambda _message: None) -> int:
+        """Ask for a job as ``vmjobs exec`` does; its exit status."""
+        return run_job(self.path, "job1", TOKEN, tell, patience=patience)
+
+    def begin(self, script: Script) -> None:
+        """Ask for a job that goes on, and stay connected."""
+        script.hold = True
+        threading.Thread(target=lambda: next(self.said(RUN), None), daemon=True).start()
+        assert script.started.wait(10)
+
+    def said(self, message: protocol.Message) -> Generator[protocol.Message]:
+        """What the agent answers to a message, on a connection of its own."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self.path))
+            protocol.send(connection, message)
+            yield from protocol.receive(connection)
+
+
 @pytest.fixture
-def agent(
-    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Agent, Path]]:
+def agent(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     class Run:
         """Stands for a run in a VM: waits where the test says so, then ends."""
 
@@ -92,12 +100,10 @@ def agent(
                 script.seen.append(seen)
                 if isinstance(seen, LeaseLost):
                     raise stopped("gone")
-            status = ExitStatus(code=7, channel=ExitChannel.ENDPOINT)
-            why = reason(script.code, "exit 7")
-            self.lease.progress(Report(state=script.end, reason=why, time=now(), exit=status))
-            return Verdict(
-                script.end, why, None if script.unfit or script.unbooted else status, script.unfit
-            )
+            told = report(script.end, script.code, "exit 7", exit=ended(7))
+            self.lease.progress(told)
+            exit = None if script.unfit or script.unbooted else told.exit
+            return Verdict(script.end, told.reason, exit, script.unfit)
 
         driver = SimpleNamespace(kind=HypervisorKind.UML)
 
@@ -114,38 +120,28 @@ def agent(
             raise script.resumed
 
         def end(self) -> Report:
-            status = ExitStatus(code=3, channel=ExitChannel.ENDPOINT)
-            why = reason(ReasonCode.SCRIPT_FAILED, "exit 3")
-            return Report(state=JobState.FAILED, reason=why, time=now(), exit=status)
+            return report(JobState.FAILED, ReasonCode.SCRIPT_FAILED, "exit 3", exit=ended(3))
 
     serving = Agent(parts, lambda job, token: Source(), describe)  # type: ignore[arg-type, return-value]
     with listening(tmp_path / "s", serving.serve):
-        yield serving, tmp_path / "s"
+        yield Served(serving, tmp_path / "s")
 
 
-def said(stack: ExitStack, path: Path, message: protocol.Message) -> Iterator[protocol.Message]:
-    """What the agent answers to a message, on a connection that is open for as long as the stack is."""
-    connection = stack.enter_context(socket.socket(socket.AF_UNIX))
-    connection.connect(str(path))
-    protocol.send(connection, message)
-    return protocol.receive(connection)
-
-
-def test_exec_exits_as_the_script_did(agent: tuple[Agent, Path], script: Script) -> None:
+def test_exec_exits_as_the_script_did(agent: Served, script: Script) -> None:
     script.end = JobState.FAILED
     told: list[JobState] = []
-    assert run_job(agent[1], "job1", TOKEN, lambda m: told.append(m.report.state)) == 7
+    assert agent.run(tell=lambda m: told.append(m.report.state)) == 7
     assert told == [JobState.FAILED, JobState.FAILED]
 
 
-def test_a_signal_reaches_the_run(agent: tuple[Agent, Path], script: Script) -> None:
+def test_a_signal_reaches_the_run(agent: Served, script: Script) -> None:
     script.hold = True
     script.end = JobState.PREEMPTED
     killer = threading.Thread(
         target=lambda: (script.started.wait(10), os.kill(os.getpid(), signal.SIGTERM))
     )
     killer.start()
-    run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+    agent.run()
     killer.join()
     assert script.seen == [SignalSent(signal.SIGTERM)]
 
@@ -154,106 +150,93 @@ def test_a_signal_reaches_the_run(agent: tuple[Agent, Path], script: Script) -> 
     "last_words", [b"", b"[" * 5000 + b"\n", b"nonsense\n", b'{"type": "signal", "number": 999}\n']
 )
 def test_whatever_a_client_does_its_going_is_noticed(
-    agent: tuple[Agent, Path], script: Script, last_words: bytes
+    agent: Served, script: Script, last_words: bytes
 ) -> None:
     script.hold = True
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.connect(str(agent[1]))
-        protocol.send(client, protocol.RunMessage(job="job1", token=TOKEN))
+        client.connect(str(agent.path))
+        protocol.send(client, RUN)
         assert script.started.wait(10)
         client.sendall(last_words)
         if not last_words:
             client.close()
-        deadline = time.monotonic() + 10
-        while not script.seen and time.monotonic() < deadline:
-            threading.Event().wait(0.01)
+        wait_for(lambda: script.seen)
     assert script.seen == [LeaseLost()]
 
 
-def test_the_same_job_is_not_run_twice_at_once(agent: tuple[Agent, Path], script: Script) -> None:
-    script.hold = True
-    first = threading.Thread(target=lambda: socket_run(agent[1]), daemon=True)
-    first.start()
-    assert script.started.wait(10)
-    with pytest.raises(Unavailable):
-        run_job(agent[1], "job1", TOKEN, lambda m: None, patience=0.5)
+def test_the_same_job_is_not_run_twice_at_once(agent: Served, script: Script) -> None:
+    agent.begin(script)
+    with pytest.raises(errors.Unavailable):
+        agent.run(0.5)
     assert script.runs == 1
-    assert agent[0].states() == {None: 1}
-    agent[0].stop(10)
-    assert agent[0].jobs() == ()
-    assert agent[0].states() == {}
+    assert agent.agent.states() == {None: 1}
+    agent.agent.stop(10)
+    assert agent.agent.jobs() == ()
+    assert agent.agent.states() == {}
 
 
 def test_a_machine_that_can_be_saved_is_saved_before_the_agent_ends(
-    agent: tuple[Agent, Path], script: Script
+    agent: Served, script: Script
 ) -> None:
-    script.hold, script.savable = True, True
-    script.end = JobState.PREEMPTED
-    threading.Thread(target=lambda: socket_run(agent[1]), daemon=True).start()
-    assert script.started.wait(10)
-    agent[0].stop(0.0, saving=10)
+    script.savable, script.end = True, JobState.PREEMPTED
+    agent.begin(script)
+    agent.agent.stop(0.0, saving=10)
     assert script.seen == [SaveWanted()]
-    assert agent[0].jobs() == ()
+    assert agent.agent.jobs() == ()
 
 
-def test_a_job_that_has_ended_before_ends_alike(agent: tuple[Agent, Path], script: Script) -> None:
-    script.fault = JobFinal("job job1 has ended: it is FAILED")
+def test_a_job_that_has_ended_before_ends_alike(agent: Served, script: Script) -> None:
+    script.fault = errors.JobFinal("job job1 has ended: it is FAILED")
     told: list[JobState] = []
-    assert run_job(agent[1], "job1", TOKEN, lambda m: told.append(m.report.state)) == 3
+    assert agent.run(tell=lambda m: told.append(m.report.state)) == 3
     assert told == [JobState.FAILED, JobState.FAILED]
 
 
-def test_a_fault_of_the_agent_is_told_and_not_asked_for_again(
-    agent: tuple[Agent, Path], script: Script
+@pytest.mark.parametrize(
+    ("fault", "kind", "told"),
+    [
+        (RuntimeError("boom"), Failed, "the agent failed: RuntimeError"),
+        (OSError(errno.ENOSPC, "No space left on device"), Failed, "the node failed: "),
+        # would be the same elsewhere
+        (errors.Forbidden("that token is another job's"), Refused, "another job's"),
+    ],
+)
+def test_whose_fault_it_was_is_told_and_nobody_asks_again(
+    agent: Served, script: Script, fault: Exception, kind: type[Exception], told: str
 ) -> None:
-    script.fault = RuntimeError("boom")
-    with pytest.raises(Failed, match="the agent failed: RuntimeError"):
-        run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+    script.fault = fault
+    with pytest.raises(kind, match=told):
+        agent.run()
     assert script.runs == 1
 
 
-def test_a_fault_of_the_node_is_told_as_such(agent: tuple[Agent, Path], script: Script) -> None:
-    script.fault = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(Failed, match="the node failed: "):
-        run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
-    assert script.runs == 1
-
-
-def test_a_fault_of_the_jobs_is_told_and_would_be_the_same_elsewhere(
-    agent: tuple[Agent, Path], script: Script
-) -> None:
-    script.fault = Forbidden("that token is another job's")
-    with pytest.raises(Refused, match="another job's"):
-        run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
-
-
-def test_a_node_that_fails_its_jobs_says_so(agent: tuple[Agent, Path], script: Script) -> None:
+def test_a_node_that_fails_its_jobs_says_so(agent: Served, script: Script) -> None:
     script.end, script.code, script.unfit = JobState.PREEMPTED, ReasonCode.NODE_FAILED, True
     faults = []
     for _ in range(3):
-        faults.append(agent[0].node().fault)
+        faults.append(agent.agent.node().fault)
         with pytest.raises(Failed):
-            run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+            agent.run()
     assert faults == ["", "", ""]
-    assert "3 jobs in a row failed" in agent[0].node().fault
+    assert "3 jobs in a row failed" in agent.agent.node().fault
 
 
 def test_a_user_has_no_more_connections_than_leave_others_theirs(
-    agent: tuple[Agent, Path], monkeypatch: pytest.MonkeyPatch
+    agent: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MOST_OF_A_USER", 3)
-    with ExitStack() as stack:
-        for _ in range(3):
-            assert isinstance(
-                next(said(stack, agent[1], protocol.StatusMessage())), protocol.StatusMessage
-            )
-        with pytest.raises(Unavailable):
-            run_job(agent[1], "job1", TOKEN, lambda m: None, patience=0.5)
-    assert run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5) == 0  # as soon as they are gone
+    connections = [agent.said(protocol.StatusMessage()) for _ in range(3)]
+    for messages in connections:
+        assert isinstance(next(messages), protocol.StatusMessage)
+    with pytest.raises(errors.Unavailable):
+        agent.run(0.5)
+    for messages in connections:
+        messages.close()
+    assert agent.run() == 0  # as soon as they are gone
 
 
 def test_an_agent_without_a_thread_left_goes_on_once_there_is_one(
-    agent: tuple[Agent, Path], monkeypatch: pytest.MonkeyPatch
+    agent: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, asked = threading.Thread.start, [0]
 
@@ -264,109 +247,96 @@ def test_an_agent_without_a_thread_left_goes_on_once_there_is_one(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", may_fail)
-    assert run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5) == 0
+    assert agent.run() == 0
     assert asked[0] == 3
 
 
 def test_nobody_is_taken_for_whose_process_id_is_theirs_by_now(
-    agent: tuple[Agent, Path], monkeypatch: pytest.MonkeyPatch
+    agent: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has connected may have gone, and left the connection to another process."""
-    agent[0].hands = Hands(agent[1], 100, str, lambda pid: pid)
+    agent.agent.hands = Hands(agent.path, 100, str, lambda pid: pid)
     for owner, why in ((os.getuid(), "no machine of this job's"), (65534, "is gone"), (-1, "is gone")):
         monkeypatch.setattr(server, "owner_of", lambda _pid, owner=owner: owner)
-        with ExitStack() as stack:
-            (refused,) = said(stack, agent[1], protocol.ConsoleMessage())
-            assert isinstance(refused, protocol.ErrorMessage)
-            assert (refused.code, why in refused.message) == ("FORBIDDEN", True), refused
+        (refused,) = agent.said(protocol.ConsoleMessage())
+        assert isinstance(refused, protocol.ErrorMessage)
+        assert (refused.code, why in refused.message) == ("FORBIDDEN", True), refused
 
 
 @pytest.mark.parametrize(("free", "rests"), [(LEAST_ROOM - 1, True), (LEAST_ROOM, False)])
 def test_a_node_without_any_room_says_so(
-    agent: tuple[Agent, Path],
-    script: Script,
-    monkeypatch: pytest.MonkeyPatch,
-    free: int,
-    *,
-    rests: bool,
+    agent: Served, script: Script, monkeypatch: pytest.MonkeyPatch, free: int, *, rests: bool
 ) -> None:
     """However much it was that a job has asked for."""
     monkeypatch.setattr(server, "disk_usage", lambda _path: SimpleNamespace(free=free))
-    agent[0].hands = Hands(agent[1], 100, str, int)
-    for error in (StorageFull("no room"), OSError(errno.ENOSPC, "full"), OSError(errno.ENOSPC, "full")):
+    agent.agent.hands = Hands(agent.path, 100, str, int)
+    for error in (
+        errors.StorageFull("no room"),
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.ENOSPC, "full"),
+    ):
         script.fault = error
         with pytest.raises((Failed, Refused)):
-            run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
-    assert bool(agent[0].node().fault) is rests
+            agent.run()
+    assert bool(agent.agent.node().fault) is rests
 
 
-def test_a_hypervisor_by_which_nothing_boots_is_looked_at(
-    agent: tuple[Agent, Path], script: Script
-) -> None:
+def test_a_hypervisor_by_which_nothing_boots_is_looked_at(agent: Served, script: Script) -> None:
     script.end, script.code, script.unbooted = JobState.FAILED, ReasonCode.BOOT_FAILED, True
     for _ in range(3):
         assert not script.rechecked
-        run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
-    deadline = time.monotonic() + 10
-    while not script.rechecked and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
+        agent.run()
+    wait_for(lambda: script.rechecked)
     assert script.rechecked == [HypervisorKind.UML]
-    assert agent[0].node().fault == ""
+    assert agent.agent.node().fault == ""
 
 
-def test_what_an_earlier_agent_gave_back_is_not_run_here(
-    agent: tuple[Agent, Path], script: Script
-) -> None:
+def test_what_an_earlier_agent_gave_back_is_not_run_here(agent: Served, script: Script) -> None:
     """It could not tell the repository, or whoever asked. A job that was stopped is."""
-    record = RunRecord("ab" * 16, "job1", "vmjobs-x", HypervisorKind.UML)
     for code, runs in ((ReasonCode.NODE_FAILED, 0), (ReasonCode.EVICTED, 1)):
-        why = reason(code, "before")
-        left = Report(state=JobState.PREEMPTED, reason=why, time=now())
-        agent[0].remember([Leftover(record, left.model_dump_json())])
+        left = report(JobState.PREEMPTED, code, "before")
+        agent.agent.remember([Leftover(RECORD, left.model_dump_json())])
         if runs:
-            assert run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5) == 0
+            assert agent.run() == 0
         else:
             with pytest.raises(Failed, match="before"):
-                run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+                agent.run()
         assert script.runs == runs
 
 
 @pytest.mark.parametrize(
     ("resumed", "exits"),
     [
-        (Conflict("that is known"), 4),
-        (AttemptSuperseded("it was begun elsewhere"), 7),
-        (JobFinal("it has another end"), 3),
+        (errors.Conflict("known"), 4),
+        (errors.AttemptSuperseded("begun elsewhere"), 7),
+        (errors.JobFinal("another end"), 3),
     ],
 )
 def test_an_end_that_an_earlier_agent_could_not_tell(
-    agent: tuple[Agent, Path], script: Script, resumed: Exception, exits: int
+    agent: Served, script: Script, resumed: Exception, exits: int
 ) -> None:
     """It counts unless the repository knows better: 7 is the end of another run, here."""
     script.end, script.resumed = JobState.FAILED, resumed
-    record = RunRecord("ab" * 16, "job1", "vmjobs-x", HypervisorKind.UML)
-    told = reason(ReasonCode.SCRIPT_FAILED, "exit 4")
-    exit = ExitStatus(code=4, channel=ExitChannel.ENDPOINT)
-    left = Report(state=JobState.FAILED, reason=told, time=now(), exit=exit)
-    agent[0].remember([Leftover(record, left.model_dump_json())])
-    assert run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5) == exits
+    left = report(JobState.FAILED, ReasonCode.SCRIPT_FAILED, "exit 4", exit=ended(4))
+    agent.agent.remember([Leftover(RECORD, left.model_dump_json())])
+    assert agent.run() == exits
 
 
 def test_a_job_that_its_node_gives_back_is_not_asked_for_again_there(
-    agent: tuple[Agent, Path], script: Script
+    agent: Served, script: Script
 ) -> None:
     """Nor is that its end: whoever waits has to have it run elsewhere."""
     script.end = JobState.PREEMPTED
     for code in (ReasonCode.NODE_FAILED, ReasonCode.IMAGE_UNAVAILABLE, ReasonCode.NOT_RESUMED):
         script.code, script.runs = code, 0
         with pytest.raises(Failed, match="exit 7"):
-            run_job(agent[1], "job1", TOKEN, lambda m: None, patience=5)
+            agent.run()
         assert script.runs == 1
 
 
 def test_no_agent_is_unavailable_after_a_while(tmp_path: Path) -> None:
     begun = time.monotonic()
-    with pytest.raises(Unavailable, match="no agent"):
+    with pytest.raises(errors.Unavailable, match="no agent"):
         run_job(tmp_path / "none", "job1", TOKEN, lambda m: None, patience=0.5)
     assert 0.4 < time.monotonic() - begun < 5
 
@@ -380,46 +350,27 @@ def test_a_stopping_signal_ends_the_waiting_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 4
 
 
-def test_the_node_tells_about_itself(agent: tuple[Agent, Path]) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.connect(str(agent[1]))
-        protocol.send(client, protocol.StatusMessage())
-        answer = next(protocol.receive(client))
-    assert isinstance(answer, protocol.StatusMessage)
-    assert answer.node is not None
-    assert answer.node.name == "n1"
+def test_the_node_tells_about_itself_and_at_once_of_what_changes(agent: Served) -> None:
+    messages = agent.said(protocol.StatusMessage())
+    for _ in range(2):
+        told = next(messages)
+        assert isinstance(told, protocol.StatusMessage)
+        assert told.node is not None
+        assert told.node.name == "n1"
+        agent.agent.announce()
 
 
-def test_who_has_asked_hears_at_once_of_what_changes(agent: tuple[Agent, Path]) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.connect(str(agent[1]))
-        protocol.send(client, protocol.StatusMessage())
-        messages = protocol.receive(client)
-        assert isinstance(next(messages), protocol.StatusMessage)
-        agent[0].announce()
-        unasked = next(messages)
-    assert isinstance(unasked, protocol.StatusMessage)
-    assert unasked.node is not None
-
-
-def test_an_agent_that_is_about_to_stop_says_nothing_of_the_node(agent: tuple[Agent, Path]) -> None:
+def test_an_agent_that_is_about_to_stop_says_nothing_of_the_node(agent: Served) -> None:
     """Or it would go on to attract jobs, which it then refuses."""
-    agent[0].stop(0.0)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.connect(str(agent[1]))
-        protocol.send(client, protocol.StatusMessage())
-        answer = next(protocol.receive(client))
+    agent.agent.stop(0.0)
+    answer = next(agent.said(protocol.StatusMessage()))
     assert isinstance(answer, protocol.ErrorMessage)
     assert "about to stop" in answer.message
 
 
-def test_a_second_agent_is_refused(agent: tuple[Agent, Path]) -> None:
-    with pytest.raises(ConfigError, match="another agent"), listening(agent[1], agent[0].serve):
+def test_a_second_agent_is_refused(agent: Served) -> None:
+    with (
+        pytest.raises(errors.ConfigError, match="another agent"),
+        listening(agent.path, agent.agent.serve),
+    ):
         pass
-
-
-def socket_run(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.connect(str(path))
-        protocol.send(client, protocol.RunMessage(job="job1", token=TOKEN))
-        client.recv(1)

@@ -5,40 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from reports_kit import ended
+from waiting_kit import Clock
 
 from vmjobs.agent.standing import DOUBT_SECONDS, FIRST_REST, LIMIT, LONGEST_REST, Standing
 from vmjobs.agent.verdict import Verdict, failed, stopped
-from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode, reason
+from vmjobs.model import JobState, ReasonCode, reason
 
 NODE = failed(ReasonCode.NODE_FAILED, "no space left", unfit=True).verdict
 GIVEN_BACK = replace(NODE, state=JobState.PREEMPTED)
-OWN_END = Verdict(
-    JobState.FAILED,
-    reason(ReasonCode.SCRIPT_FAILED, "exit 3"),
-    ExitStatus(code=3, channel=ExitChannel.ENDPOINT),
-)
+OWN_END = Verdict(JobState.FAILED, reason(ReasonCode.SCRIPT_FAILED, "exit 3"), ended(3))
 UNBOOTED = failed(ReasonCode.BOOT_FAILED, "it powered off").verdict
 HANGS = failed(ReasonCode.BOOT_TIMED_OUT, "not ready within 120 s").verdict
 
 
-class Time:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def time() -> Time:
-    return Time()
+def standing(clock: Clock) -> Standing:
+    return Standing(clock)
 
 
-@pytest.fixture
-def standing(time: Time) -> Standing:
-    return Standing(time)
-
-
-def test_a_node_that_fails_three_in_a_row_rests_and_says_so(standing: Standing, time: Time) -> None:
+def test_a_node_that_fails_three_in_a_row_rests_and_says_so(standing: Standing, clock: Clock) -> None:
     rests: list[str] = []
     standing.on_rest = lambda: rests.append(standing.fault())
     for verdict in (NODE, GIVEN_BACK):
@@ -47,9 +33,9 @@ def test_a_node_that_fails_three_in_a_row_rests_and_says_so(standing: Standing, 
     standing.note(NODE)
     (said,) = rests
     assert said.startswith("3 jobs in a row failed for the node's sake; it rests until 20")
-    time.now += FIRST_REST - 0.1
+    clock.now += FIRST_REST - 0.1
     assert standing.fault() == said
-    time.now += 0.2
+    clock.now += 0.2
     assert standing.fault() == ""
 
 
@@ -60,17 +46,17 @@ def test_one_that_goes_well_between_them_is_enough(standing: Standing) -> None:
 
 
 def test_each_rest_is_twice_as_long_up_to_an_hour_until_one_goes_well(
-    standing: Standing, time: Time
+    standing: Standing, clock: Clock
 ) -> None:
     for _ in range(LIMIT - 1):
         standing.note(NODE)
     found = []
     for _ in range(10):
         standing.note(NODE)
-        begun = time.now
+        begun = clock.now
         while standing.fault():
-            time.now += 1
-        found.append(time.now - begun)
+            clock.now += 1
+        found.append(clock.now - begun)
     assert found[:3] == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
     assert found[-2:] == [LONGEST_REST, LONGEST_REST]
     standing.note(OWN_END)
@@ -79,12 +65,12 @@ def test_each_rest_is_twice_as_long_up_to_an_hour_until_one_goes_well(
 
 
 def test_jobs_that_ran_already_change_nothing_unless_they_go_well(
-    standing: Standing, time: Time
+    standing: Standing, clock: Clock
 ) -> None:
     for _ in range(LIMIT + 5):
         standing.note(NODE)
     assert standing.fault()
-    time.now += FIRST_REST
+    clock.now += FIRST_REST
     assert standing.fault() == ""
     standing.note(NODE)
     assert standing.fault()
@@ -114,13 +100,13 @@ def test_what_is_not_the_nodes_fault_counts_for_nothing(standing: Standing, verd
 
 
 def test_a_hypervisor_is_in_doubt_once_three_machines_in_a_row_did_not_boot(
-    standing: Standing, time: Time
+    standing: Standing, clock: Clock
 ) -> None:
     """Whoever is told has it boot something: whether it can is not the jobs' to say."""
     ends = (UNBOOTED, HANGS, OWN_END, HANGS, UNBOOTED, HANGS, UNBOOTED, HANGS)
     doubts = [standing.note(verdict) for verdict in ends]
     assert doubts == [False, False, False, False, False, True, False, False]
     assert not any(standing.note(UNBOOTED) for _ in range(9)), "it has been looked at just now"
-    time.now += DOUBT_SECONDS
+    clock.now += DOUBT_SECONDS
     assert not standing.note(stopped("vacated").verdict), "that says nothing of any hypervisor"
     assert standing.note(UNBOOTED)

@@ -44,6 +44,8 @@ def test_no_starter_anywhere(tmp_path: Path, parent: int) -> None:
     process(tmp_path, 1, 0, "init")
     with pytest.raises(Forbidden, match="only a job of HTCondor's"):
         starter_of(11, {ME}, tmp_path)
+    with pytest.raises(Forbidden):
+        starter_of(os.getpid(), {0, ME})
 
 
 def test_whose_a_process_is(tmp_path: Path) -> None:
@@ -59,8 +61,3 @@ def test_nobody_is_refused_since_there_is_no_file_to_look_by(look: Callable[[int
     """It is this node's fault, and no job's."""
     with files_left(0), pytest.raises(Unavailable, match="processes: Too many open files"):
         look(os.getpid())
-
-
-def test_this_process_has_none() -> None:
-    with pytest.raises(Forbidden):
-        starter_of(os.getpid(), {0, ME})

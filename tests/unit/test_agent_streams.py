@@ -90,11 +90,10 @@ def test_who_has_said_all_still_hears_the_answer(wire: Wire) -> None:
     assert connection.recv(100) == b""
 
 
-def test_who_reads_nothing_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_who_reads_nothing_keeps_nobody_waiting(path: Path) -> None:
     """The thread that takes messages has more to look after, the end of a lease for one."""
     begun = threading.Event()
     streams = Streams(Channel.CHIRP, lambda _message: begun.set())
-    path = tmp_path / "s"
     with listening(streams, path), socket.socket(socket.AF_UNIX) as idle:
         idle.settimeout(PATIENCE)
         idle.connect(str(path))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
+from reports_kit import ended
 
 from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
 from vmjobs.agent.inbox import ExitReported, Ready, ScriptEnded
 from vmjobs.agent.run import _verdict_of
 from vmjobs.agent.verdict import (
     NO_STATUS,
+    Verdict,
     by_rule,
     failed,
     is_of_the_node,
@@ -27,32 +30,26 @@ from vmjobs.hypervisor.base import Ending
 from vmjobs.model import MENDED_ELSEWHERE, ExitChannel, ExitStatus, JobState, ReasonCode
 
 
-def ended(code: int | None = None, signal: int | None = None) -> ExitStatus:
-    return ExitStatus(code=code, signal=signal, channel=ExitChannel.ENDPOINT)
+def judged(exit: ExitStatus, **facts: Any) -> Verdict:
+    nothing: dict[str, Any] = {"disk_full": False, "too_large": False, "missing": [], "disk": 10}
+    return judge(exit, **{**nothing, **facts})
 
 
 @pytest.mark.parametrize(
-    ("exit", "disk_full", "too_large", "missing", "code", "exit_code"),
+    ("exit", "facts", "code", "exit_code"),
     [
-        (ended(0), False, False, [], ReasonCode.SUCCEEDED, 0),
-        (ended(3), False, False, [], ReasonCode.SCRIPT_FAILED, 3),
-        (ended(3), False, False, ["a"], ReasonCode.SCRIPT_FAILED, 3),
-        (ended(signal=9), False, False, [], ReasonCode.SCRIPT_KILLED, 137),
-        (ended(0), False, False, ["a"], ReasonCode.OUTPUT_MISSING, NO_STATUS),
-        (ended(0), False, True, ["a"], ReasonCode.OUTPUT_TOO_LARGE, NO_STATUS),
-        (ended(1), True, False, [], ReasonCode.OUTPUT_TOO_LARGE, 1),
-        (ended(0), True, False, [], ReasonCode.SUCCEEDED, 0),
+        (ended(0), {}, ReasonCode.SUCCEEDED, 0),
+        (ended(3), {}, ReasonCode.SCRIPT_FAILED, 3),
+        (ended(3), {"missing": ["a"]}, ReasonCode.SCRIPT_FAILED, 3),
+        (ended(signal=9), {}, ReasonCode.SCRIPT_KILLED, 137),
+        (ended(0), {"missing": ["a"]}, ReasonCode.OUTPUT_MISSING, NO_STATUS),
+        (ended(0), {"missing": ["a"], "too_large": True}, ReasonCode.OUTPUT_TOO_LARGE, NO_STATUS),
+        (ended(1), {"disk_full": True}, ReasonCode.OUTPUT_TOO_LARGE, 1),
+        (ended(0), {"disk_full": True}, ReasonCode.SUCCEEDED, 0),
     ],
 )
-def test_verdicts(
-    exit: ExitStatus,
-    disk_full: bool,
-    too_large: bool,
-    missing: list[str],
-    code: ReasonCode,
-    exit_code: int,
-) -> None:
-    verdict = judge(exit, disk_full=disk_full, too_large=too_large, missing=missing, disk=10)
+def test_verdicts(exit: ExitStatus, facts: dict[str, Any], code: ReasonCode, exit_code: int) -> None:
+    verdict = judged(exit, **facts)
     assert verdict.reason.code is code
     assert verdict.state is (JobState.COMPLETED if code is ReasonCode.SUCCEEDED else JobState.FAILED)
     assert verdict.exit_code == exit_code
@@ -60,31 +57,11 @@ def test_verdicts(
 
 
 def test_a_job_whose_outputs_did_not_all_arrive_has_failed() -> None:
-    exit = ExitStatus(code=0, channel=ExitChannel.ENDPOINT)
     lacking = {f"odd\n{number}": "not printable" for number in range(5)}
-    verdict = judge(exit, disk_full=False, too_large=False, missing=[], lacking=lacking, disk=10)
+    verdict = judged(ended(0), lacking=lacking)
     assert (verdict.state, verdict.reason.code) == (JobState.FAILED, ReasonCode.OUTPUT_MISSING)
     assert r"'odd\n0' was not taken: not printable" in verdict.reason.message
     assert verdict.reason.message.endswith("; 2 more were not taken")
-
-
-@pytest.mark.parametrize(
-    ("panic", "ready", "code"),
-    [
-        ("VFS: no root", False, ReasonCode.KERNEL_PANIC),
-        ("", True, ReasonCode.KERNEL_PANIC),
-        ("IO-APIC + timer doesn't work!  Boot with apic=debug", False, ReasonCode.GUEST_LOST),
-        (None, True, ReasonCode.NO_EXIT_REPORT),
-        (None, False, ReasonCode.BOOT_FAILED),
-    ],
-)
-def test_a_machine_that_ends_early_is_never_a_success(
-    panic: str | None, ready: bool, code: ReasonCode
-) -> None:
-    verdict = judge_early_end(panic=panic, ready=ready, last_lines="line 1\nline 2")
-    assert (verdict.state, verdict.reason.code) == (JobState.FAILED, code)
-    assert verdict.exit_code == NO_STATUS
-    assert "line 2" in verdict.reason.message
 
 
 R, P, L = "report", "poweroff", "console:all done"
@@ -94,6 +71,11 @@ E, C = Ending, ReasonCode
 @pytest.mark.parametrize(
     ("rule", "ending", "panic", "ready", "code"),
     [
+        (R, None, "VFS: no root", False, C.KERNEL_PANIC),
+        (R, None, "", True, C.KERNEL_PANIC),
+        (R, None, "IO-APIC + timer doesn't work!  Boot with apic=debug", False, C.GUEST_LOST),
+        (R, None, None, True, C.NO_EXIT_REPORT),
+        (R, None, None, False, C.BOOT_FAILED),
         (R, E.POWEROFF, None, True, C.NO_EXIT_REPORT),
         (R, E.POWEROFF, None, False, C.BOOT_FAILED),
         (R, E.RESET, None, True, C.NO_EXIT_REPORT),
@@ -113,13 +95,16 @@ E, C = Ending, ReasonCode
         (L, E.KILLED, None, True, C.GUEST_LOST),
     ],
 )
-def test_an_end_without_a_word(
-    rule: str, ending: Ending, panic: str | None, ready: bool, code: ReasonCode
+def test_an_end_without_a_word_is_never_a_success(
+    rule: str, ending: Ending | None, panic: str | None, ready: bool, code: ReasonCode
 ) -> None:
-    verdict = judge_early_end(panic=panic, ready=ready, last_lines="", rule=rule, ending=ending)
+    verdict = judge_early_end(
+        panic=panic, ready=ready, last_lines="line 1\nline 2", rule=rule, ending=ending
+    )
     assert (verdict.state, verdict.reason.code) == (JobState.FAILED, code)
     assert verdict.exit is None
     assert verdict.exit_code == NO_STATUS
+    assert "line 2" in verdict.reason.message
     if rule == L and code is C.NO_EXIT_REPORT:
         assert "all done" in verdict.reason.message, "it says what never came"
 
@@ -138,15 +123,7 @@ def test_a_power_off_counts_under_its_rule_alone(rule: str, ending: Ending | Non
 def test_a_line_counts_and_is_quoted() -> None:
     success = by_rule(L, None, "all done")
     assert success is not None
-    verdict = judge(
-        success.exit,
-        disk_full=False,
-        too_large=False,
-        missing=[],
-        disk=1,
-        subject=success.subject,
-        deed=success.deed,
-    )
+    verdict = judged(success.exit, subject=success.subject, deed=success.deed)
     assert verdict.state is JobState.COMPLETED
     assert verdict.exit == ExitStatus(code=0, channel=ExitChannel.CONSOLE)
     assert "'all done'" in verdict.reason.message
@@ -159,13 +136,7 @@ def test_what_was_not_done_in_time() -> None:
     assert "script" not in overdue(R, 5, script=False)
 
 
-def test_a_stop_from_outside_is_not_a_failure_of_the_job() -> None:
-    assert stopped("x").verdict.state is JobState.PREEMPTED
-    assert failed(ReasonCode.TIMED_OUT, "x").verdict.state is JobState.FAILED
-
-
-def test_sentinel_lines_are_found_however_the_bytes_come(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_sentinel_lines_are_found_however_the_bytes_come(path: Path) -> None:
     reader = ConsoleReader(path, "abc")
     assert reader.read() == []
     seen = []
@@ -187,16 +158,14 @@ def test_sentinel_lines_are_found_however_the_bytes_come(tmp_path: Path) -> None
     ]
 
 
-def test_a_line_that_only_resembles_a_sentinel_is_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_a_line_that_only_resembles_a_sentinel_is_nothing(path: Path) -> None:
     path.write_bytes(
         b"x vmjobs:abd:ready\nvmjobs:abc:exit\nvmjobs:abc:exit code=x\nvmjobs:abc:exit code=999\n"
     )
     assert ConsoleReader(path, "abc").read() == []
 
 
-def test_a_panic_is_told_with_its_cause(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_a_panic_is_told_with_its_cause(path: Path, tmp_path: Path) -> None:
     path.write_bytes(
         b"booting\n[ 1.0] Kernel panic - not syncing: VFS: Unable to mount root fs\r\nmore\n"
     )
@@ -206,8 +175,7 @@ def test_a_panic_is_told_with_its_cause(tmp_path: Path) -> None:
     assert panic_text(path) == "?]0;yours?"
 
 
-def test_last_lines_show_nothing_unprintable(tmp_path: Path) -> None:
-    path = tmp_path / "console"
+def test_last_lines_show_nothing_unprintable(path: Path) -> None:
     path.write_bytes(b"\n".join(b"%d \x1b[31m\xff" % n for n in range(100)))
     shown = last_lines(path, 2)
     assert shown.splitlines()[0].startswith("98 ?[31m")
@@ -273,6 +241,7 @@ def test_any_other_end_is_its_end(code: ReasonCode) -> None:
     assert mended_elsewhere(verdict, 4) == verdict
 
 
-def test_what_was_stopped_stays_that() -> None:
+def test_what_was_stopped_from_outside_stays_that() -> None:
     verdict = stopped("gone").verdict
+    assert verdict.state is JobState.PREEMPTED
     assert mended_elsewhere(verdict, 4) == verdict

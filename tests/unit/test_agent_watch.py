@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -35,27 +34,28 @@ class Sleepy:
         return MachineState.RUNNING
 
 
+def watch_of(folder: Path, driver: object, **fields: Any) -> watch.Watch:
+    """One for a machine with a console in ``folder``."""
+    reader = ConsoleReader(folder / "console", "sentinel")
+    plain = {"inbox": Inbox(), "max_console": 1000, "silence": 60, "heard": lambda: 0.0}
+    told = {"reader": reader, "on_console": lambda: None, **plain, **fields}
+    return watch.Watch(driver=cast(Hypervisor, driver), machine="it", **told)
+
+
 def silent_after(folder: Path, asleep: float) -> float:
     """Seconds after which a guest that was heard of just now counts as lost."""
     inbox, began = Inbox(), time.monotonic()
-    one = watch.Watch(
-        driver=cast(Hypervisor, Sleepy(asleep)),
-        machine="it",
-        inbox=inbox,
-        reader=ConsoleReader(folder / "console", "sentinel"),
-        max_console=1000,
-        silence=SILENCE,
-        heard=lambda: began,
-        on_console=lambda: None,
-        listening=True,
+    one = watch_of(
+        folder, Sleepy(asleep), inbox=inbox, silence=SILENCE, heard=lambda: began, listening=True
     )
     with watching(one):
         assert isinstance(inbox.next(began + 10), GuestSilent)
     return time.monotonic() - began
 
 
-def test_a_silent_guest_is_lost(tmp_path: Path) -> None:
+def test_a_silent_guest_is_lost_and_what_was_not_heard_in_sleep_does_not_count(tmp_path: Path) -> None:
     assert SILENCE <= silent_after(tmp_path, asleep=0.0) < 2 * SILENCE + 1
+    assert silent_after(tmp_path, asleep=3 * SILENCE) >= 4 * SILENCE
 
 
 @pytest.mark.parametrize(("failures", "read"), [(3, True), (2 * MOST_UNREAD, False)])
@@ -75,15 +75,10 @@ def test_a_console_that_could_not_be_read_for_a_while(
 
     monkeypatch.setattr(reader, "read", may_fail)
     inbox = Inbox()
-    gone = cast(Hypervisor, SimpleNamespace(wait=lambda _name, _seconds: MachineState.GONE))
-    never = cast(Callable[[], None], lambda: None)
-    with watching(watch.Watch(gone, "it", inbox, reader, 1000, SILENCE, time.monotonic, never)):
+    gone = SimpleNamespace(wait=lambda _name, _seconds: MachineState.GONE)
+    with watching(watch_of(tmp_path, gone, inbox=inbox, reader=reader, heard=time.monotonic)):
         seen = inbox.next(time.monotonic() + 10)
         if read:
             assert isinstance(seen, ExitReported)
             seen = inbox.next(time.monotonic() + 10)
         assert isinstance(seen, MachineGone)
-
-
-def test_what_was_not_heard_while_the_agent_slept_does_not_count(tmp_path: Path) -> None:
-    assert silent_after(tmp_path, asleep=3 * SILENCE) >= 4 * SILENCE

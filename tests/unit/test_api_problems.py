@@ -10,24 +10,18 @@ from flask import Flask, abort
 from flask.testing import FlaskClient
 
 from api.problems import install
-from vmjobs.errors import (
-    ConfigError,
-    Fault,
-    Forbidden,
-    InvalidSpec,
-    Unauthenticated,
-    Unavailable,
-    VMJobsError,
-)
+from vmjobs import errors
 
 RAISED: dict[str, Exception] = {
-    "spec": InvalidSpec("two faults", hint="mend them", faults=[Fault("cpus", "bad", "too many")]),
-    "who": Unauthenticated("the token has expired"),
-    "no": Forbidden("not yours"),
-    "down": Unavailable("broker", "the broker does not answer"),
+    "spec": errors.InvalidSpec(
+        "two faults", hint="mend them", faults=[errors.Fault("cpus", "bad", "too many")]
+    ),
+    "who": errors.Unauthenticated("the token has expired"),
+    "no": errors.Forbidden("not yours"),
+    "down": errors.Unavailable("broker", "the broker does not answer"),
     "bug": KeyError("secret-password"),
-    "config": ConfigError("cannot read /etc/secret"),
-    "base": VMJobsError("secret"),
+    "config": errors.ConfigError("cannot read /etc/secret"),
+    "base": errors.VMJobsError("secret"),
 }
 
 
@@ -69,14 +63,9 @@ def test_our_errors_keep_code_hint_and_faults(client: FlaskClient) -> None:
     }
 
 
-def test_authentication_comes_with_a_challenge(client: FlaskClient) -> None:
-    _, headers = problem(client, "/raise/who")
-    assert 'error="invalid_token"' in headers["WWW-Authenticate"]
-    _, headers = problem(client, "/raise/no")
-    assert 'error="insufficient_scope"' in headers["WWW-Authenticate"]
-
-
-def test_unavailable_names_the_service(client: FlaskClient) -> None:
+def test_who_is_not_let_in_is_challenged_and_a_service_that_is_away_named(client: FlaskClient) -> None:
+    for path, error in (("/raise/who", "invalid_token"), ("/raise/no", "insufficient_scope")):
+        assert f'error="{error}"' in problem(client, path)[1]["WWW-Authenticate"]
     document, headers = problem(client, "/raise/down")
     assert (document["status"], document["service"]) == (503, "broker")
     assert int(headers["Retry-After"]) > 0

@@ -7,16 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from waiting_kit import Clock
 
 from api import session_hub
-from api.session_hub import (
-    LEAVING_SECONDS,
-    MAX_SESSIONS,
-    REMEMBERED_SECONDS,
-    SILENT_SECONDS,
-    Hub,
-    Side,
-)
+from api.session_hub import LEAVING_SECONDS, MAX_SESSIONS, REMEMBERED_SECONDS, SILENT_SECONDS, Hub, Side
 from api.session_link import Sessions
 from vmjobs.cluster.session import MAX_WAITING, SessionAnswer
 from vmjobs.errors import Conflict, SessionOver, Unavailable
@@ -24,19 +18,6 @@ from vmjobs.errors import Conflict, SessionOver, Unavailable
 KEY = "ssh-ed25519 " + "K" * 68
 ANSWER = SessionAnswer(host_key="ssh-ed25519 " + "H" * 68)
 OPERATOR, NODE = (Side.OPERATOR, "ada"), (Side.NODE, "n1")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -49,6 +30,12 @@ def opened(hub: Hub, answer: SessionAnswer | None = ANSWER) -> str:
     if answer is not None:
         hub.answer("n1", session, answer)
     return session
+
+
+@pytest.fixture
+def session(hub: Hub) -> str:
+    """One that its node has answered."""
+    return opened(hub)
 
 
 def heard(hub: Hub, who: tuple[Side, str], session: str, offset: int, most: int = 1000) -> bytes:
@@ -69,8 +56,7 @@ def test_a_node_is_told_once_for_each_until_it_answers(hub: Hub) -> None:
         hub.answer("n1", session, SessionAnswer(refused="no"))
 
 
-def test_bytes_go_both_ways_and_calls_may_be_repeated(hub: Hub) -> None:
-    session = opened(hub)
+def test_bytes_go_both_ways_and_calls_may_be_repeated(session: str, hub: Hub) -> None:
     assert hub.send(*OPERATOR, session, 0, b"hello", False, 0) == 5
     assert hub.send(*OPERATOR, session, 0, b"hello you", False, 0) == 9
     assert hub.send(*NODE, session, 0, b"welcome", False, 0) == 7
@@ -86,8 +72,7 @@ def test_bytes_go_both_ways_and_calls_may_be_repeated(hub: Hub) -> None:
         hub.send(*OPERATOR, session, 10, b"x", False, 0)
 
 
-def test_no_more_waits_than_may(hub: Hub) -> None:
-    session = opened(hub)
+def test_no_more_waits_than_may(session: str, hub: Hub) -> None:
     assert hub.send(*NODE, session, 0, bytes(MAX_WAITING + 5), True, 0) == MAX_WAITING
     assert hub.send(*NODE, session, MAX_WAITING, b"12345", True, 0) == MAX_WAITING
     assert hub.receive(*OPERATOR, session, 0, 10, 0) == (bytes(10), False)
@@ -117,8 +102,7 @@ def test_who_waits_hears_at_once(waits: str) -> None:
             assert sent.result(10) == MAX_WAITING + 1
 
 
-def test_a_session_is_its_two_sides_alone(hub: Hub) -> None:
-    session = opened(hub)
+def test_a_session_is_its_two_sides_alone(session: str, hub: Hub) -> None:
     for side, who in ((Side.OPERATOR, "bob"), (Side.NODE, "n2"), (Side.NODE, "ada")):
         with pytest.raises(SessionOver, match="no such session"):
             hub.send(side, who, session, 0, b"x", False, 0)
@@ -132,8 +116,7 @@ def test_a_session_is_its_two_sides_alone(hub: Hub) -> None:
     assert hub.send(*OPERATOR, session, 0, b"x", False, 0) == 1
 
 
-def test_what_a_side_said_before_it_left_is_heard(hub: Hub) -> None:
-    session = opened(hub)
+def test_what_a_side_said_before_it_left_is_heard(session: str, hub: Hub) -> None:
     hub.send(*NODE, session, 0, b"last words", False, 0)
     hub.close(*NODE, session)
     with pytest.raises(SessionOver, match="node has left"):
@@ -145,8 +128,7 @@ def test_what_a_side_said_before_it_left_is_heard(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize(("side", "who"), [OPERATOR, NODE])
-def test_who_has_left_takes_no_more_part(hub: Hub, side: Side, who: str) -> None:
-    session = opened(hub)
+def test_who_has_left_takes_no_more_part(session: str, hub: Hub, side: Side, who: str) -> None:
     hub.close(side, who, session)
     with pytest.raises(SessionOver, match=f"its {side} has left"):
         hub.receive(side, who, session, 0, 100, 0)
@@ -164,9 +146,8 @@ def test_who_leaves_before_the_answer_ends_it(hub: Hub) -> None:
 
 @pytest.mark.parametrize("leaves", Side)
 def test_who_stays_when_the_other_has_left_does_not_keep_the_session(
-    hub: Hub, clock: Clock, leaves: Side
+    session: str, hub: Hub, clock: Clock, leaves: Side
 ) -> None:
-    session = opened(hub)
     gone, stays = (NODE, OPERATOR) if leaves is Side.NODE else (OPERATOR, NODE)
     hub.close(*gone, session)
     for _ in range(int(LEAVING_SECONDS)):
@@ -179,8 +160,7 @@ def test_who_stays_when_the_other_has_left_does_not_keep_the_session(
         heard(hub, stays, session, 0)
 
 
-def test_a_request_that_was_given_up_gets_nothing_of_what_comes_later(hub: Hub) -> None:
-    session = opened(hub)
+def test_a_request_that_was_given_up_gets_nothing_of_what_comes_later(session: str, hub: Hub) -> None:
     with ThreadPoolExecutor() as pool:
         late = pool.submit(hub.receive, *NODE, session, 0, 1000, 10)
         while not hub._sessions[session].present[Side.NODE]:
@@ -195,8 +175,7 @@ def test_a_request_that_was_given_up_gets_nothing_of_what_comes_later(hub: Hub) 
 
 
 @pytest.mark.parametrize("silent", Side)
-def test_a_side_that_is_silent_has_gone(hub: Hub, clock: Clock, silent: Side) -> None:
-    session = opened(hub)
+def test_a_side_that_is_silent_has_gone(session: str, hub: Hub, clock: Clock, silent: Side) -> None:
     other = NODE if silent is Side.OPERATOR else OPERATOR
     clock.now += SILENT_SECONDS
     heard(hub, other, session, 0)
@@ -217,9 +196,6 @@ def test_there_is_a_limit(hub: Hub) -> None:
     hub.close(*OPERATOR, sessions[0])
     hub.close(*NODE, sessions[0])
     opened(hub)
-
-
-# ------------------------------------------------------------------------- several processes
 
 
 def test_processes_share_one_hub(tmp_path: Path) -> None:
@@ -263,9 +239,7 @@ def test_where_too_many_wait_one_more_is_answered_soon(tmp_path: Path) -> None:
         assert waiting.result(10) == (b"x", False)
 
 
-def test_the_look_for_silent_sides_ends_with_the_last_session(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_look_for_silent_sides_ends_with_the_last_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_hub, "LOOK_EVERY", 0.01)
     monkeypatch.setattr(session_hub, "REMEMBERED_SECONDS", 0.0)
     hub = Hub()

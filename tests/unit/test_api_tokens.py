@@ -14,6 +14,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from waiting_kit import Clock
 
 from api.tokens import (
     USER_SCOPES,
@@ -30,19 +31,9 @@ from vmjobs.errors import ConfigError, Forbidden, Unauthenticated
 ISSUER = "https://vmjobs.example.org"
 
 
-class Clock:
-    """A clock that stands where it is put."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+@pytest.fixture(autouse=True)
+def issued(clock: Clock) -> None:
+    clock.now = 1_800_000_000.0
 
 
 @pytest.fixture
@@ -71,25 +62,22 @@ def signed(key_file: Path, algorithm: str = "ES256", **changes: Any) -> str:
     return jwt.encode(claims, load_or_make_key(key_file), algorithm)  # type: ignore[arg-type]
 
 
-def test_user_token_carries_subject_and_scopes(issuer: Issuer) -> None:
-    principal = issuer.verify(issuer.user_token("ada"))
-    assert (principal.subject, principal.scopes, principal.job_id) == ("ada", USER_SCOPES, None)
+def test_what_tokens_are_good_for(issuer: Issuer) -> None:
+    """One for a job is for that job and nothing else."""
+    for token, subject, scopes, job in (
+        (issuer.user_token("ada"), "ada", USER_SCOPES, None),
+        (
+            issuer.user_token("ada", [Scope.COMPUTE_READ], lifetime=60),
+            "ada",
+            {Scope.COMPUTE_READ},
+            None,
+        ),
+        (issuer.job_token("abc123", "ada"), "ada", frozenset(), "abc123"),
+        (issuer.node_token("wn1.grid"), "wn1.grid", {Scope.NODE}, None),
+    ):
+        principal = issuer.verify(token)
+        assert (principal.subject, principal.scopes, principal.job_id) == (subject, scopes, job)
     assert Scope.NODE not in USER_SCOPES
-
-
-def test_narrow_user_token(issuer: Issuer) -> None:
-    principal = issuer.verify(issuer.user_token("ada", [Scope.COMPUTE_READ], lifetime=60))
-    assert principal.scopes == {Scope.COMPUTE_READ}
-
-
-def test_job_token_is_for_one_job_and_nothing_else(issuer: Issuer) -> None:
-    principal = issuer.verify(issuer.job_token("abc123", "ada"))
-    assert (principal.subject, principal.scopes, principal.job_id) == ("ada", frozenset(), "abc123")
-
-
-def test_node_token(issuer: Issuer) -> None:
-    principal = issuer.verify(issuer.node_token("wn1.grid"))
-    assert (principal.subject, principal.scopes) == ("wn1.grid", {Scope.NODE})
 
 
 def test_claims_follow_the_profile(issuer: Issuer) -> None:
@@ -102,33 +90,29 @@ def test_claims_follow_the_profile(issuer: Issuer) -> None:
     assert len(claims["jti"]) == 32
 
 
-def test_expires(issuer: Issuer, clock: Clock) -> None:
+@pytest.mark.parametrize(("still", "no_more", "why"), [(9, 1, "expired"), (-20, -20, "not valid yet")])
+def test_they_have_their_time_and_clocks_may_differ_a_little(
+    issuer: Issuer, clock: Clock, still: int, no_more: int, why: str
+) -> None:
     token = issuer.user_token("ada", lifetime=10)
     assert issuer.verify(token).subject == "ada"
-    clock.now += 10
-    with pytest.raises(Unauthenticated, match="expired"):
-        issuer.verify(token)
-
-
-def test_not_yet_valid_but_clocks_may_differ_a_little(issuer: Issuer, clock: Clock) -> None:
-    token = issuer.user_token("ada")
-    clock.now -= 20
+    clock.now += still
     assert issuer.verify(token).subject == "ada"
-    clock.now -= 20
-    with pytest.raises(Unauthenticated, match="not valid yet"):
+    clock.now += no_more
+    with pytest.raises(Unauthenticated, match=why):
         issuer.verify(token)
 
 
-def test_foreign_issuer(key_file: Path, issuer: Issuer) -> None:
-    other = Issuer(key_file, "https://elsewhere.example.org", lambda: 1_800_000_000)
-    with pytest.raises(Unauthenticated, match="issued by someone"):
-        issuer.verify(other.user_token("ada"))
-
-
-def test_foreign_key_with_our_name(tmp_path: Path, issuer: Issuer, clock: Clock) -> None:
-    other = Issuer(tmp_path / "other.pem", ISSUER, clock)
-    with pytest.raises(Unauthenticated, match="signature"):
-        issuer.verify(other.user_token("ada"))
+def test_foreign_issuers_and_foreign_keys_with_our_name(
+    tmp_path: Path, key_file: Path, issuer: Issuer, clock: Clock
+) -> None:
+    elsewhere = Issuer(key_file, "https://elsewhere.example.org", clock)
+    for other, why in (
+        (elsewhere, "issued by someone"),
+        (Issuer(tmp_path / "other.pem", ISSUER, clock), "signature"),
+    ):
+        with pytest.raises(Unauthenticated, match=why):
+            issuer.verify(other.user_token("ada"))
 
 
 def test_tampered_claims(issuer: Issuer) -> None:
@@ -151,21 +135,10 @@ def test_unsigned_and_symmetric_tokens(key_file: Path, issuer: Issuer) -> None:
             issuer.verify(token)
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        "",
-        "a",
-        "a.b",
-        "a.b.c",
-        "....",
-        "\x00.\x00.\x00",
-        "é.é.é",
-        "eyJhbGciOiJFUzI1NiJ9.e30",
-        "x" * 9000,
-        "[" * 2000 + ".a.b",
-    ],
-)
+NO_TOKENS = ["a", "a.b", "a.b.c", "....", "\x00.\x00.\x00", "é.é.é", "eyJhbGciOiJFUzI1NiJ9.e30"]
+
+
+@pytest.mark.parametrize("token", [*NO_TOKENS, "", "x" * 9000, "[" * 2000 + ".a.b"])
 def test_malformed(issuer: Issuer, token: str) -> None:
     with pytest.raises(Unauthenticated, match="malformed"):
         issuer.verify(token)
@@ -203,25 +176,21 @@ def test_key_is_private_and_made_once(key_file: Path) -> None:
     assert os.listdir(key_file.parent) == ["issuer.pem"]  # noqa: PTH208
 
 
-@pytest.mark.parametrize("content", [b"", b"no key", None])
-def test_bad_key_file(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "issuer.pem"
-    path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"issuer\.pem"):
-        load_or_make_key(path)
-
-
-def test_key_of_another_curve(tmp_path: Path) -> None:
-    path = tmp_path / "issuer.pem"
-    path.write_bytes(
-        ec.generate_private_key(ec.SECP384R1()).private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
+def test_bad_key_files(tmp_path: Path) -> None:
+    other_curve = ec.generate_private_key(ec.SECP384R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    with pytest.raises(ConfigError, match="P-256"):
-        load_or_make_key(path)
+    (tmp_path / "folder").mkdir()
+    for name, content, why in (
+        ("folder", None, "folder"),
+        ("empty", b"", "empty"),
+        ("text", b"no key", "text"),
+        ("curve", other_curve, "P-256"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=why):
+            load_or_make_key(tmp_path / name)
 
 
 def test_bearer_header() -> None:

@@ -173,25 +173,29 @@ def test_good_documents_before_a_broken_one_are_still_checked() -> None:
     ]
 
 
-def test_an_alias_that_stands_for_billions_is_refused_at_once() -> None:
+def test_aliases_within_reason_are_fine_and_others_refused_at_once() -> None:
+    Path("c.yaml").write_text(f"{GOOD}cpus: &n 2\nboot_seconds: *n\n")
+    (cluster,) = read(["c.yaml"]).checked()
+    assert (cluster.spec.cpus, cluster.spec.boot_seconds) == (2, 2)
     laughs = "\n".join(
         f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 'lol'}]" for n in range(12)
     )
     (finding,) = found(f"{GOOD}attributes:\n{laughs}\n")
     assert "counting what aliases stand for" in finding.message
-
-
-def test_an_alias_that_holds_itself_is_refused() -> None:
-    assert "is nested more than 16 levels deep" in " ".join(told(f"{GOOD}attributes: &a {{x: *a}}\n"))
-
-
-def test_an_alias_within_reason_is_fine() -> None:
-    Path("c.yaml").write_text(f"{GOOD}cpus: &n 2\nboot_seconds: *n\n")
-    (cluster,) = read(["c.yaml"]).checked()
-    assert (cluster.spec.cpus, cluster.spec.boot_seconds) == (2, 2)
+    itself = " ".join(told(f"{GOOD}attributes: &a {{x: *a}}\n"))
+    assert "is nested more than 16 levels deep" in itself
 
 
 def test_one_name_twice_is_refused_with_both_places() -> None:
+    (name, *_) = [line for line in GOOD.splitlines() if line.startswith("name:")]
+    Path("a.yaml").write_text(GOOD)
+    Path("b.yaml").write_text(GOOD)
+    (finding,) = read(["a.yaml", "b.yaml"]).findings
+    said = f"{name.removeprefix('name: ')} is declared at a.yaml:2:1 as well"
+    assert (str(finding.place), finding.message) == ("b.yaml:2:1", said)
+
+
+def test_a_fault_that_the_service_finds_has_a_place() -> None:
     Path("a.yaml").write_text(f"{GOOD}limits: {{cpu_percent: 5}}\n")
     (cluster,) = read(["a.yaml"]).checked()
     places = {

@@ -3,69 +3,59 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from http_kit import Handler, Scripted
 
 from condor.names import POLICY_NOW
 from vmjobs.cli.doctor import doctor
 from vmjobs.cli.doctor_condor import findings_of_condor
-from vmjobs.cli.support import config
 
 TOKEN = {"agent_token_file": "/nowhere"}
 POOLS = {"pools": '{ site = "cm sched grid" }'}
+KEYS = {"pool_key_dir": "/nowhere"}
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, []),
-        ({"cluster_memory": 2048, "cluster_cpus": 2, **TOKEN}, []),
+        ({}, None),
+        ({"cluster_memory": 2048, "cluster_cpus": 2, **TOKEN}, None),
         (
             {"cluster_memory": 2048, **TOKEN},
-            ["cluster_memory is 2048, but cluster_cpus is 0: no machine finds room here; set both"],
+            "cluster_memory is 2048, but cluster_cpus is 0: no machine finds room here; set both",
         ),
         (
             {"cluster_cpus": 2, "cluster_disk": 100},
-            ["cluster_cpus is 2, but cluster_memory is 0: no machine finds room here; set both"],
+            "cluster_cpus is 2, but cluster_memory is 0: no machine finds room here; set both",
         ),
-        ({"cluster_disk": 100}, ["cluster_disk is 100, but cluster_cpus and cluster_memory are 0"]),
+        ({"cluster_disk": 100}, "cluster_disk is 100, but cluster_cpus and cluster_memory are 0"),
         (
             {"cluster_memory": 2048, "cluster_cpus": 2},
-            ["cluster_memory is set, but agent_token_file is not: the agent asks for no machines"],
+            "cluster_memory is set, but agent_token_file is not: the agent asks for no machines",
         ),
-        (POOLS, ["pools is set, but pool_key_dir is not: machines get no tokens from this service"]),
-        (
-            {"pool_key_dir": "/nowhere"},
-            ["pool_key_dir is set, but pools is not: no cluster can be declared"],
-        ),
-        (
-            {"pool_key_dir": "/nowhere", **POOLS},
-            ["the pool site has no key: there is no file /nowhere/site"],
-        ),
+        (POOLS, "pools is set, but pool_key_dir is not: machines get no tokens from this service"),
+        (KEYS, "pool_key_dir is set, but pools is not: no cluster can be declared"),
+        ({**KEYS, **POOLS}, "the pool site has no key: there is no file /nowhere/site"),
     ],
 )
 def test_half_a_configuration_is_said_to_be(
-    settings: dict[str, Any], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], said: str | None, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [
-        f"{k} = {v if isinstance(v, int) or v[0] == '{' else json.dumps(v)}"
-        for k, v in settings.items()
-    ]
-    (tmp_path / "config.toml").write_text("\n".join(lines))
-    monkeypatch.setenv("VMJOBS_CONFIG", str(tmp_path / "config.toml"))
-    monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
-    config.cache_clear()
+    path.write_text(
+        "\n".join(
+            f"{name} = {value if isinstance(value, int) or value[0] == '{' else json.dumps(value)}"
+            for name, value in settings.items()
+        )
+    )
+    monkeypatch.setenv("VMJOBS_CONFIG", str(path))
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", "/nowhere")
     done = CliRunner().invoke(doctor, ["--no-boot", "--json"])
-    config.cache_clear()
-    found = json.loads(done.stdout)
-    assert [f["detail"] for f in found if f["what"] == "settings"] == said
-    assert not any(f["ok"] for f in found if f["what"] == "settings")
+    found = [f for f in json.loads(done.stdout) if f["what"] == "settings"]
+    assert [(f["detail"], f["ok"]) for f in found] == ([(said, False)] if said else [])
 
 
 NODE = {
@@ -170,9 +160,7 @@ def test_a_host_that_lacks_what_its_role_needs(
     configured(values, tmp_path, monkeypatch)
     monkeypatch.setenv("VMJOBS_SOCKET", str(tmp_path / "no.sock"))
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
-    config.cache_clear()
     done = CliRunner().invoke(doctor, ["--no-boot", "--json", *(("--for", role) if role else ())])
-    config.cache_clear()
     assert done.exit_code == status, done.output
     lacking = [f for f in json.loads(done.stdout) if f["role"] == role and not f["ok"]]
     assert bool(lacking) == bool(status)
@@ -196,55 +184,30 @@ def configured(values: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
 
 def examined(*arguments: str) -> dict[str, dict[str, Any]]:
     """What it finds, by what it is about."""
-    config.cache_clear()
     done = CliRunner().invoke(doctor, ["--no-boot", "--json", *arguments])
-    config.cache_clear()
     return {f["what"]: f for f in json.loads(done.stdout)}
 
 
-class _Refusing(BaseHTTPRequestHandler):
+def _refusing(handler: Handler, _: int) -> None:
     """A service that is well, and knows one token."""
-
-    def do_GET(self) -> None:
-        health = {"status": "ok", "services": {}, "version": "1"}
-        if self.path.endswith("/healthz") or self.path.endswith("/health"):
-            self._send(200, health)
-        elif self.headers["Authorization"] == "Bearer good":
-            self._send(404, {"code": "NOT_FOUND", "detail": "there is none"})
-        else:
-            self._send(401, {"code": "UNAUTHENTICATED", "detail": "the token has expired"})
-
-    def _send(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps({"title": "", "status": status, **body} if status != 200 else body).encode()
-        self.send_response(status)
-        kind = "json" if status == 200 else "problem+json"
-        self.send_header("Content-Type", f"application/{kind}")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+    if handler.path.endswith(("/healthz", "/health")):
+        handler.document(200, {"status": "ok", "services": {}, "version": "1"})
+    elif handler.headers["Authorization"] == "Bearer good":
+        handler.problem(404, "NOT_FOUND", "there is none")
+    else:
+        handler.problem(401, "UNAUTHENTICATED", "the token has expired")
 
 
-@pytest.fixture
-def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
-        monkeypatch.setenv("VMJOBS_API_URL", f"http://127.0.0.1:{server.server_port}")
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield
-        server.shutdown()
-
-
-@pytest.mark.usefixtures("service")
 @pytest.mark.parametrize(
     ("token", "said"), [("good", ""), ("old", "the token has expired"), ("\N{SNOWMAN}", "cannot read")]
 )
 def test_a_token_that_the_service_refuses_is_found(
-    token: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    token: str, said: str, server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    server.script = _refusing
     (tmp_path / "token").write_text(token, "utf-8")
+    monkeypatch.setenv("VMJOBS_API_URL", server.url)
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
     configured(NODE, tmp_path, monkeypatch)
     monkeypatch.setenv("VMJOBS_AGENT_TOKEN_FILE", str(tmp_path / "token"))
     found = examined()

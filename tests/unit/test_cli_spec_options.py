@@ -31,23 +31,20 @@ def spec_of(*words: str) -> JobSpec:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> str:
-    path = tmp_path / "job.sh"
+def script(path: Path) -> str:
     path.write_text("#!/bin/sh\ntrue\n")
     return str(path)
 
 
-def test_a_script_alone_is_as_ever(script: str) -> None:
-    spec = spec_of("--", script, "a", "-b")
-    assert (spec.strategy, spec.exit, spec.readiness) == (Strategy.SCRIPT, "report", "report")
-    assert spec.arguments == ("a", "-b")
-    assert spec.script.startswith("#!/bin/sh")
-
-
-def test_an_image_needs_no_script() -> None:
-    spec = spec_of("--exit", "poweroff")
-    assert (spec.strategy, spec.exit, spec.readiness) == (Strategy.IMAGE, "poweroff", "started")
-    assert spec.script == ""
+def test_an_image_needs_no_script_and_a_script_alone_is_as_ever(script: str) -> None:
+    for words, strategy, exit, readiness in (
+        (("--", script, "a", "-b"), Strategy.SCRIPT, "report", "report"),
+        (("--exit", "poweroff"), Strategy.IMAGE, "poweroff", "started"),
+    ):
+        spec = spec_of(*words)
+        assert (spec.strategy, spec.exit, spec.readiness) == (strategy, exit, readiness)
+        assert spec.arguments == (("a", "-b") if script in words else ())
+        assert spec.script.startswith("#!/bin/sh") is (script in words)
     assert spec_of().strategy is Strategy.IMAGE
 
 
@@ -59,8 +56,7 @@ def test_a_rule_of_its_own_makes_it_a_job_of_an_image(script: str, words: tuple[
     assert words[1] in {spec.exit, spec.ready}
 
 
-def test_user_data_comes_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "user-data"
+def test_user_data_comes_from_a_file(path: Path) -> None:
     path.write_text("#cloud-config\n{}\n")
     spec = spec_of("--user-data", str(path), "--exit", "poweroff")
     assert (spec.strategy, spec.user_data) == (Strategy.IMAGE, "#cloud-config\n{}\n")

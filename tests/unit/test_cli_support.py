@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from cli_kit import Run
 
-from vmjobs.cli.main import main
-from vmjobs.cli.support import config, print_table, shortened
+from vmjobs.cli.support import print_table, shortened
 from vmjobs.errors import Fault, InvalidRequest
 
 #: Sets a terminal's title; looks like markup.
@@ -61,73 +60,50 @@ def test_a_short_id_has_enough_digits_for_rows_that_are_not_shown() -> None:
     ],
 )
 def test_errors_are_json_where_json_is_asked_for(
-    arguments: list[str],
-    status: int,
-    code: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], status: int, code: str, typed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "none"))
-    config.cache_clear()
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--json"])
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (status, "")
-    error = json.loads(said.err)
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", "/none")
+    done = typed(*arguments, "--json")
+    assert (done.code, done.out) == (status, "")
+    error = json.loads(done.err)
     assert error["code"] == code
     assert error["message"]
     assert isinstance(error["hint"], str) and isinstance(error["errors"], list)
-    config.cache_clear()
 
 
-def test_a_script_may_have_an_option_json(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--image", "nowhere", "--", "/nowhere", "--json"])
-    assert ended.value.code == 64
-    assert capsys.readouterr().err.startswith("vmjobs: cannot read /nowhere")
+def test_a_script_may_have_an_option_json(typed: Run) -> None:
+    done = typed("run", "--image", "nowhere", "--", "/nowhere", "--json")
+    assert done.code == 64
+    assert done.err.startswith("vmjobs: cannot read /nowhere")
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["run", "--image", "own", "/nowhere"], "cannot read /nowhere: No such file or directory"),
-        (["job", "list"], "cannot read a token from token: No such file or directory"),
+        (["job", "list"], "cannot read a token from /none/token: No such file or directory"),
         (["run", "--image", "Own Image"], "  image: is not written as it has to be"),
         (["run", "--image", "own", "--cpus", "0"], "  cpus: must be greater than or equal to 1"),
         (["run", "--image", "own", "--output", "a", "--output", "../b"], "  outputs, number 2: "),
     ],
 )
 def test_an_error_says_what_is_wrong_and_where_in_words(
-    arguments: list[str],
-    line: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], line: str, typed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("VMJOBS_TOKEN_FILE", "token")
-    config.cache_clear()
-    with pytest.raises(SystemExit):
-        main(arguments)
-    config.cache_clear()
-    said = capsys.readouterr().err
+    monkeypatch.setenv("VMJOBS_TOKEN_FILE", "/none/token")
+    said = typed(*arguments).err
     assert line in said
     for internal in ("Errno", "should", "pattern", "outputs.1", "^"):
         assert internal not in said
 
 
-def test_an_error_shows_words_and_obeys_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_shows_words_and_obeys_none(typed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: object) -> None:
         faults = [Fault("name", "bad", HOSTILE)]
         raise InvalidRequest(f"two\nlines {HOSTILE}", faults=faults, hint=HOSTILE)
 
     monkeypatch.setattr("vmjobs.cli.main.cli.main", fail)
-    with pytest.raises(SystemExit):
-        main([])
-    said = capsys.readouterr().err
+    said = typed().err
     assert said.startswith("vmjobs: two\nlines ")
     assert said.count("yours") == 3
     assert "\x1b" not in said and "\x07" not in said

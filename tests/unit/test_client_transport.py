@@ -4,107 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from http_kit import Handler, Scripted
 
+from vmjobs import errors
 from vmjobs.client import Client, JobAgentClient, Retries, Transport
 from vmjobs.client.transport import Upload, retry_after
-from vmjobs.errors import (
-    AttemptSuperseded,
-    ConfigError,
-    Conflict,
-    DigestMismatch,
-    Forbidden,
-    IdempotencyConflict,
-    InvalidSpec,
-    JobFinal,
-    NotFound,
-    PayloadTooLarge,
-    Unauthenticated,
-    Unavailable,
-    VMJobsError,
-)
 from vmjobs.model import JobSpec, StreamName
 
 QUICK = Retries(deadline=3.0, first=0.01, ceiling=0.05, connect=1.0, read=1.0)
 BYTES = bytes(range(256)) * 4096
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers as the test's script says; the script gets the handler and the call's number."""
-
-    protocol_version = "HTTP/1.1"
-    server: Scripted
-
-    def _any(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        self.body = self.rfile.read(length)
-        with self.server.lock:
-            self.server.seen.append(self)
-            number = len(self.server.seen)
-        self.server.script(self, number)
-
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _any
-
-    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        """A whole answer."""
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def problem(self, status: int, code: str, **more: object) -> None:
-        """A problem document."""
-        document = {"title": "x", "status": status, "detail": "so it is", "code": code, **more}
-        self.answer(status, json.dumps(document).encode(), Content_Type="application/problem+json")
-
-    def hang_up(self) -> None:
-        """Close the connection in the middle of it."""
-        self.close_connection = True
-        self.connection.shutdown(socket.SHUT_RDWR)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
-class Scripted(ThreadingHTTPServer):
-    """An HTTP server with a script."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.lock = threading.Lock()
-        self.seen: list[Handler] = []
-        self.script: Callable[[Handler, int], None] = lambda handler, _: handler.answer(200)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is part of these tests."""
-
-
-@pytest.fixture
-def server() -> Iterator[Scripted]:
-    scripted = Scripted()
-    thread = threading.Thread(target=scripted.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield scripted
-    scripted.shutdown()
-    thread.join()
-    scripted.server_close()
+NO_URLS = ("", "localhost:8080", "ftp://x", "http://", "http://x:99999", "http://[", "http://x/?a=b")
 
 
 def http(server: Scripted, retries: Retries = QUICK) -> Transport:
@@ -140,14 +57,14 @@ def test_a_call_that_is_tried_again_for_long_is_told_once(server: Scripted) -> N
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 500, 501])
 def test_lasting_failures_are_not(server: Scripted, status: int) -> None:
     server.script = lambda handler, _: handler.answer(status)
-    with pytest.raises(VMJobsError):
+    with pytest.raises(errors.VMJobsError):
         http(server).call("GET", "/x")
     assert len(server.seen) == 1
 
 
 def test_a_post_is_tried_again_only_where_that_is_safe(server: Scripted) -> None:
     server.script = fails_until(2, 503)
-    with pytest.raises(Unavailable):
+    with pytest.raises(errors.Unavailable):
         http(server).call("POST", "/x", body=b"a")
     assert len(server.seen) == 1
     assert http(server).call("POST", "/x", body=b"a", repeatable=True).status_code == 200
@@ -156,7 +73,7 @@ def test_a_post_is_tried_again_only_where_that_is_safe(server: Scripted) -> None
 def test_submission_always_has_a_key_and_keeps_it(server: Scripted) -> None:
     server.script = lambda handler, _: handler.answer(503)
     spec = JobSpec(image="tiny", script="true")
-    with pytest.raises(Unavailable):
+    with pytest.raises(errors.Unavailable):
         Client(server.url, retries=Retries(deadline=0.3, first=0.01)).submit(spec)
     keys = {call.headers["Idempotency-Key"] for call in server.seen}
     assert len(server.seen) > 1
@@ -182,7 +99,7 @@ def test_retry_after_is_honoured(server: Scripted) -> None:
 def test_waiting_longer_than_the_deadline_is_not_begun(server: Scripted) -> None:
     server.script = lambda handler, _: handler.answer(503, Retry_After="3600")
     start = time.monotonic()
-    with pytest.raises(Unavailable):
+    with pytest.raises(errors.Unavailable):
         http(server).call("GET", "/x")
     assert time.monotonic() - start < 10
 
@@ -200,7 +117,7 @@ def test_nobody_there() -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         start = time.monotonic()
-        with pytest.raises(Unavailable, match="Connection refused") as caught:
+        with pytest.raises(errors.Unavailable, match="Connection refused") as caught:
             Transport(url, retries=Retries(deadline=0.5, first=0.05)).call("GET", "/x")
     assert caught.value.service == "api"
     assert caught.value.hint
@@ -208,24 +125,25 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:8080", "ftp://x", "http://", "http://x:99999", "http://[", "http://x/?a=b"]
+    ("url", "token", "kind", "why"),
+    [(url, "", errors.ConfigError, "not the URL") for url in NO_URLS]
+    + [
+        ("http://x", token, errors.Unauthenticated, "odd characters")
+        for token in ("a b", "a\nb", "t\u00f6ken")
+    ],
 )
-def test_what_is_no_url_is_told_at_once(url: str) -> None:
-    with pytest.raises(ConfigError, match="not the URL"):
-        Transport(url)
-
-
-@pytest.mark.parametrize("token", ["a b", "a\nb", "t\u00f6ken"])
-def test_what_is_no_token_is_told_at_once(token: str) -> None:
-    with pytest.raises(Unauthenticated):
-        Transport("http://x", token)
+def test_what_is_no_url_or_token_is_told_at_once(
+    url: str, token: str, kind: type[errors.VMJobsError], why: str
+) -> None:
+    with pytest.raises(kind, match=why):
+        Transport(url, token)
 
 
 def test_silence_times_out(server: Scripted) -> None:
     released = threading.Event()
     server.script = lambda handler, _: (released.wait(10), handler.hang_up())[-1]
     start = time.monotonic()
-    with pytest.raises(Unavailable, match="no answer in time"):
+    with pytest.raises(errors.Unavailable, match="no answer in time"):
         http(server, Retries(deadline=1.0, read=0.3)).call("GET", "/x")
     released.set()
     assert time.monotonic() - start < 10
@@ -237,44 +155,38 @@ def test_close_ends_the_waiting(server: Scripted) -> None:
     timer = threading.Timer(0.2, transport.close)
     timer.start()
     start = time.monotonic()
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(errors.Unavailable, match="closed"):
         transport.call("GET", "/x")
     assert time.monotonic() - start < 20
 
 
-def test_redirects_are_not_followed_with_the_token(server: Scripted) -> None:
+def test_neither_redirects_are_followed_nor_other_services_taken_for_ours(server: Scripted) -> None:
     server.script = lambda handler, _: handler.answer(302, Location="http://evil.example.org/")
-    with pytest.raises(Unavailable, match="redirects"):
+    with pytest.raises(errors.Unavailable, match="redirects"):
         http(server).call("GET", "/x")
-
-
-def test_what_is_not_our_api(server: Scripted) -> None:
     server.script = lambda handler, _: handler.answer(200, b"<html>hello</html>")
-    with pytest.raises(Unavailable, match="does not speak"):
+    with pytest.raises(errors.Unavailable, match="does not speak"):
         Client(server.url).job("1")
-
-
-# ----------------------------------------------------------------- problem documents
 
 
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
-        (401, "UNAUTHENTICATED", Unauthenticated),
-        (403, "FORBIDDEN", Forbidden),
-        (404, "NOT_FOUND", NotFound),
-        (409, "CONFLICT", Conflict),
-        (409, "JOB_FINAL", JobFinal),
-        (409, "ATTEMPT_SUPERSEDED", AttemptSuperseded),
-        (409, "IDEMPOTENCY_CONFLICT", IdempotencyConflict),
-        (409, "NEW_KIND_OF_CONFLICT", Conflict),
-        (413, "TOO_LARGE", PayloadTooLarge),
-        (422, "INVALID_SPEC", InvalidSpec),
-        (422, "DIGEST_MISMATCH", DigestMismatch),
+        (401, "UNAUTHENTICATED", errors.Unauthenticated),
+        (403, "FORBIDDEN", errors.Forbidden),
+        (404, "NOT_FOUND", errors.NotFound),
+        (409, "CONFLICT", errors.Conflict),
+        (409, "JOB_FINAL", errors.JobFinal),
+        (409, "ATTEMPT_SUPERSEDED", errors.AttemptSuperseded),
+        (409, "IDEMPOTENCY_CONFLICT", errors.IdempotencyConflict),
+        (409, "NEW_KIND_OF_CONFLICT", errors.Conflict),
+        (413, "TOO_LARGE", errors.PayloadTooLarge),
+        (422, "INVALID_SPEC", errors.InvalidSpec),
+        (422, "DIGEST_MISMATCH", errors.DigestMismatch),
     ],
 )
 def test_problems_become_our_errors(
-    server: Scripted, status: int, code: str, kind: type[VMJobsError]
+    server: Scripted, status: int, code: str, kind: type[errors.VMJobsError]
 ) -> None:
     fault = {"field": "cpus", "code": "bad", "message": "too many"}
     server.script = lambda handler, _: handler.problem(status, code, hint="do so", errors=[fault])
@@ -286,21 +198,15 @@ def test_problems_become_our_errors(
     assert [(f.field, f.message) for f in error.faults] == [("cpus", "too many")]
 
 
-def test_unavailable_service_is_named(server: Scripted) -> None:
+def test_a_service_that_is_away_is_named_and_incidents_are_passed_on(server: Scripted) -> None:
     server.script = lambda handler, _: handler.problem(503, "UNAVAILABLE", service="broker")
-    with pytest.raises(Unavailable) as caught:
+    with pytest.raises(errors.Unavailable) as caught:
         http(server, Retries(deadline=0.1)).call("GET", "/x")
     assert caught.value.service == "broker"
-
-
-def test_incident_is_passed_on(server: Scripted) -> None:
     server.script = lambda handler, _: handler.problem(500, "INTERNAL", hint="report it")
-    with pytest.raises(VMJobsError, match="so it is") as caught:
+    with pytest.raises(errors.VMJobsError, match="so it is") as incident:
         http(server).call("GET", "/x")
-    assert caught.value.hint == "report it"
-
-
-# ----------------------------------------------------------------- transfers
+    assert incident.value.hint == "report it"
 
 
 def flaky_file(handler: Handler, _: int) -> None:
@@ -353,13 +259,13 @@ def test_download_that_makes_no_progress_ends(server: Scripted) -> None:
         handler.hang_up()
 
     server.script = script
-    with pytest.raises(Unavailable, match="cannot read"):
+    with pytest.raises(errors.Unavailable, match="cannot read"):
         http(server, Retries(deadline=0.3, first=0.05)).download("/x", io.BytesIO().write)
 
 
 def test_download_of_other_bytes(server: Scripted) -> None:
     server.script = lambda handler, _: handler.answer(200, b"evil")
-    with pytest.raises(DigestMismatch):
+    with pytest.raises(errors.DigestMismatch):
         http(server).download("/x", io.BytesIO().write, digest="sha256:" + "0" * 64)
 
 
@@ -372,11 +278,8 @@ def test_upload_begins_anew_with_every_try(server: Scripted) -> None:
     http(server).call("PUT", "/x", body=body)
     assert [call.body for call in server.seen] == [BYTES] * 3
     assert steps[-1] == (len(BYTES), len(BYTES))
-
-
-def test_empty_upload_tells_its_length(server: Scripted) -> None:
     http(server).call("PUT", "/x", body=Upload(io.BytesIO(), 0))
-    assert server.seen[0].headers["Content-Length"] == "0"
+    assert server.seen[-1].headers["Content-Length"] == "0"
 
 
 class Pipe(io.RawIOBase):
@@ -394,12 +297,12 @@ class Pipe(io.RawIOBase):
 
 def test_upload_of_what_passes_once_is_not_repeated(server: Scripted) -> None:
     server.script = lambda handler, _: handler.answer(503)
-    with pytest.raises(Unavailable):
+    with pytest.raises(errors.Unavailable):
         http(server).call("PUT", "/x", body=Upload(Pipe(), 5))  # type: ignore[arg-type]
     assert len(server.seen) == 1
 
 
 def test_agent_needs_a_claim_first(server: Scripted) -> None:
     agent = JobAgentClient(server.url, "t", "1")
-    with pytest.raises(Conflict, match="not been claimed"):
+    with pytest.raises(errors.Conflict, match="not been claimed"):
         agent.append(StreamName.OUT, 0, b"x")

@@ -23,41 +23,28 @@ def jobs(count: int, busy: int = 0) -> Demand:
     return Demand(count, count, busy)
 
 
+def many(target: int, why: str, kept: Slack | None = None) -> Sizing:
+    """That many machines from now on; why, after their number."""
+    return Sizing(target, kept, f"{target} machine{'s' * (target != 1)}: {why}")
+
+
+IDLE = "idle jobs that only this cluster can run"
+
 #: The target, what was remembered, what there is to do, and what follows.
 TABLE: dict[str, tuple[int, Slack | None, Demand | None, Sizing]] = {
     "as many as are needed": (3, None, jobs(1, busy=2), Sizing(3)),
-    "more at once": (
-        1,
-        None,
-        jobs(3),
-        Sizing(3, None, "3 machines: 3 idle jobs that only this cluster can run"),
-    ),
+    "more at once": (1, None, jobs(3), many(3, f"3 {IDLE}")),
     "beside those that run jobs": (
         2,
         None,
         jobs(1, busy=2),
-        Sizing(3, None, "3 machines: 1 idle job that only this cluster can run; 2 run jobs already"),
+        many(3, "1 idle job that only this cluster can run; 2 run jobs already"),
     ),
-    "several jobs in one machine": (
-        1,
-        None,
-        Demand(jobs=7, machines=2),
-        Sizing(2, None, "2 machines: 7 idle jobs that only this cluster can run"),
-    ),
-    "never more than max": (
-        7,
-        None,
-        jobs(100),
-        Sizing(8, None, "8 machines: 100 idle jobs that only this cluster can run"),
-    ),
+    "several jobs in one machine": (1, None, Demand(jobs=7, machines=2), many(2, f"7 {IDLE}")),
+    "never more than max": (7, None, jobs(100), many(8, f"100 {IDLE}")),
     "at max it stays": (8, None, jobs(100), Sizing(8)),
     "never fewer than min": (1, None, jobs(0), Sizing(1)),
-    "a higher min": (
-        0,
-        None,
-        jobs(0),
-        Sizing(1, None, "1 machine: 0 run jobs, and no fewer are declared"),
-    ),
+    "a higher min": (0, None, jobs(0), many(1, "0 run jobs, and no fewer are declared")),
     "fewer with patience": (5, None, jobs(2), Sizing(5, slack(0, 2))),
     "it waits": (5, slack(99, 2), jobs(2), Sizing(5, slack(99, 2))),
     "most of what was needed meanwhile": (5, slack(50, 2), jobs(4), Sizing(5, slack(50, 4))),
@@ -66,21 +53,11 @@ TABLE: dict[str, tuple[int, Slack | None, Demand | None, Sizing]] = {
         5,
         slack(100, 2),
         jobs(1),
-        Sizing(2, slack(0, 1), "2 machines: no more were needed for 100 s"),
+        many(2, "no more were needed for 100 s", slack(0, 1)),
     ),
-    "down to min": (
-        5,
-        slack(100, 1),
-        jobs(0),
-        Sizing(1, None, "1 machine: no more were needed for 100 s"),
-    ),
+    "down to min": (5, slack(100, 1), jobs(0), many(1, "no more were needed for 100 s")),
     "demand that is back ends the wait": (5, slack(99, 2), jobs(5), Sizing(5)),
-    "or makes it grow": (
-        5,
-        slack(99, 2),
-        jobs(6),
-        Sizing(6, None, "6 machines: 6 idle jobs that only this cluster can run"),
-    ),
+    "or makes it grow": (5, slack(99, 2), jobs(6), many(6, f"6 {IDLE}")),
     "machines that run jobs are needed": (5, slack(100, 5), jobs(0, busy=4), Sizing(5, slack(0, 4))),
     "nobody can tell": (5, slack(1000, 1), None, Sizing(5)),
     "an operator made it smaller": (2, slack(100, 4), jobs(1), Sizing(2, slack(0, 1))),
@@ -97,13 +74,7 @@ def test_the_table(case: str) -> None:
 #: cluster that was woken.
 AWAKE_TABLE: dict[str, tuple[int, int, int, Demand | None, Sizing]] = {
     "it keeps its machine": (0, 8, 1, jobs(0), Sizing(1)),
-    "it gets more as ever": (
-        0,
-        8,
-        1,
-        jobs(2),
-        Sizing(2, None, "2 machines: 2 idle jobs that only this cluster can run"),
-    ),
+    "it gets more as ever": (0, 8, 1, jobs(2), many(2, f"2 {IDLE}")),
     "others may go": (0, 8, 3, jobs(0), Sizing(3, slack(0, 1))),
     "an operator put it back to sleep": (0, 8, 0, jobs(0), Sizing(0)),
     "it may have none by now": (0, 0, 1, jobs(0), Sizing(1, slack(0, 0))),

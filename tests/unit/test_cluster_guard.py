@@ -6,15 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from vmjobs.cluster.guard import (
-    LONGEST_PAUSE,
-    Blame,
-    Failure,
-    Guard,
-    Guards,
-    GuardState,
-    blame,
-)
+from vmjobs.cluster.guard import LONGEST_PAUSE, Blame, Failure, Guard, Guards, GuardState, blame
 from vmjobs.cluster.member import MemberCode
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -69,6 +69,18 @@ def runs(number: int, on: str = "n1", **more: Any) -> MemberNow:
     return member(number, on, **{**values, **more})
 
 
+def waits(number: int, **more: Any) -> MemberNow:
+    return member(number, "n1", phase=Phase.WAITING, **more)
+
+
+def boots(number: int, **more: Any) -> MemberNow:
+    return member(number, "n1", phase=Phase.BOOTING, **more)
+
+
+def joined(number: int, probe: ProbeState, **more: Any) -> MemberNow:
+    return runs(number, advertised=1, probe=probe, **more)
+
+
 def up(number: int, on: str = "n1", **more: Any) -> MemberNow:
     return runs(number, on, **{"advertised": 1, "admitted": 1, "waiting": None, **more})
 
@@ -89,6 +101,10 @@ def created(number: int, on: str) -> Create:
     return Create("vc", f"vc-{number}", Placement(on))
 
 
+def condemned(code: MemberCode, why: str) -> Condemn:
+    return Condemn("vc-0", 1, code, why)
+
+
 def drained(number: int) -> SetGoal:
     return SetGoal(f"vc-{number}", Goal.DRAIN)
 
@@ -103,46 +119,32 @@ DRAIN: dict[str, Any] = {"goal": Goal.DRAIN}
 
 BACK = "generation 2 failed (vc-2 failed 3 times: BOOT_FAILED: no kernel): back to generation 1"
 
-#: What there is, on which nodes, and what is done about it.
-TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
-    "nothing is wanted": (cluster(), ONE, []),
-    "all is well": (cluster(up(0), up(1), target=2), ONE, []),
+#: What there is, what is done about it, and on which nodes, if not on one with room.
+TABLE: dict[str, tuple[ClusterNow, list[Action], *tuple[Sequence[NodeNow], ...]]] = {
+    "nothing is wanted": (cluster(), []),
+    "all is well": (cluster(up(0), up(1), target=2), []),
     # -- how many
-    "the first machines are spread": (cluster(target=2), TWO, [created(0, "n1"), created(1, "n2")]),
-    "where fewest of the cluster are": (cluster(up(0), target=2), TWO, [created(1, "n2")]),
+    "the first machines are spread": (cluster(target=2), [created(0, "n1"), created(1, "n2")], TWO),
+    "where fewest of the cluster are": (cluster(up(0), target=2), [created(1, "n2")], TWO),
     "then where most memory is left": (
         cluster(target=1),
-        [node("n1", 3), node("n2", 4)],
         [created(0, "n2")],
+        [node("n1", 3), node("n2", 4)],
     ),
-    "the lowest number is used again": (cluster(up(1), target=2), ONE, [created(0, "n1")]),
-    "a name is free once its machine has gone": (
-        cluster(up(0, **DRAIN), target=1),
-        ONE,
-        [created(1, "n1")],
-    ),
-    "one that came late gets a node": (cluster(member(0), target=1), ONE, [Place("vc-0", "n1")]),
-    "smaller: the highest number goes": (cluster(up(0), up(1), target=1), ONE, [drained(1)]),
-    "smaller: rather one that is not busy": (
-        cluster(up(0), up(1, busy=True), target=1),
-        ONE,
-        [drained(0)],
-    ),
-    "smaller: rather one that is not up": (cluster(runs(0), up(1), target=1), ONE, [drained(0)]),
+    "the lowest number is used again": (cluster(up(1), target=2), [created(0, "n1")]),
+    "a name is free once its machine has gone": (cluster(up(0, **DRAIN), target=1), [created(1, "n1")]),
+    "one that came late gets a node": (cluster(member(0), target=1), [Place("vc-0", "n1")]),
+    "smaller: the highest number goes": (cluster(up(0), up(1), target=1), [drained(1)]),
+    "smaller: rather one that is not busy": (cluster(up(0), up(1, busy=True), target=1), [drained(0)]),
+    "smaller: rather one that is not up": (cluster(runs(0), up(1), target=1), [drained(0)]),
     "smaller: rather one that waits for its next try": (
         cluster(failing(0), runs(1), up(2), target=2),
-        ONE,
         [drained(0)],
     ),
-    "smaller: before all one that has no node": (
-        cluster(member(0), failing(1), target=1),
-        ONE,
-        [gone(0)],
-    ),
+    "smaller: before all one that has no node": (cluster(member(0), failing(1), target=1), [gone(0)]),
     # -- room
     "what is ending still has its room": (
         cluster(up(0, **DRAIN), up(1, goal=Goal.STOP, phase=Phase.STOPPING), member(2), target=1),
-        [node("n1", 2)],
         [
             SetPending(
                 "vc-2",
@@ -151,37 +153,23 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
                 "settings cluster_cpus, cluster_memory and cluster_disk of a node say what it offers",
             )
         ],
+        [node("n1", 2)],
     ),
     "the same reason is told once": (
         cluster(
-            member(
-                0,
-                code=MemberCode.NO_NODE,
-                why="no node has announced itself to the service",
-            ),
+            member(0, code=MemberCode.NO_NODE, why="no node has announced itself to the service"),
             target=1,
         ),
         [],
         [],
     ),
     # -- in the pool
-    "a probe job ran": (
-        cluster(runs(0, advertised=1, probe=ProbeState.RAN), target=1),
-        ONE,
-        [Admit("vc-0", 1)],
-    ),
-    "a probe job waits": (
-        cluster(runs(0, advertised=1, probe=ProbeState.WAITING), target=1),
-        ONE,
-        [],
-    ),
+    "a probe job ran": (cluster(joined(0, ProbeState.RAN), target=1), [Admit("vc-0", 1)]),
+    "a probe job waits": (cluster(joined(0, ProbeState.WAITING), target=1), []),
     "a probe job failed": (
-        cluster(runs(0, advertised=1, probe=ProbeState.FAILED), target=1),
-        ONE,
+        cluster(joined(0, ProbeState.FAILED), target=1),
         [
-            Condemn(
-                "vc-0",
-                1,
+            condemned(
                 MemberCode.PROBE_FAILED,
                 "its probe job failed: the machine is in the pool and runs no jobs",
             )
@@ -189,220 +177,128 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
     ),
     "it did not join in time": (
         cluster(runs(0, waiting=at(101)), target=1),
-        ONE,
-        [
-            Condemn(
-                "vc-0",
-                1,
-                MemberCode.JOIN_TIMED_OUT,
-                "its machine did not join the pool within 100 s",
-            )
-        ],
+        [condemned(MemberCode.JOIN_TIMED_OUT, "its machine did not join the pool within 100 s")],
     ),
     "its probe did not run in time": (
-        cluster(runs(0, advertised=1, probe=ProbeState.WAITING, waiting=at(101)), target=1),
-        ONE,
-        [Condemn("vc-0", 1, MemberCode.JOIN_TIMED_OUT, "its probe job did not run within 100 s")],
+        cluster(joined(0, ProbeState.WAITING, waiting=at(101)), target=1),
+        [condemned(MemberCode.JOIN_TIMED_OUT, "its probe job did not run within 100 s")],
     ),
-    "a machine is condemned once": (
-        cluster(runs(0, waiting=at(101), condemned=1), target=1),
-        ONE,
-        [],
-    ),
-    "a pool that does not answer condemns nobody": (
-        cluster(runs(0, waiting=None), target=1),
-        ONE,
-        [],
-    ),
+    "a machine is condemned once": (cluster(runs(0, waiting=at(101), condemned=1), target=1), []),
+    "a pool that does not answer condemns nobody": (cluster(runs(0, waiting=None), target=1), []),
     "the ad of another machine is not its ad": (
         cluster(runs(0, incarnation=2, withdrawn=1, advertised=3, probe=ProbeState.RAN), target=1),
-        ONE,
         [],
     ),
     "an ad that vanished has time to come back": (
         cluster(up(0, advertised=0, waiting=at(101)), target=1),
-        ONE,
         [],
     ),
     "it does not come back": (
         cluster(up(0, advertised=0, waiting=NOW - AD_LIFETIME - timedelta(seconds=1)), target=1),
-        ONE,
-        [
-            Condemn(
-                "vc-0",
-                1,
-                MemberCode.JOIN_TIMED_OUT,
-                "its machine has not been in the pool for 900 s",
-            )
-        ],
+        [condemned(MemberCode.JOIN_TIMED_OUT, "its machine has not been in the pool for 900 s")],
     ),
     "a machine that ended is withdrawn": (
-        cluster(member(0, "n1", phase=Phase.WAITING, incarnation=1, advertised=1), target=1),
-        ONE,
+        cluster(waits(0, incarnation=1, advertised=1), target=1),
         [Withdraw("vc-0")],
     ),
     "so is the one before the present one": (
-        cluster(member(0, "n1", phase=Phase.BOOTING, incarnation=2, advertised=1), target=1),
-        ONE,
+        cluster(boots(0, incarnation=2, advertised=1), target=1),
         [Withdraw("vc-0")],
     ),
     "so is one that nobody has seen in the pool: it may have a token": (
-        cluster(member(0, "n1", phase=Phase.WAITING, incarnation=2, withdrawn=1), target=1),
-        ONE,
+        cluster(waits(0, incarnation=2, withdrawn=1), target=1),
         [Withdraw("vc-0")],
     ),
-    "a pool that was told is told once": (
-        cluster(member(0, "n1", phase=Phase.WAITING, incarnation=2, withdrawn=2), target=1),
-        ONE,
-        [],
-    ),
+    "a pool that was told is told once": (cluster(waits(0, incarnation=2, withdrawn=2), target=1), []),
     "and again if it is there after all": (
-        cluster(
-            member(0, "n1", phase=Phase.BOOTING, incarnation=2, withdrawn=1, advertised=1), target=1
-        ),
-        ONE,
+        cluster(boots(0, incarnation=2, withdrawn=1, advertised=1), target=1),
         [Withdraw("vc-0")],
     ),
     "one may join before its agent says that it runs": (
-        cluster(
-            member(0, "n1", phase=Phase.BOOTING, incarnation=2, advertised=2, withdrawn=1), target=1
-        ),
-        ONE,
+        cluster(boots(0, incarnation=2, advertised=2, withdrawn=1), target=1),
         [],
     ),
     # -- lost nodes
     "another machine takes the place of a lost one": (
         cluster(up(0), target=1),
-        LOST,
         [created(1, "n2")],
+        LOST,
     ),
-    "if there is room": (
-        cluster(up(0), target=1),
-        [node("n1", silent=400), node("n2", 0)],
-        [],
-    ),
+    "if there is room": (cluster(up(0), target=1), [], [node("n1", silent=400), node("n2", 0)]),
     "one lost and one missing: who is missing is shown": (
         cluster(up(0), target=2),
-        [node("n1", silent=400)],
         [
             Create(
                 "vc",
                 "vc-1",
                 Placement(
-                    code=MemberCode.NO_NODE,
-                    why="no node can run it: n1 has not been heard of lately",
+                    code=MemberCode.NO_NODE, why="no node can run it: n1 has not been heard of lately"
                 ),
             )
         ],
+        [node("n1", silent=400)],
     ),
-    "a lost one is not surplus": (cluster(up(0), up(1, "n2"), target=1), LOST, []),
-    "when it is back there is a surplus": (
-        cluster(up(0), up(1, "n2"), target=1),
-        TWO,
-        [drained(1)],
-    ),
-    "the busy one stays": (
-        cluster(up(0), up(1, "n2", busy=True), target=1),
-        TWO,
-        [drained(0)],
-    ),
+    "a lost one is not surplus": (cluster(up(0), up(1, "n2"), target=1), [], LOST),
+    "when it is back there is a surplus": (cluster(up(0), up(1, "n2"), target=1), [drained(1)], TWO),
+    "the busy one stays": (cluster(up(0), up(1, "n2", busy=True), target=1), [drained(0)], TWO),
     "a node that does not come back is given up": (
         cluster(up(0), up(1, "n2"), target=1),
-        [node("n1", silent=GIVEN_UP.total_seconds()), node("n2")],
         [drained(0)],
+        [node("n1", silent=GIVEN_UP.total_seconds()), node("n2")],
     ),
-    "so is one that nobody knows": (cluster(up(0, "n9"), up(1), target=1), ONE, [drained(0)]),
-    "a lost one that was to stop is forgotten": (
-        cluster(up(0, goal=Goal.STOP)),
-        LOST,
-        [gone(0)],
-    ),
-    "a lost one that drains has its time": (cluster(up(0, **DRAIN)), LOST, []),
-    "and then is forgotten": (
-        cluster(up(0, **DRAIN), spec={"drain_seconds": 399}),
-        LOST,
-        [gone(0)],
-    ),
+    "so is one that nobody knows": (cluster(up(0, "n9"), up(1), target=1), [drained(0)]),
+    "a lost one that was to stop is forgotten": (cluster(up(0, goal=Goal.STOP)), [gone(0)], LOST),
+    "a lost one that drains has its time": (cluster(up(0, **DRAIN)), [], LOST),
+    "and then is forgotten": (cluster(up(0, **DRAIN), spec={"drain_seconds": 399}), [gone(0)], LOST),
     # -- ends
     "one that is gone is forgotten and replaced": (
         cluster(member(0, "n1", phase=Phase.GONE), target=1),
-        ONE,
         [gone(0), created(1, "n1")],
     ),
     "a draining cluster": (
         cluster(up(0), member(1), up(2, **DRAIN), target=3, draining=True),
-        ONE,
         [drained(0), gone(1)],
     ),
     "a cluster that is deleted": (
         cluster(up(0), member(1), target=3, deleting=Goal.DRAIN),
-        ONE,
         [drained(0), gone(1)],
     ),
     "a cluster that is deleted now": (
         cluster(up(0), up(1, **DRAIN), target=3, deleting=Goal.STOP),
-        ONE,
         [SetGoal("vc-0", Goal.STOP), SetGoal("vc-1", Goal.STOP)],
     ),
-    "a cluster goes with its last member": (
-        cluster(target=3, deleting=Goal.DRAIN),
-        ONE,
-        [Remove("vc")],
-    ),
-    "and not before": (
-        cluster(up(0, **DRAIN), target=3, deleting=Goal.DRAIN),
-        ONE,
-        [],
-    ),
+    "a cluster goes with its last member": (cluster(target=3, deleting=Goal.DRAIN), [Remove("vc")]),
+    "and not before": (cluster(up(0, **DRAIN), target=3, deleting=Goal.DRAIN), []),
     # -- a new declaration
-    "the first one of an old generation": (
-        cluster(up(0), up(1), target=2, generation=2),
-        ONE,
-        [drained(1)],
-    ),
+    "the first one of an old generation": (cluster(up(0), up(1), target=2, generation=2), [drained(1)]),
     "its successor is made at once": (
         cluster(up(0), up(1, **DRAIN), target=2, generation=2),
-        ONE,
         [created(2, "n1")],
     ),
     "the next one waits until that is up": (
         cluster(up(0), runs(2, generation=2), target=2, generation=2),
-        ONE,
         [],
     ),
     "and until the one before has gone": (
         cluster(up(0), up(2, generation=2), up(1, **DRAIN), target=2, generation=2),
-        ONE,
         [],
     ),
-    "then it follows": (
-        cluster(up(0), up(2, generation=2), target=2, generation=2),
-        ONE,
-        [drained(0)],
-    ),
+    "then it follows": (cluster(up(0), up(2, generation=2), target=2, generation=2), [drained(0)]),
     "not while another one is down that was up": (
         cluster(up(0), up(1, phase=Phase.WAITING, failures=1), target=2, generation=2),
-        ONE,
         [Withdraw("vc-1")],
     ),
-    "not while another one is lost": (
-        cluster(up(0), up(1, "n2"), target=1, generation=2),
-        LOST,
-        [],
-    ),
+    "not while another one is lost": (cluster(up(0), up(1, "n2"), target=1, generation=2), [], LOST),
     "those that never were up hold up nothing, and go first": (
         cluster(up(0), failing(1), failing(2), target=3, generation=2),
-        ONE,
         [drained(2)],
     ),
     "those without a node are simply made anew": (
         cluster(up(0), member(1), target=2, generation=2),
-        ONE,
         [gone(1), created(2, "n1")],
     ),
     "a failing successor ends it": (
         cluster(up(0), failing(2, generation=2, why="no kernel"), target=2, generation=2),
-        ONE,
         [
             Stall(
                 "vc",
@@ -414,28 +310,22 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
     ),
     "which is told once": (
         cluster(up(0), failing(2, generation=2), target=2, generation=2, stalled=2),
-        ONE,
         [],
     ),
     # -- what was good before
-    "all is up: remembered": (cluster(up(0), target=1, good=0), ONE, [Keep("vc")]),
-    "of each generation": (
-        cluster(up(0, generation=2), target=1, generation=2, good=1),
-        ONE,
-        [Keep("vc")],
-    ),
-    "not yet all": (cluster(up(0), runs(1), target=2, good=0), ONE, []),
+    "all is up: remembered": (cluster(up(0), target=1, good=0), [Keep("vc")]),
+    "of each generation": (cluster(up(0, generation=2), target=1, generation=2, good=1), [Keep("vc")]),
+    "not yet all": (cluster(up(0), runs(1), target=2, good=0), []),
     "not all of it": (
         cluster(up(0), up(1, **DRAIN), up(2, generation=2), target=2, generation=2, good=1),
-        ONE,
         [],
     ),
     "not while one is lost": (
         cluster(up(0), up(1, "n2"), target=1, good=0),
-        [node("n1"), node("n2", silent=400)],
         [],
+        [node("n1"), node("n2", silent=400)],
     ),
-    "nothing is up where nothing is wanted": (cluster(good=0), ONE, []),
+    "nothing is up where nothing is wanted": (cluster(good=0), []),
     "a failing successor takes it back": (
         cluster(
             up(0),
@@ -446,27 +336,22 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
             generation=2,
             good=1,
         ),
-        ONE,
         [RollBack("vc", BACK), drained(2), drained(3)],
     ),
     "then those of the failed one that are up follow, one at a time": (
         cluster(up(0), up(1, generation=2), up(2, generation=2), target=3, generation=1, good=1),
-        ONE,
         [drained(2)],
     ),
     "the only machine fails": (
         cluster(failing(2, generation=2, why="no kernel"), target=1, generation=2, good=1),
-        ONE,
         [RollBack("vc", BACK), drained(2)],
     ),
     "the last one fails, and others came up": (
         cluster(up(0, generation=2), failing(1, generation=2), target=2, generation=2, good=1),
-        ONE,
         [],
     ),
     "what is good itself is not taken back": (
         cluster(up(0, generation=2), failing(1), target=2, generation=1, good=1, stalled=1),
-        ONE,
         [],
     ),
 }
@@ -474,7 +359,8 @@ TABLE: dict[str, tuple[ClusterNow, Sequence[NodeNow], list[Action]]] = {
 
 @pytest.mark.parametrize("case", TABLE, ids=list(TABLE))
 def test_the_table(case: str) -> None:
-    there, nodes, expected = TABLE[case]
+    there, expected, *places = TABLE[case]
+    (nodes,) = places or [ONE]
     assert plan([there], {n.name: n for n in nodes}, NOW) == expected
 
 
@@ -486,11 +372,7 @@ REASONS: dict[str, tuple[dict[str, Any], list[NodeNow], str]] = {
         TWO,
         "no node is of the site 'there'; there are n1 of 'here', n2 of 'here'",
     ),
-    "other names": (
-        {"nodes": ["big*"]},
-        ONE,
-        "no node has a name like big*; there are n1 of 'here'",
-    ),
+    "other names": ({"nodes": ["big*"]}, ONE, "no node has a name like big*; there are n1 of 'here'"),
     "no hypervisor": (
         {"hypervisor": "qemu"},
         [node("n1", kinds=frozenset({HypervisorKind.UML})), node("n2", silent=400)],
@@ -563,9 +445,6 @@ def test_a_new_declaration_replaces_every_machine_and_ends() -> None:
     assert sorted(m.generation for m in there.members) == [2] * 5
 
 
-# ------------------------------------------------------------------------- where machines only fail
-
-
 def closed(on: str, *, image: str = IMAGE, code: MemberCode = MemberCode.BOOT_FAILED) -> Guard:
     """Closed for a minute from now on; on: empty: everywhere."""
     guard = Guard(image, on)
@@ -579,93 +458,76 @@ LATER = timedelta(seconds=61)
 MOVED = [drained(0), created(1, "n2")]
 UPGRADE: dict[str, Any] = {"target": 2, "generation": 2, "good": 1}
 
-#: What there is, where it is closed, after how long, and what is done. All is on two nodes.
-GUARDED: dict[str, tuple[ClusterNow, list[Guard], timedelta, list[Action]]] = {
-    "a new one goes elsewhere": (
-        cluster(target=1),
-        [closed("n1")],
-        timedelta(),
-        [created(0, "n2")],
-    ),
+#: What there is, where it is closed, what is done, and after how long. All is on two nodes.
+GUARDED: dict[str, tuple[ClusterNow, list[Guard], list[Action], *tuple[timedelta, ...]]] = {
+    "a new one goes elsewhere": (cluster(target=1), [closed("n1")], [created(0, "n2")]),
     "another image is another matter": (
         cluster(target=1),
         [closed("n1", image=OLD_IMAGE)],
-        timedelta(),
         [created(0, "n1")],
     ),
     "then one is tried": (
         cluster(up(0, "n2"), up(1, "n2"), target=3),
         [closed("n1")],
-        LATER,
         [created(2, "n1")],
+        LATER,
     ),
     "one at a time": (
         cluster(target=4),
         [closed("n1")],
-        LATER,
         [created(0, "n1"), created(1, "n2"), created(2, "n2"), created(3, "n2")],
+        LATER,
     ),
     "not while one is under way": (
         cluster(runs(0), up(1, "n2"), target=3),
         [closed("n1")],
-        LATER,
         [created(2, "n2")],
+        LATER,
     ),
-    "one that only fails is moved": (cluster(failing(0), target=1), [closed("n1")], timedelta(), MOVED),
-    "not before it is closed there": (cluster(failing(0), target=1), [], timedelta(), []),
-    "nor when it may be tried again": (cluster(failing(0), target=1), [closed("n1")], LATER, []),
+    "one that only fails is moved": (cluster(failing(0), target=1), [closed("n1")], MOVED),
+    "not before it is closed there": (cluster(failing(0), target=1), [], []),
+    "nor when it may be tried again": (cluster(failing(0), target=1), [closed("n1")], [], LATER),
     "nor where there is nowhere else": (
         cluster(failing(0), target=1),
         [closed("n1"), closed("n2")],
-        timedelta(),
         [],
     ),
     "nor if the image fails everywhere": (
         cluster(failing(0), target=1),
         [closed("n1"), closed("")],
-        timedelta(),
         [],
     ),
-    "nor while its machine runs": (cluster(runs(0), target=1), [closed("n1")], timedelta(), []),
+    "nor while its machine runs": (cluster(runs(0), target=1), [closed("n1")], []),
     "an upgrade with a new image tries another node first": (
         cluster(up(5, "n2"), failing(0, generation=2), **UPGRADE),
         [closed("n1")],
-        timedelta(),
         MOVED,
     ),
     "so does one of the only machine": (
         cluster(failing(0, generation=2), **{**UPGRADE, "target": 1}),
         [closed("n1")],
-        timedelta(),
         MOVED,
     ),
     "one with a known image is at fault itself": (
         cluster(up(5, "n2"), failing(2, generation=2, why="no kernel"), **UPGRADE),
         [closed("n1"), PROVEN],
-        timedelta(),
         [RollBack("vc", BACK), drained(2)],
     ),
     "unless it is the node's": (
         cluster(up(5, "n2"), failing(0, generation=2, code=MemberCode.NODE_FAILED), **UPGRADE),
         [closed("n1"), PROVEN],
-        timedelta(),
         MOVED,
     ),
     "or others of it came up": (
         cluster(
-            up(5, "n2"),
-            up(6, "n2", generation=2),
-            failing(0, generation=2),
-            **{**UPGRADE, "target": 3},
+            up(5, "n2"), up(6, "n2", generation=2), failing(0, generation=2), **{**UPGRADE, "target": 3}
         ),
         [closed("n1"), PROVEN],
-        timedelta(),
         MOVED,
     ),
     "an upgrade whose image fails everywhere is taken back": (
         cluster(up(5, "n2"), failing(2, generation=2, why="no kernel"), **UPGRADE),
         [closed("n1"), closed("")],
-        timedelta(),
         [RollBack("vc", BACK), drained(2)],
     ),
 }
@@ -673,7 +535,8 @@ GUARDED: dict[str, tuple[ClusterNow, list[Guard], timedelta, list[Action]]] = {
 
 @pytest.mark.parametrize("case", GUARDED, ids=list(GUARDED))
 def test_where_machines_only_fail(case: str) -> None:
-    there, guards, after, expected = GUARDED[case]
+    there, guards, expected, *later = GUARDED[case]
+    after = sum(later, timedelta())
     nodes = {name: node(name, silent=-after.total_seconds()) for name in ("n1", "n2")}
     assert plan([there], nodes, NOW + after, Guards(guards, NOW + after)) == expected
 
@@ -700,13 +563,10 @@ def test_why_a_guarded_node_is_not_chosen() -> None:
 
 def test_clusters_of_the_same_image_try_one_machine_at_a_time() -> None:
     other = replace(cluster(target=1), name="other")
-    actions = plan(
-        [cluster(target=1), other], {"n1": node("n1")}, NOW, Guards([closed("n1")], NOW - LATER)
-    )
-    assert [a.place.node for a in actions if isinstance(a, Create)] == ["", ""]
-    later = Guards([closed("n1")], NOW + LATER)
-    actions = plan([cluster(target=1), other], {"n1": node("n1")}, NOW, later)
-    assert [a.place.node for a in actions if isinstance(a, Create)] == ["n1", ""]
+    for when, nodes in ((NOW - LATER, ["", ""]), (NOW + LATER, ["n1", ""])):
+        guards = Guards([closed("n1")], when)
+        actions = plan([cluster(target=1), other], {"n1": node("n1")}, NOW, guards)
+        assert [a.place.node for a in actions if isinstance(a, Create)] == nodes
 
 
 class Looked(frozenset[HypervisorKind]):

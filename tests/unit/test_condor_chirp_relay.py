@@ -57,15 +57,17 @@ def test_a_job_that_goes_on_elsewhere_is_known_there(tmp_path: Path, *, everythi
     assert answers == b"0\n0\n"
 
 
-def test_no_other_job_is_taken_for_one(tmp_path: Path) -> None:
-    with connected(tmp_path, moves=False) as (job, heard):
-        job.sendall(b"cookie guessed\n")
-        assert job.recv(100) == b"0\n"
-    assert heard == [b"cookie guessed\n"], "what it is worth the starter says"
-
-
-def test_what_is_not_granted_does_not_get_there(tmp_path: Path) -> None:
-    with connected(tmp_path) as (job, heard):
-        job.sendall(b"set_job_attr ChirpVMOutcome x\n")
-        assert job.recv(100) == NOT_AUTHORIZED
-    assert heard == []
+@pytest.mark.parametrize(
+    ("said", "answer", "heard"),
+    [
+        # no other job is taken for one: what it is worth the starter says
+        (b"cookie guessed\n", b"0\n", [b"cookie guessed\n"]),
+        # what is not granted does not get there
+        (b"set_job_attr ChirpVMOutcome x\n", NOT_AUTHORIZED, []),
+    ],
+)
+def test_what_another_job_says(tmp_path: Path, said: bytes, answer: bytes, heard: list[bytes]) -> None:
+    with connected(tmp_path, moves=False) as (job, found):
+        job.sendall(said)
+        assert job.recv(100) == answer
+    assert found == heard

@@ -15,13 +15,13 @@ from typing import Any
 import classad2
 import htcondor2
 import pytest
+from members_kit import member_order
 
 from condor import names
 from condor.cluster_ads import faults
 from condor.pool import CondorPool, among, is_machine, machine, probe_jobs, probe_state
 from condor.pool_tokens import CondorMinter, expiry
 from condor.worker import WorkerKit, machine_attributes, member_config
-from vmjobs.cluster.member import Goal
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.wire import MemberOrder, PoolAddress
 from vmjobs.config import PoolSetting
@@ -29,21 +29,10 @@ from vmjobs.errors import Unavailable
 from vmjobs.ports import MachineKind, PoolMachine, ProbeState
 
 
-def order(**fields: Any) -> MemberOrder:
-    values: dict[str, Any] = {
-        "id": "5" * 32,
-        "cluster": "sl3",
-        "name": "sl3-0",
-        "goal": Goal.RUN,
-        "image": "sha256:" + "0" * 64,
-        "cpus": 2,
-        "memory": 768,
-        "disk": 1024,
-        "pool": PoolAddress(name="site", collector="site.grid:9618", trust_domain="grid"),
-        "boot_seconds": 100,
-        "drain_seconds": 100,
-    }
-    return MemberOrder(**{**values, **fields})
+def order(**fields: object) -> MemberOrder:
+    pool = PoolAddress(name="site", collector="site.grid:9618", trust_domain="grid")
+    names = {"id": "5" * 32, "cluster": "sl3", "name": "sl3-0"}
+    return member_order(**{**names, "cpus": 2, "pool": pool, **fields})
 
 
 class Configuration:
@@ -98,29 +87,22 @@ PROBE = {
 }
 
 
-def test_before_it_is_admitted_only_its_own_probe_comes(configuration: Any) -> None:
-    found = configuration(order(start='TARGET.Owner == "alice"'))
-    assert found.start(PROBE)
-    assert not found.start({"Owner": "alice"})
-    assert not found.start({**PROBE, names.PROBE: "5" * 32 + ".2"})
-    assert not found.start({**PROBE, names.OWNER: "mallory"})
-    assert not found.start({**PROBE, "Cmd": "/bin/sh"})
-    assert not found.start({**PROBE, "TransferExecutable": True})
-
-
-def test_then_the_operators_expression_counts(configuration: Any) -> None:
+def test_who_comes_before_it_is_admitted_then_and_while_it_drains(configuration: Any) -> None:
     found = configuration(order(start='TARGET.Owner == "alice" || TARGET.Flag'))
+    alice = {"Owner": "alice"}
+    assert found.start(PROBE)  # its own, and nobody else
+    others = {
+        names.PROBE: "5" * 32 + ".2",
+        names.OWNER: "x",
+        "Cmd": "/bin/sh",
+        "TransferExecutable": True,
+    }
+    for job in (alice, *({**PROBE, name: value} for name, value in others.items())):
+        assert not found.start(job), job
     found.switch("VMJOBS_ADMITTED = True")
-    assert found.start({"Owner": "alice"})
-    assert not found.start({"Owner": "bob"})
-    assert not found.start(PROBE)
-
-
-def test_while_it_drains_nothing_comes(configuration: Any) -> None:
-    found = configuration(order())
-    found.switch("VMJOBS_ADMITTED = True")
+    assert [found.start(job) for job in (alice, {"Owner": "bob"}, PROBE)] == [True, False, False]
     found.switch("VMJOBS_DRAINING = True")
-    assert not found.start({"Owner": "alice"})
+    assert not found.start(alice)
     assert classad2.ExprTree(found["CLAIM_WORKLIFE"]).eval() == 0
 
 
@@ -170,26 +152,19 @@ def test_the_files_are_all_that_the_script_needs() -> None:
         assert name.encode() in files["script"]
 
 
-# --------------------------------------------------------------------------- declarations
-
-
 def found(**fields: Any) -> dict[str, str]:
     spec = ClusterSpec(name="a", image="x", size=1, **fields)
     return {fault.field: fault.code for fault in faults(spec)}
 
 
-@pytest.mark.parametrize(
-    "name", ["cpus", "Machine", "START", "VMJobsX", "hasvmjobs", "ChildCpus", "true", "Name", "OpSys"]
-)
-def test_attributes_of_htcondor_and_ours_are_reserved(name: str) -> None:
-    assert found(attributes={name: 1}) == {f"attributes.{name}": "reserved"}
+RESERVED = ["cpus", "Machine", "START", "VMJobsX", "hasvmjobs", "ChildCpus", "true", "Name", "OpSys"]
+FREE = ["VirtualCluster", "Flavour", "IsGood", "Totally", "MyAttr", "Recently"]
 
 
-@pytest.mark.parametrize(
-    "name", ["VirtualCluster", "Flavour", "IsGood", "Totally", "MyAttr", "Recently"]
-)
-def test_other_attributes_are_the_operators(name: str) -> None:
-    assert found(attributes={name: 'any "text"'}) == {}
+@pytest.mark.parametrize("name", RESERVED + FREE)
+def test_attributes_of_htcondor_and_ours_are_reserved_and_others_the_operators(name: str) -> None:
+    fault = {f"attributes.{name}": "reserved"} if name in RESERVED else {}
+    assert found(attributes={name: 'any "text"'}) == fault
 
 
 def test_text_that_htcondor_changes_is_refused() -> None:
@@ -236,35 +211,23 @@ def test_what_is_no_expression_is_refused(start: str) -> None:
     assert found(start=start) == {"start": "bad_expression"}
 
 
-# --------------------------------------------------------------------------- pool
-
-
 AT = PoolSetting("site.grid", "s.grid", "grid")
 
 AD = {names.MEMBER: "a-0", names.INCARNATION: 2, names.MACHINE: "5" * 32 + ".2"}
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        {names.MEMBER: "a b"},
-        {names.MEMBER: 3},
-        {names.MACHINE: "$(HOME)"},
-        {names.MACHINE: '" || true || "'},
-        {names.MACHINE: 7},
-        {names.INCARNATION: "x"},
-        {names.INCARNATION: True},
-        {names.INCARNATION: 0},
-        {names.INCARNATION: 3},
-        {names.INCARNATION: -1},
-        {names.INCARNATION: 2**62},
-    ],
-)
-def test_an_ad_that_no_machine_of_ours_sends_is_none(lie: dict[str, Any]) -> None:
+LIES = {
+    names.MEMBER: ["a b", 3],
+    names.MACHINE: ["$(HOME)", '" || true || "', 7],
+    names.INCARNATION: ["x", True, 0, 3, -1, 2**62],
+}
+
+
+@pytest.mark.parametrize(("name", "lie"), [(name, lie) for name in LIES for lie in LIES[name]])
+def test_an_ad_that_no_machine_of_ours_sends_is_none(name: str, lie: Any) -> None:
     assert is_machine(AD)
-    assert not is_machine({**AD, **lie})
-    for name in lie:
-        assert not is_machine({k: v for k, v in AD.items() if k != name})
+    assert not is_machine({**AD, name: lie})
+    assert not is_machine({k: v for k, v in AD.items() if k != name})
 
 
 def test_what_a_machine_says_cannot_be_more_than_can_be_kept() -> None:
@@ -377,19 +340,26 @@ def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.Monkey
     assert len(queue.jobs) == 198 + 1 + 2
 
 
+def withdrawn(machines: list[PoolMachine], queue: Queue, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the pool's collector is told, by verb."""
+    said: dict[str, Any] = {}
+    patch.setattr("condor.schedd.call", queue.call)
+    patch.setattr("condor.pool.call", lambda verb, _, **more: said.update({verb: more}))
+    CondorPool("site", AT, token_seconds=700).withdraw(machines)
+    return said
+
+
 def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else root in a machine could have the pool forget another, whose id it says it has."""
-    queue, said = Queue(), dict[str, Any]()
+    queue = Queue()
     queue.jobs = [
         {"ClusterId": n, "ProcId": 0, names.PROBE: target, names.OWNER: "vmjobs", names.JOB_STATUS: 1}
         for n, target in enumerate(("5" * 32 + ".2", "5" * 32 + ".3", "7" * 32 + ".1"))
     ]
     removed: list[list[str]] = []
-    monkeypatch.setattr("condor.schedd.call", queue.call)
     monkeypatch.setattr("condor.schedd.Schedd.remove", lambda _, ids, why: removed.append(ids))
-    monkeypatch.setattr("condor.pool.call", lambda verb, _, **more: said.update({verb: more}))
-    pool = CondorPool("site", AT, token_seconds=700)
-    pool.withdraw([PoolMachine("a-0", 2, "5" * 32), PoolMachine("a-1", 1, "6" * 32)])
+    machines = [PoolMachine("a-0", 2, "5" * 32), PoolMachine("a-1", 1, "6" * 32)]
+    said = withdrawn(machines, queue, monkeypatch)
     assert list(said) == ["revoke", "withdraw"]  # or a machine that lives could be back in between
     users = [f"vmjobs-a-0.{'5' * 32}.2", f"vmjobs-a-1.{'6' * 32}.1"]
     assert (said["revoke"]["users"], said["revoke"]["seconds"] >= 700) == (users, True)
@@ -409,12 +379,9 @@ def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.Monke
 
 
 def test_thousands_of_machines_are_withdrawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, said = Queue(), dict[str, Any]()
     asked: list[str] = []
     monkeypatch.setattr("condor.schedd.Schedd.query", lambda _, where, __: asked.append(where) or [])
-    monkeypatch.setattr("condor.schedd.call", queue.call)
-    monkeypatch.setattr("condor.pool.call", lambda verb, _, **more: said.update({verb: more}))
-    CondorPool("site", AT).withdraw([PoolMachine(f"a-{n}", 1, f"{n:032x}") for n in range(5000)])
+    said = withdrawn([PoolMachine(f"a-{n}", 1, f"{n:032x}") for n in range(5000)], Queue(), monkeypatch)
     ad = {names.MEMBER: "a-4999", names.MACHINE: f"{4999:032x}.1"}
     job = {names.OWNER: AT.user, names.PROBE: f"{4999:032x}.1"}
     for where, meant in ((said["withdraw"]["constraint"], ad), (asked[0], job)):
@@ -458,9 +425,6 @@ def test_a_pool_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
         assert caught.value.service == "pool"
     pool.withdraw([])
     assert pool.probes([]) == {}
-
-
-# --------------------------------------------------------------------------- tokens
 
 
 def token(**claims: Any) -> str:

@@ -73,25 +73,13 @@ def claims(token: bytes | str) -> dict[str, Any]:
     return found
 
 
-# --------------------------------------------------------------------------- tokens
-
-
-def test_a_token_is_signed_as_htcondor_does() -> None:
+def test_a_token_is_signed_and_says_what_those_of_htcondor_do() -> None:
     said, _, signature = KNOWN_TOKEN.rpartition(".")
     assert sign(KNOWN_KEY, said) == signature
     assert sign(KNOWN_KEY[:-1] + b"0", said) != signature
-
-
-def test_a_token_says_what_those_of_htcondor_say() -> None:
-    known = claims(KNOWN_TOKEN)
-    made = mint(
-        KNOWN_KEY,
-        "gateway",
-        "x@tier3.example",
-        now=datetime.fromtimestamp(known["iat"], UTC),
-        lifetime=timedelta(hours=1),
-        authorizations=("READ", "WRITE"),
-    )
+    known, rights = claims(KNOWN_TOKEN), ("READ", "WRITE")
+    when = {"now": datetime.fromtimestamp(known["iat"], UTC), "lifetime": timedelta(hours=1)}
+    made = mint(KNOWN_KEY, "gateway", "x@tier3.example", authorizations=rights, **when)
     assert claims(made) == known | {"jti": claims(made)["jti"]}
     said, _, signature = made.rpartition(".")
     assert signature == sign(KNOWN_KEY, said)
@@ -105,12 +93,16 @@ def test_no_two_tokens_are_the_same() -> None:
     assert "scope" not in claims(one())
 
 
-def test_a_worker_can_tell_of_itself_and_nothing_else(
-    kit: GatewayKit, secrets: dict[str, bytes]
+@pytest.mark.parametrize(
+    ("machine", "subject", "rights"),
+    [("wn", "worker-wn", "ADVERTISE_STARTD READ"), ("ui", "physicist", "READ WRITE")],
+)
+def test_tokens_are_good_for_what_a_machine_is_there_for_and_nothing_else(
+    kit: GatewayKit, secrets: dict[str, bytes], machine: str, subject: str, rights: str
 ) -> None:
-    token = claims(files_of(kit, "wn", secrets)["token"])
-    assert (token["sub"], token["iss"]) == ("worker-wn@tier3.example", "tier3.example")
-    assert token["scope"] == "condor:/ADVERTISE_STARTD condor:/READ"
+    token = claims(files_of(kit, machine, secrets)["token"])
+    assert (token["sub"], token["iss"]) == (f"{subject}@tier3.example", "tier3.example")
+    assert token["scope"].split() == [f"condor:/{right}" for right in rights.split()]
     assert 29 * 86400 < token["exp"] - NOW.timestamp() < 31 * 86400
 
 
@@ -137,18 +129,8 @@ def test_a_machine_without_htcondor_gets_no_token(kit: GatewayKit, secrets: dict
         kit.token(plain, machine, secrets)
 
 
-def test_people_can_submit_and_not_administer(kit: GatewayKit, secrets: dict[str, bytes]) -> None:
-    token = claims(files_of(kit, "ui", secrets)["token"])
-    assert token["sub"] == "physicist@tier3.example"
-    assert token["scope"] == "condor:/READ condor:/WRITE"
-
-
-# --------------------------------------------------------------------------- who has what
-
-
 @pytest.mark.parametrize(
-    ("secret", "having"),
-    [(POOL_KEY, {"ce"}), (STORAGE_KEY, {"se", "ui"}), (CHECK_KEY, {"se"})],
+    ("secret", "having"), [(POOL_KEY, {"ce"}), (STORAGE_KEY, {"se", "ui"}), (CHECK_KEY, {"se"})]
 )
 def test_a_key_is_on_no_machine_that_has_no_use_for_it(
     kit: GatewayKit, secrets: dict[str, bytes], secret: str, having: set[str]
@@ -184,13 +166,9 @@ def test_a_storage_element_may_be_alone(kit: GatewayKit) -> None:
     assert "script" in kit.files(alone, alone.machines[0], kit.secrets(alone))
 
 
-def test_what_needs_a_computing_element_says_so(kit: GatewayKit) -> None:
-    with pytest.raises(InvalidSpec) as caught:
-        kit.secrets(gateway("ui", "wn"))
-    assert [fault.field for fault in caught.value.faults] == ["machines.ui.role", "machines.wn.role"]
-
-
-def test_there_is_one_computing_element(kit: GatewayKit) -> None:
-    with pytest.raises(InvalidSpec) as caught:
-        kit.secrets(gateway(other=(str(Role.COMPUTING_ELEMENT), "10.77.0.30")))
-    assert [fault.field for fault in caught.value.faults] == ["machines.other.role"]
+def test_there_is_one_computing_element_and_what_needs_it_says_so(kit: GatewayKit) -> None:
+    two = gateway(other=(str(Role.COMPUTING_ELEMENT), "10.77.0.30"))
+    for made, names in ((gateway("ui", "wn"), ["ui", "wn"]), (two, ["other"])):
+        with pytest.raises(InvalidSpec) as caught:
+            kit.secrets(made)
+        assert [fault.field for fault in caught.value.faults] == [f"machines.{n}.role" for n in names]

@@ -5,51 +5,29 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import classad2
 import pytest
+from reports_kit import ended, report
+from test_condor_submit import HOSTILE
 
 from condor import chirp, jobad, machine_ad, names, progress
 from condor.chirp import ChirpReporter, Told
 from vmjobs.agent.protocol import EndMessage, ImageNeeds, ProgressMessage
 from vmjobs.errors import InvalidRequest, NotFound
-from vmjobs.model import (
-    AMOUNTS,
-    ExitChannel,
-    ExitStatus,
-    HypervisorInfo,
-    HypervisorKind,
-    JobState,
-    Node,
-    ReasonCode,
-    Report,
-    now,
-    reason,
-)
-
-HOSTILE = [
-    'a" + Owner + "',
-    "a\\",
-    'a\\"',
-    'end"',
-    "a\nb\r\tc\x00",
-    "$$(Machine)",
-    "ü  \u202e",
-    "\\" * 9,
-    "x" * 9999,
-]
+from vmjobs.model import AMOUNTS, HypervisorInfo, HypervisorKind, JobState, Node, ReasonCode, now
 
 
 class Starter:
     """Listens as the starter's chirp proxy does and gives the answers it is told to."""
 
-    def __init__(self, folder: Path, answers: list[bytes]) -> None:
+    def __init__(self, tmp_path: Path, answers: list[bytes]) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         port = self.listener.getsockname()[1]
-        self.config = folder / ".chirp.config"
+        self.config = tmp_path / ".chirp.config"
         self.config.write_text(f"127.0.0.1 {port} secret\n")
         self.lines: list[bytes] = []
         self.thread = threading.Thread(target=self._serve, args=(answers,))
@@ -70,13 +48,8 @@ class Starter:
         self.thread.join(10)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-
-
-def test_attributes_are_sent_one_a_line(folder: Path) -> None:
-    starter = Starter(folder, [b"0\n"] * 3)
+def test_attributes_are_sent_one_a_line(tmp_path: Path) -> None:
+    starter = Starter(tmp_path, [b"0\n"] * 3)
     ChirpReporter(starter.config).publish({names.VM_STATE: "a b", names.VM_BOOT_SECONDS: 1.5})
     starter.close()
     assert starter.lines == [
@@ -86,24 +59,24 @@ def test_attributes_are_sent_one_a_line(folder: Path) -> None:
     ]
 
 
-def test_only_what_changed_is_sent_again(folder: Path) -> None:
-    starter = Starter(folder, [b"0\n"] * 3)
+def test_only_what_changed_is_sent_again(tmp_path: Path) -> None:
+    starter = Starter(tmp_path, [b"0\n"] * 3)
     reporter = ChirpReporter(starter.config)
     reporter.publish({names.VM_STATE: "a", names.VM_NODE: "n"})
     starter.close()
-    starter = Starter(folder, [b"0\n"] * 2)
+    starter = Starter(tmp_path, [b"0\n"] * 2)
     reporter.publish({names.VM_STATE: "a", names.VM_NODE: "n"})
     reporter.publish({names.VM_STATE: "b", names.VM_NODE: "n"})
     starter.close()
     assert starter.lines[1:] == [b'set_job_attr ChirpVMState "b"\n']
 
 
-def test_what_did_not_arrive_is_sent_again(folder: Path) -> None:
-    starter = Starter(folder, [b"0\n", b"-1\n"])
+def test_what_did_not_arrive_is_sent_again(tmp_path: Path) -> None:
+    starter = Starter(tmp_path, [b"0\n", b"-1\n"])
     reporter = ChirpReporter(starter.config)
     reporter.publish({names.VM_STATE: "a"})
     starter.close()
-    starter = Starter(folder, [b"0\n"] * 2)
+    starter = Starter(tmp_path, [b"0\n"] * 2)
     reporter.publish({names.VM_STATE: "a"})
     starter.close()
     assert starter.lines[1:] == [b'set_job_attr ChirpVMState "a"\n']
@@ -111,9 +84,9 @@ def test_what_did_not_arrive_is_sent_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("answers", [[b"-1\n"], [b"0\n", b"-8\n"], [b"0\n"], [b"what\n"], [b""], []])
 def test_failures_are_logged_and_not_raised(
-    folder: Path, answers: list[bytes], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, answers: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    starter = Starter(folder, answers)
+    starter = Starter(tmp_path, answers)
     with caplog.at_level(logging.WARNING):
         ChirpReporter(starter.config, timeout=1.0).publish({names.VM_STATE: "secret value"})
     starter.close()
@@ -122,25 +95,24 @@ def test_failures_are_logged_and_not_raised(
 
 
 def test_a_starter_that_is_gone_and_a_broken_file_raise_nothing(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = folder / "config"
     for text in ("127.0.0.1 1 cookie\n", "", "a b\n", "127.0.0.1 x cookie\n", "\xff\xff"):
-        config.write_text(text, "latin-1")
-        ChirpReporter(config, timeout=1.0).publish({names.VM_STATE: "x"})
+        path.write_text(text, "latin-1")
+        ChirpReporter(path, timeout=1.0).publish({names.VM_STATE: "x"})
     assert len(caplog.records) == 5
 
 
 def test_outside_of_a_job_nothing_happens(
-    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("_CONDOR_CHIRP_CONFIG", raising=False)
     ChirpReporter().publish({names.VM_STATE: "x"})
     assert not caplog.records
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", [*HOSTILE[:-2], "$$(Machine)", "a\tb", "\\" * 9, "x" * 9999])
 def test_a_string_stays_one_string_in_both_syntaxes(text: str) -> None:
     line = chirp.set_command(names.VM_REASON, text)
     assert line.count(b"\n") == 1
@@ -176,20 +148,14 @@ def test_literals_of_other_types() -> None:
 
 
 def test_progress_says_what_is_known() -> None:
-    report = Report(state=JobState.BOOTING, reason=reason(ReasonCode.PROGRESS), time=now())
-    assert progress.attributes("n1", report) == {
+    assert progress.attributes("n1", report(JobState.BOOTING)) == {
         "ChirpVMState": "BOOTING",
         "ChirpVMNode": "n1",
         "ChirpVMReason": "PROGRESS",
     }
-    end = Report(
-        state=JobState.FAILED,
-        reason=reason(ReasonCode.SCRIPT_FAILED, "exit code 3"),
-        time=now(),
-        hypervisor=HypervisorKind.UML,
-        exit=ExitStatus(code=3, channel=ExitChannel.ENDPOINT),
-        seconds={"staging": 0.12345, "booting": 1.5, "running": 9.0, "collecting": 0.25},
-    )
+    seconds = {"staging": 0.12345, "booting": 1.5, "running": 9.0, "collecting": 0.25}
+    how = {"hypervisor": HypervisorKind.UML, "exit": ended(3), "seconds": seconds}
+    end = report(JobState.FAILED, ReasonCode.SCRIPT_FAILED, "exit code 3", **how)
     found = progress.attributes("n1", end)
     assert found["ChirpVMReason"] == "SCRIPT_FAILED: exit code 3"
     assert found["ChirpVMHypervisor"] == "uml"
@@ -216,39 +182,31 @@ class Noting(ChirpReporter):
 
 
 def test_what_was_used_is_told_along_with_htcondors_numbers_and_at_the_end_at_once() -> None:
-    report = Report(
-        state=JobState.RUNNING,
-        reason=reason(ReasonCode.PROGRESS),
-        time=now(),
-        bytes={"memory": 2**33, "output": 0, "of_the_future": 1},
-        cpu_seconds=1.5,
-    )
-    used = progress.usage(report)
+    moved = {"memory": 2**33, "output": 0, "of_the_future": 1}
+    told = report(JobState.RUNNING, bytes=moved, cpu_seconds=1.5)
+    used = progress.usage(told)
     assert used == {"ChirpVMMemoryBytes": 2**33, "ChirpVMOutputBytes": 0, "ChirpVMCpuSeconds": 1.5}
     assert all(chirp.set_command(name, value) for name, value in used.items())
     reporter = Noting()
-    progress.tell(reporter, ProgressMessage(node="n1", report=report))
+    progress.tell(reporter, ProgressMessage(node="n1", report=told))
     assert (set(reporter.later), set(reporter.at_once) & set(used)) == (set(used), set())
-    progress.tell(reporter, EndMessage(node="n1", report=report, exit_code=0))
+    progress.tell(reporter, EndMessage(node="n1", report=told, exit_code=0))
     assert set(used) < set(reporter.at_once)
     assert len(reporter.later) == 2 * len(used), "what waits would be told last, and be of earlier"
 
 
 def test_how_the_run_of_an_unchanged_job_ended_is_not_how_the_job_did() -> None:
-    report = Report(state=JobState.COMPLETED, reason=reason(ReasonCode.SUCCEEDED), time=now())
+    told = {"node": "n1", "report": report(JobState.COMPLETED, ReasonCode.SUCCEEDED)}
     reporter = Noting()
-    for message in (
-        ProgressMessage(node="n1", report=report),
-        EndMessage(node="n1", report=report, exit_code=0),
-    ):
+    for message in (ProgressMessage(**told), EndMessage(**told, exit_code=0)):
         progress.tell(reporter, message, unchanged=True)
     assert set(reporter.at_once) == {"ChirpVMNode"}
 
 
 def test_what_an_image_demands_of_nodes_is_told_where_this_one_does_not_have_it() -> None:
-    report = Report(state=JobState.FAILED, reason=reason(ReasonCode.NO_HYPERVISOR), time=now())
+    told = report(JobState.FAILED, ReasonCode.NO_HYPERVISOR)
     needs = ImageNeeds(named="disk:1", kinds=(HypervisorKind.KVM, HypervisorKind.QEMU))
-    end = EndMessage(node="n1", report=report, exit_code=71)
+    end = EndMessage(node="n1", report=told, exit_code=71)
     assert progress.needs(end) == {}
     told = progress.needs(end.model_copy(update={"needs": needs}))
     assert list(told.items()) == [
@@ -263,20 +221,18 @@ def test_what_an_image_demands_of_nodes_is_told_where_this_one_does_not_have_it(
 
 def test_every_amount_has_an_attribute() -> None:
     everything = dict.fromkeys(AMOUNTS, 1)
-    report = Report(
-        state=JobState.RUNNING, reason=reason(ReasonCode.PROGRESS), time=now(), bytes=everything
-    )
-    assert [name.lower() for name in progress.usage(report)] == [f"chirpvm{a}bytes" for a in AMOUNTS]
+    used = progress.usage(report(JobState.RUNNING, bytes=everything))
+    assert [name.lower() for name in used] == [f"chirpvm{a}bytes" for a in AMOUNTS]
 
 
-def test_what_is_told_later_is_told_at_once_as_well_if_need_be(folder: Path) -> None:
-    starter = Starter(folder, [b"0\n"] * 2)
+def test_what_is_told_later_is_told_at_once_as_well_if_need_be(tmp_path: Path) -> None:
+    starter = Starter(tmp_path, [b"0\n"] * 2)
     reporter = ChirpReporter(starter.config)
     assert reporter.publish_later({names.VM_MEMORY_BYTES: 5})
     assert reporter.publish_later({names.VM_MEMORY_BYTES: 5})
     starter.close()
     assert starter.lines[1:] == [b"set_job_attr_delayed ChirpVMMemoryBytes 5\n"]
-    starter = Starter(folder, [b"0\n"] * 2)
+    starter = Starter(tmp_path, [b"0\n"] * 2)
     assert reporter.publish({names.VM_MEMORY_BYTES: 5})
     starter.close()
     assert starter.lines[1:] == [b"set_job_attr ChirpVMMemoryBytes 5\n"]
@@ -292,8 +248,7 @@ RequestMemory = 1 + 1
 """
 
 
-def test_the_job_ad_is_read_from_where_the_starter_left_it(folder: Path) -> None:
-    path = folder / ".job.ad"
+def test_the_job_ad_is_read_from_where_the_starter_left_it(path: Path) -> None:
     path.write_text(AD)
     ad = jobad.read({"_CONDOR_JOB_AD": str(path)})
     assert (ad.job_id, ad.index, ad.owner, ad.cluster, ad.proc) == ("j3", 3, "alice", 12, 3)
@@ -311,17 +266,8 @@ def test_a_job_ad_that_is_none() -> None:
 
 
 def a_node(*hypervisors: HypervisorInfo, **told: Any) -> Node:
-    return Node(
-        name="n1",
-        version='1.0" + x',
-        cpus=2,
-        memory=2048,
-        lent=200,
-        disk=10,
-        hypervisors=hypervisors,
-        **told,
-        updated=now(),
-    )
+    size = {"cpus": 2, "memory": 2048, "lent": 200, "disk": 10, "updated": now()}
+    return Node(name="n1", version='1.0" + x', hypervisors=hypervisors, **size, **told)
 
 
 def test_the_machine_ad_tells_what_boots() -> None:

@@ -60,46 +60,36 @@ def test_jobs_that_ask_for_a_cluster_wait_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "machines"),
+    ("groups", "found"),
     [
-        ({"RequestCpus": 2}, 4),
-        ({"RequestMemory": 256}, 2),
-        ({"RequestMemory": 300}, 4),
-        ({"RequestDisk": 60 * 1024}, 4),
-        ({"RequestCpus": 0}, 1),
+        ([jobs(4, SL3, RequestCpus=2)], (4, 4)),
+        ([jobs(4, SL3, RequestMemory=256)], (4, 2)),
+        ([jobs(4, SL3, RequestMemory=300)], (4, 4)),
+        ([jobs(4, SL3, RequestDisk=60 * 1024)], (4, 4)),
+        ([jobs(4, SL3, RequestCpus=0)], (4, 1)),
+        ([jobs(1, SL3), jobs(1, SL3)], (2, 1)),
+        # too large for any
+        ([jobs(1, SL3, RequestCpus=3)], (0, 0)),
+        ([jobs(1, SL3, RequestMemory=513)], (0, 0)),
+        ([jobs(1, SL3, RequestDisk=200 * 1024)], (0, 0)),
     ],
 )
-def test_as_many_machines_as_the_jobs_fill(more: dict[str, int], machines: int) -> None:
-    assert waiting([jobs(4, SL3, **more)], offered(kind()), [])["sl3"] == {
-        "jobs": 4,
-        "machines": machines,
-    }
-
-
-def test_jobs_of_several_kinds_share_a_machine() -> None:
-    assert waiting([jobs(1, SL3), jobs(1, SL3)], offered(kind()), [])["sl3"]["machines"] == 1
-
-
-@pytest.mark.parametrize(
-    "more", [{"RequestCpus": 3}, {"RequestMemory": 513}, {"RequestDisk": 200 * 1024}]
-)
-def test_a_job_that_is_too_large_starts_no_machine(more: dict[str, int]) -> None:
-    assert waiting([jobs(1, SL3, **more)], offered(kind()), [])["sl3"]["jobs"] == 0
+def test_as_many_machines_as_the_jobs_fill(groups: list[Group], found: tuple[int, int]) -> None:
+    wanted = waiting(groups, offered(kind()), [])["sl3"]
+    assert (wanted["jobs"], wanted["machines"]) == found
 
 
 def test_a_job_that_another_machine_could_run_starts_none() -> None:
     assert waiting([jobs()], offered(kind()), [present()])["sl3"]["jobs"] == 0
     assert waiting([jobs(1, SL3)], offered(kind()), [present()])["sl3"]["jobs"] == 1
+    # Machines of the cluster itself are no others.
+    assert waiting([jobs(2, SL3)], offered(kind()), [present("sl3")])["sl3"]["jobs"] == 2
     # As soon as the jobs that run there now have ended.
     full = present()
     full["Cpus"] = full["Memory"] = 0
     assert waiting([jobs()], offered(kind()), [whole(full)])["sl3"]["jobs"] == 0
     # Never: it is too small.
     assert waiting([jobs()], offered(kind()), [present(memory=64)])["sl3"]["jobs"] == 1
-
-
-def test_machines_of_the_cluster_itself_are_no_others() -> None:
-    assert waiting([jobs(2, SL3)], offered(kind()), [present("sl3")])["sl3"]["jobs"] == 2
 
 
 def test_one_of_several_clusters_gets_a_job() -> None:

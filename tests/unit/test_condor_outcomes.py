@@ -8,11 +8,12 @@ from pathlib import Path
 
 import classad2
 import pytest
+from reports_kit import ended
 
 from condor import names, outcomes
 from condor.chirp import Expression, set_command
 from vmjobs.errors import NotFound
-from vmjobs.model import ExitChannel, ExitStatus, ReasonCode
+from vmjobs.model import ExitStatus, ReasonCode
 from vmjobs.unchanged import End
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,7 @@ def test_every_failure_of_a_run_has_an_outcome(code: ReasonCode) -> None:
 def test_sub_codes_differ() -> None:
     found = [outcome.subcode for outcome in outcomes.OUTCOMES.values()]
     assert len(set(found)) == len(found)
+    assert outcomes.outcome_of("WHAT_NOBODY_THOUGHT_OF").deed == outcomes.AGAIN
 
 
 def test_nobody_acts_before_all_is_told() -> None:
@@ -67,10 +69,6 @@ def test_nobody_takes_our_script_for_the_job(code: str) -> None:
     told = str(outcomes.attributes(code, "the script exited with status 1", NOW)[names.VM_REASON])
     assert told.startswith(f"{code}: {outcomes.OUTCOMES[code].why}; the script exited with status 1 (")
     assert told.endswith("not the job)")
-
-
-def ended(code: int | None = None, signal: int | None = None) -> ExitStatus:
-    return ExitStatus(code=code, signal=signal, channel=ExitChannel.ENDPOINT)
 
 
 @pytest.mark.parametrize(
@@ -123,16 +121,8 @@ def test_how_far_a_job_is_holds_only_as_long_as_it_runs(status: int, *, lost: bo
     assert ad.eval(names.VM_STATE) == ("PREEMPTED" if lost else "RUNNING")
     before = "EXEC_LOST: what runs the job on its node was killed; its last word: " if lost else ""
     assert ad.eval(names.VM_REASON) == f'{before}PROGRESS: "run"'
-
-
-def test_however_long_the_last_word_is_it_gets_into_the_ad() -> None:
-    for text in ("\U0001f600 " * 999, '" ' * 999):
-        for name, value in outcomes.under_way("RUNNING", text).items():
-            assert set_command(name, value)
-
-
-def test_what_nobody_thought_of_is_tried_again() -> None:
-    assert outcomes.outcome_of("SOMETHING_NEW").deed == outcomes.AGAIN
+    for long in ("\U0001f600 " * 999, '" ' * 999):  # gets into the ad all the same
+        assert all(set_command(*told) for told in outcomes.under_way("RUNNING", long).items())
 
 
 def test_the_schedds_policy_uses_the_same_words() -> None:
@@ -145,12 +135,12 @@ def test_the_schedds_policy_uses_the_same_words() -> None:
     assert f'ChirpVMSubCode =?= {lost.subcode}, strcat("{outcomes.LOST}: {lost.why}; ' in policy
     assert f"SET ChirpVMSubCode {lost.subcode}\n" in policy
     assert outcomes.begun(NOW)[names.VM_SUBCODE] == lost.subcode
-
-
-def test_schedds_and_nodes_speak_of_one_policy() -> None:
-    config = ROOT / "condor/config"
-    assert f"SET {names.POLICY} {names.POLICY_NOW}\n" in (config / "schedd.conf").read_text("utf-8")
-    assert f"TARGET.{names.POLICY} =?= {names.POLICY_NOW})" in (config / "node.conf").read_text("utf-8")
+    assert f"   SET {names.WAITS} {outcomes.waits('VMJobTries')}\n" in policy, (
+        "as for the service's jobs"
+    )
+    assert f"SET {names.POLICY} {names.POLICY_NOW}\n" in policy
+    node = (ROOT / "condor/config/node.conf").read_text("utf-8")
+    assert f"TARGET.{names.POLICY} =?= {names.POLICY_NOW})" in node, "schedds and nodes have one"
 
 
 def decided(name: str, **job: object) -> bool:
@@ -206,15 +196,11 @@ def waits(tried: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bo
 )
 def test_to_be_vacated_is_no_failure(starts: int, vacated: int, *, held: bool) -> None:
     """A job that goes on elsewhere again and again is not held for the first node that fails."""
+    assert outcomes.vacated(vacated) == {names.VM_VACATED: vacated + 1}
     told = {"NumJobStarts": starts, names.VM_VACATED: vacated, names.VM_OUTCOME: outcomes.AGAIN}
     assert decided("VMJobHold", **told) is held
     late = outcomes.pause(starts - vacated) + 1
     assert not decided("VMJobWaits", **told, **{names.VM_TRIED: int(time.time() - late)})
-
-
-def test_each_time_it_leaves_is_counted() -> None:
-    assert outcomes.vacated(0) == {names.VM_VACATED: 1}
-    assert outcomes.vacated(4) == {names.VM_VACATED: 5}
 
 
 @pytest.mark.parametrize("starts", [1, 2, 5, 7, 8, 50])
@@ -243,8 +229,3 @@ def test_the_page_has_the_table() -> None:
         assert f"| `{code}` | {outcome.subcode} | {outcome.deed} | {outcome.why} |" in page
     rest = outcomes.UNKNOWN
     assert f"| any other | {rest.subcode} | {rest.deed} | {rest.why} |" in page
-
-
-def test_jobs_of_the_service_wait_as_those_of_the_schedds_policy_do() -> None:
-    policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
-    assert f"   SET {names.WAITS} {outcomes.waits('VMJobTries')}\n" in policy

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from condor import scratch
+from vmjobs.agent.protocol import HandMessage
 from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.model import HypervisorKind, NetworkMode
 
@@ -19,15 +20,16 @@ def ad(folder: Path, text: str) -> scratch.Ad:
     return scratch.read(folder / "ad")
 
 
+def handed(folder: Path, said: str, slot: str = MACHINE) -> HandMessage:
+    """What is made of the ads of a job, which says that as well, and of its slot."""
+    job = ad(folder, f'ClusterId = 12\nProcId = 3\nVMJobImage = "x"\n{said}\n')
+    return scratch.hand_message(job, ad(folder, slot), Path("/x/dir_1"), ACCOUNT)
+
+
 def test_a_whole_wish(tmp_path: Path) -> None:
-    text = """ClusterId = 12
-ProcId = 3
-VMJobImage = "alice/hep:1"
-vmjobhypervisor = "QEMU"
-VMJobNetwork = "outbound"
-VMJobBootTimeout = 300
-"""
-    found = scratch.hand_message(ad(tmp_path, text), ad(tmp_path, MACHINE), Path("/x/dir_1"), ACCOUNT)
+    image = 'VMJobImage = "alice/hep:1"\n'
+    wish = 'vmjobhypervisor = "QEMU"\nVMJobNetwork = "outbound"\nVMJobBootTimeout = 300'
+    found = handed(tmp_path, image + wish)
     assert (found.job, found.image, found.directory) == ("12.3", "alice/hep:1", "/x/dir_1")
     assert (found.user, found.group) == ACCOUNT
     assert (found.cpus, found.memory, found.disk) == (2, 2048, 4096)
@@ -36,16 +38,14 @@ VMJobBootTimeout = 300
 
 
 def test_a_slot_of_a_fixed_size_gives_no_more_processors_than_the_job_asks_for(tmp_path: Path) -> None:
-    text = 'ClusterId = 1\nProcId = 0\nVMJobImage = "x"\nVMJobHypervisor = "uml"\nRequestCpus = {}\n'
-    slot = ad(tmp_path, "Cpus = 4\n")
-    assert scratch.hand_message(ad(tmp_path, text.format(1)), slot, Path("/x"), ACCOUNT).cpus == 1
+    asks = 'VMJobHypervisor = "uml"\nRequestCpus = '
+    assert handed(tmp_path, f"{asks}1", "Cpus = 4\n").cpus == 1
     with pytest.raises(InvalidRequest, match="a machine of uml has 1 processor, and 2 are asked for"):
-        scratch.hand_message(ad(tmp_path, text.format(2)), slot, Path("/x"), ACCOUNT)
+        handed(tmp_path, f"{asks}2", "Cpus = 4\n")
 
 
 def test_what_is_not_said(tmp_path: Path) -> None:
-    job = ad(tmp_path, 'ClusterId = 1\nProcId = 0\nVMJobImage = "x"\nVMJobNetwork = undefined\n')
-    found = scratch.hand_message(job, ad(tmp_path, "Cpus = 1\n"), Path("/x"), ACCOUNT)
+    found = handed(tmp_path, "VMJobNetwork = undefined", "Cpus = 1\n")
     assert found.memory == scratch.MIN_MEMORY
     assert found.disk == scratch.MIN_DISK
     assert found.hypervisor is None
@@ -53,9 +53,7 @@ def test_what_is_not_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("said", "wanted"), [("true", True), ("FALSE", False), ("undefined", False)])
 def test_whether_it_is_to_be_saved(tmp_path: Path, said: str, *, wanted: bool) -> None:
-    job = ad(tmp_path, f'ClusterId = 1\nProcId = 0\nVMJobImage = "x"\nvmjobcheckpoint = {said}\n')
-    found = scratch.hand_message(job, ad(tmp_path, MACHINE), Path("/x"), ACCOUNT)
-    assert found.checkpoint is wanted
+    assert handed(tmp_path, f"vmjobcheckpoint = {said}").checkpoint is wanted
 
 
 @pytest.mark.parametrize(
@@ -63,8 +61,7 @@ def test_whether_it_is_to_be_saved(tmp_path: Path, said: str, *, wanted: bool) -
 )
 def test_one_that_has_ended_before_begins_anew(tmp_path: Path, outcome: str, *, anew: bool) -> None:
     """It is run once more by its own policy, or was released: no machine of before is to go on."""
-    job = ad(tmp_path, f'ClusterId = 1\nProcId = 0\nVMJobImage = "x"\nChirpVMOutcome = "{outcome}"\n')
-    assert scratch.hand_message(job, ad(tmp_path, MACHINE), Path("/x"), ACCOUNT).anew is anew
+    assert handed(tmp_path, f'ChirpVMOutcome = "{outcome}"').anew is anew
 
 
 @pytest.mark.parametrize(
@@ -78,20 +75,14 @@ def test_one_that_has_ended_before_begins_anew(tmp_path: Path, outcome: str, *, 
     ],
 )
 def test_what_cannot_be_saved(tmp_path: Path, said: str, why: str) -> None:
-    job = ad(tmp_path, f'ClusterId = 1\nProcId = 0\nVMJobImage = "x"\n{said}\n')
     with pytest.raises(InvalidRequest, match=why):
-        scratch.hand_message(job, ad(tmp_path, MACHINE), Path("/x"), ACCOUNT)
+        handed(tmp_path, said)
 
 
 def test_all_that_cannot_be_is_told_at_once(tmp_path: Path) -> None:
     wrong = 'VMJobImage = "UP/../x"\nVMJobHypervisor = "abacus"\nVMJobBootTimeout = 0'
     with pytest.raises(InvalidRequest) as told:
-        scratch.hand_message(
-            ad(tmp_path, f"ClusterId = 1\nProcId = 0\n{wrong}"),
-            ad(tmp_path, MACHINE),
-            Path("/x"),
-            ACCOUNT,
-        )
+        handed(tmp_path, wrong)
     for name in ("VMJobImage", "VMJobHypervisor", "VMJobBootTimeout"):
         assert f"{name}: " in told.value.message
 

@@ -109,12 +109,7 @@ def test_all_faults_are_told_at_once() -> None:
     data["domain"] = "-"
     data["machines"]["wn"]["address"] = "10.77.0.10"
     found = faults(data)
-    assert set(found) == {
-        "domain",
-        "machines.ce.memory",
-        "machines.ce.role",
-        "machines.wn.address",
-    }
+    assert set(found) == {"domain", "machines.ce.memory", "machines.ce.role", "machines.wn.address"}
     assert found["machines.wn.address"] == "is the address of ce as well"
 
 

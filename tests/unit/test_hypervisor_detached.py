@@ -7,11 +7,11 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting_kit import wait_for
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
@@ -54,13 +54,6 @@ def ancestors(pid: int) -> list[int]:
         pid = parent(pid)
         found.append(pid)
     return found
-
-
-def wait_until(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_it_is_no_descendant_and_its_environment_names_nobody(
@@ -166,41 +159,32 @@ def test_what_starts_them_may_be_killed(shells: Shells) -> None:
     assert shells("exit 5").status(20) == 5
 
 
-_ASKER = f"""
+def asker(program: list[str], then: str = "") -> list[str]:
+    """Another process that starts one, does something then, and waits for it."""
+    script = f"""
 from vmjobs.hypervisor.detached import Launcher
-process = Launcher().start(["sleep", "60"], [0, 1, 2], {PATH!r})
-print(process.pid, flush=True)
+process = Launcher().start({program}, [0, 1, 2], {PATH!r})
+{then}
 process.status(60)
 """
+    return [sys.executable, "-c", script]
 
 
 def test_it_goes_on_when_whoever_asked_is_killed_and_what_started_it_ends_with_it() -> None:
-    asker = subprocess.Popen([sys.executable, "-c", _ASKER], stdout=subprocess.PIPE, text=True)
-    assert asker.stdout is not None
-    pid = int(asker.stdout.readline())
-    launcher = parent(pid)
-    asker.kill()
-    asker.wait()
-    asker.stdout.close()
+    command = asker(["sleep", "60"], "print(process.pid, flush=True)")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asked:
+        assert asked.stdout is not None
+        pid = int(asked.stdout.readline())
+        launcher = parent(pid)
+        asked.kill()
     assert procs.read(pid) is not None
     assert parent(pid) == launcher
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: procs.read(launcher) is None)
+    wait_for(lambda: procs.read(launcher) is None, 20)
 
 
 def test_it_ends_with_its_user_where_nothing_was_started_that_goes_on() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from vmjobs.hypervisor.detached import Launcher\n"
-            "process = Launcher().start(['sh', '-c', 'echo $PPID'], [0, 1, 2], {})\n"
-            "process.status(20)",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
+    command = asker(["sh", "-c", "echo $PPID"])
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     launcher = int(done.stdout)
-    wait_until(lambda: procs.read(launcher) is None)
+    wait_for(lambda: procs.read(launcher) is None, 20)

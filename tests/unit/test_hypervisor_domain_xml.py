@@ -105,9 +105,11 @@ def test_firmware_boots_the_disk(method: BootMethod) -> None:
     assert domain.findtext("os/nvram") == (str(uefi.variables) if given else None)
 
 
-def test_a_kernel_that_is_not_there_is_not_replaced_by_the_disk() -> None:
-    with pytest.raises(HypervisorError, match="brings no kernel"):
+def test_what_cannot_be_described() -> None:
+    with pytest.raises(HypervisorError, match="brings no kernel"):  # the disk does not stand in
         parsed(replace(MACHINE, image=replace(IMAGE, kernel=None)))
+    with pytest.raises(HypervisorError, match="vax"):
+        board("vax")
 
 
 def test_the_root_file_system_may_be_in_a_partition() -> None:
@@ -148,8 +150,3 @@ def test_kvm_passes_the_processor_through() -> None:
     cpu = parsed(kind="kvm").find("cpu")
     assert cpu is not None
     assert cpu.get("mode") == "host-passthrough"
-
-
-def test_unknown_architecture() -> None:
-    with pytest.raises(HypervisorError, match="vax"):
-        board("vax")

@@ -72,9 +72,8 @@ def test_causes(cause: str, expected: Ending) -> None:
     ],
 )
 def test_uml_never_guesses_a_power_off(
-    tmp_path: Path, status: int, console: bytes, expected: Ending
+    path: Path, status: int, console: bytes, expected: Ending
 ) -> None:
-    path = tmp_path / "console"
     path.write_bytes(console)
     assert of_kernel(status, path) is expected
 

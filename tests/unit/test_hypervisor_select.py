@@ -33,34 +33,30 @@ def test_the_first_that_works(
     assert choose(ALL, demanded, probed(**works)) is expected
 
 
-def test_none_works() -> None:
-    with pytest.raises(NoHypervisor) as caught:
-        choose(ALL, None, probed(kvm=False, uml=False, qemu=False))
-    for kind in ("kvm", "uml", "qemu"):
-        assert f"{kind}: finding of {kind}" in caught.value.message
-
-
-def test_what_is_demanded_does_not_work() -> None:
-    with pytest.raises(NoHypervisor, match="demands, does not work on this node: kvm: finding of kvm"):
-        choose(ALL, KVM, probed(kvm=False, uml=True))
-
-
-def test_what_is_demanded_is_not_set_up() -> None:
-    with pytest.raises(NoHypervisor, match="kvm: not set up here"):
-        choose((UML,), KVM, probed(uml=True))
-
-
-def test_nothing_is_set_up() -> None:
-    with pytest.raises(NoHypervisor, match="none is set up"):
-        choose((), None, ())
-
-
 DISK = (KVM, QEMU)
 
 
 def test_an_image_that_not_all_can_boot() -> None:
     assert choose(ALL, None, probed(kvm=False, uml=True, qemu=True), DISK) is QEMU
-    with pytest.raises(NoHypervisor, match=r"with its image \(kvm or qemu\) works on this node"):
-        choose(ALL, None, probed(kvm=False, uml=True, qemu=False), DISK)
-    with pytest.raises(NoHypervisor, match="demands the hypervisor uml, but its image boots by kvm or"):
-        choose(ALL, UML, probed(uml=True), DISK)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "demanded", "works", "able", "why"),
+    [
+        (ALL, None, {"kvm": False, "uml": False}, ALL, "kvm: finding of kvm.*uml: finding of uml"),
+        (ALL, KVM, {"kvm": False, "uml": True}, ALL, "does not work on this node: kvm: finding of kvm"),
+        ((UML,), KVM, {"uml": True}, ALL, "kvm: not set up here"),
+        ((), None, {}, ALL, "none is set up"),
+        (ALL, None, {"uml": True, "qemu": False}, DISK, r"\(kvm or qemu\) works on this node"),
+        (ALL, UML, {"uml": True}, DISK, "demands the hypervisor uml, but its image boots by kvm or"),
+    ],
+)
+def test_why_there_is_none(
+    kinds: tuple[HypervisorKind, ...],
+    demanded: HypervisorKind | None,
+    works: dict[str, bool],
+    able: tuple[HypervisorKind, ...],
+    why: str,
+) -> None:
+    with pytest.raises(NoHypervisor, match=why):
+        choose(kinds, demanded, probed(**works), able)

@@ -33,6 +33,14 @@ def path(tmp_path: Path) -> Iterator[Path]:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.fixture
+def table() -> Table:
+    made = Table()
+    for port in (1, 2, 3):
+        made.plug(port)
+    return made
+
+
 def plugged(path: Path) -> socket.socket:
     port = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     port.connect(str(path))
@@ -45,10 +53,7 @@ def test_addresses_are_ones_that_anybody_may_give_out() -> None:
     assert A[0] & 0x03 == 0x02
 
 
-def test_frames_go_where_their_address_is() -> None:
-    table = Table()
-    for port in (1, 2, 3):
-        table.plug(port)
+def test_frames_go_where_their_address_is(table: Table) -> None:
     assert table.route(1, frame(ALL, A)) == [2, 3]
     assert table.route(2, frame(A, B)) == [1]
     assert table.route(1, frame(B, A)) == [2]
@@ -56,10 +61,7 @@ def test_frames_go_where_their_address_is() -> None:
     assert table.route(1, frame(A, A)) == []
 
 
-def test_nobody_speaks_for_another() -> None:
-    table = Table()
-    for port in (1, 2, 3):
-        table.plug(port)
+def test_nobody_speaks_for_another(table: Table) -> None:
     table.route(1, frame(ALL, A))
     assert table.route(2, frame(ALL, A)) == [], "that address is taken"
     assert table.route(2, frame(A, B)) == [1]
@@ -70,10 +72,7 @@ def test_nobody_speaks_for_another() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", A + B, frame(ALL, A, b"x" * (LONGEST - 13))])
-def test_what_is_no_frame_is_dropped(data: bytes) -> None:
-    table = Table()
-    table.plug(1)
-    table.plug(2)
+def test_what_is_no_frame_is_dropped(table: Table, data: bytes) -> None:
     assert table.route(1, data) == []
 
 

@@ -11,34 +11,32 @@ from vmjobs.hypervisor.base import BootImage, DataDisk, Machine
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.hypervisor.uml_boot import allowed_parameters
 
+#: Parameters by which a UML kernel opens files of its node, starts programs there, or takes its memory.
+OF_THE_NODE = [
+    "hostfs=/",
+    "ubd5=/etc/shadow",
+    "ubd0=/etc/shadow",
+    "udb=x",
+    "eth0=slirp,,/bin/sh",
+    "con1=xterm",
+    "con=fd:0",
+    "vec1:transport=tap,ifname=tap0",
+    "ssl0=port:9000",
+    "xterm=/bin/sh,-T,-e",
+    "initrd=/etc/passwd",
+    "iomem=x,/etc/shadow",
+    "mconsole=notify:/tmp/x",
+    "virtio_uml.device=/tmp/socket:1",
+    "uml_dir=/tmp",
+    "umid=vmjobs-other",
+    "mem=100G",
+    "debug",
+    "--help",
+]
+SEVERAL = ["init=/a hostfs=/", 'init="/a hostfs=/"', "init=/a\nhostfs=/"]
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "hostfs=/",
-        "ubd5=/etc/shadow",
-        "ubd0=/etc/shadow",
-        "udb=x",
-        "eth0=slirp,,/bin/sh",
-        "vec1:transport=tap,ifname=tap0",
-        "con1=xterm",
-        "con=fd:0",
-        "ssl0=port:9000",
-        "xterm=/bin/sh,-T,-e",
-        "initrd=/etc/passwd",
-        "iomem=x,/etc/shadow",
-        "mconsole=notify:/tmp/x",
-        "virtio_uml.device=/tmp/socket:1",
-        "uml_dir=/tmp",
-        "umid=vmjobs-other",
-        "mem=100G",
-        "debug",
-        "--help",
-        "init=/a hostfs=/",
-        'init="/a hostfs=/"',
-        "init=/a\nhostfs=/",
-    ],
-)
+
+@pytest.mark.parametrize("word", OF_THE_NODE + SEVERAL)
 def test_an_image_cannot_reach_the_node_by_a_parameter(word: str) -> None:
     assert allowed_parameters((word,)) == []
 
@@ -73,12 +71,7 @@ def test_no_such_program(tmp_path: Path) -> None:
 
 
 def _machine(directory: Path, name: str, disks: tuple[DataDisk, ...] = ()) -> Machine:
+    image, console = BootImage("", directory / "root"), directory / "console"
     return Machine(
-        name=name,
-        cpus=1,
-        memory=64,
-        image=BootImage("", directory / "root"),
-        disks=disks,
-        console=directory / "console",
-        workdir=directory,
+        name, cpus=1, memory=64, image=image, disks=disks, console=console, workdir=directory
     )

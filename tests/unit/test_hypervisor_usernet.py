@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import socket
 import struct
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,61 +13,53 @@ from vmjobs.hypervisor import slirp
 from vmjobs.hypervisor.usernet import MAX_FRAME, MAX_QUEUED, DatagramLink, StreamLink
 
 
-@pytest.fixture
-def pair() -> contextlib.AbstractContextManager[tuple[socket.socket, socket.socket]]:
-    @contextlib.contextmanager
-    def make(kind: int = socket.SOCK_STREAM):  # type: ignore[no-untyped-def]
-        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-        with ours, theirs:
-            yield ours, theirs
-
-    return make  # type: ignore[return-value]
-
-
 def framed(*frames: bytes) -> bytes:
     return b"".join(struct.pack("!I", len(frame)) + frame for frame in frames)
 
 
-def test_stream_frames_in_any_pieces(pair) -> None:  # type: ignore[no-untyped-def]
-    with pair() as (ours, theirs):
-        link = StreamLink(ours)
-        found: list[bytes] = []
-        for byte in framed(b"one", b"", b"three"):
-            theirs.send(bytes([byte]))
-            found += link.frames() or []
-        assert found == [b"one", b"", b"three"]
-        theirs.send(framed(b"four", b"five"))
-        assert link.frames() == [b"four", b"five"]
-        assert link.frames() == []
+@pytest.fixture
+def cable() -> Iterator[tuple[StreamLink, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield StreamLink(ours), theirs
 
 
-def test_stream_ends(pair) -> None:  # type: ignore[no-untyped-def]
-    with pair() as (ours, theirs):
-        link = StreamLink(ours)
-        theirs.close()
-        assert link.frames() is None
+Cable = tuple[StreamLink, socket.socket]
 
 
-def test_stream_with_an_impossible_length_ends(pair) -> None:  # type: ignore[no-untyped-def]
-    with pair() as (ours, theirs):
-        link = StreamLink(ours)
-        theirs.send(struct.pack("!I", MAX_FRAME + 1))
-        assert link.frames() is None
+def test_stream_frames_in_any_pieces(cable: Cable) -> None:
+    link, theirs = cable
+    found: list[bytes] = []
+    for byte in framed(b"one", b"", b"three"):
+        theirs.send(bytes([byte]))
+        found += link.frames() or []
+    assert found == [b"one", b"", b"three"]
+    theirs.send(framed(b"four", b"five"))
+    assert link.frames() == [b"four", b"five"]
+    assert link.frames() == []
+    theirs.close()
+    assert link.frames() is None
 
 
-def test_stream_keeps_a_bounded_queue(pair) -> None:  # type: ignore[no-untyped-def]
-    with pair() as (ours, theirs):
-        link = StreamLink(ours)
-        for _ in range(MAX_QUEUED * 3):
-            link.send(b"x" * 1500)
-        assert link.flush()
-        theirs.settimeout(5)
-        (size,) = struct.unpack("!I", theirs.recv(4))
-        assert size == 1500
+def test_stream_with_an_impossible_length_ends(cable: Cable) -> None:
+    link, theirs = cable
+    theirs.send(struct.pack("!I", MAX_FRAME + 1))
+    assert link.frames() is None
 
 
-def test_datagrams(pair) -> None:  # type: ignore[no-untyped-def]
-    with pair(socket.SOCK_SEQPACKET) as (ours, theirs):
+def test_stream_keeps_a_bounded_queue(cable: Cable) -> None:
+    link, theirs = cable
+    for _ in range(MAX_QUEUED * 3):
+        link.send(b"x" * 1500)
+    assert link.flush()
+    theirs.settimeout(5)
+    (size,) = struct.unpack("!I", theirs.recv(4))
+    assert size == 1500
+
+
+def test_datagrams() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
         link = DatagramLink(ours)
         theirs.send(b"a")
         theirs.send(b"b")

@@ -102,8 +102,7 @@ def test_circles_of_logical_partitions_end() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ext2", "ext3", "ext4"])
-def test_a_file_system_by_itself_needs_a_kernel(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "disk"
+def test_a_file_system_by_itself_needs_a_kernel(path: Path, kind: str) -> None:
     mkfs(path, kind, "rootfs")
     assert boot_of(path) == BootInfo(
         boot=BootMethod.KERNEL,
@@ -114,8 +113,7 @@ def test_a_file_system_by_itself_needs_a_kernel(tmp_path: Path, kind: str) -> No
     )
 
 
-def test_what_nothing_boots_from_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "disk"
+def test_what_nothing_boots_from_is_said(path: Path) -> None:
     mkfs(path, "vfat", "STICK")
     found = boot_of(path)
     assert (found.boot, found.filesystem, found.label) == (None, "vfat", "STICK")
@@ -123,8 +121,7 @@ def test_what_nothing_boots_from_is_said(tmp_path: Path) -> None:
     assert not boot_of_bytes(bytes(MIB)).is_disk
 
 
-def test_labels_are_fit_for_terminals(tmp_path: Path) -> None:
-    path = tmp_path / "disk"
+def test_labels_are_fit_for_terminals(path: Path) -> None:
     mkfs(path, "ext4", "x")
     with path.open("r+b") as file:
         file.seek(1024 + 0x78)

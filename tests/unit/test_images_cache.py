@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,26 +15,19 @@ from images_cache_kit import DISK, Remote, cut_off, damage, files, noise, put, u
 from images.cache import ImageCache
 from images.content import BLOCK, SEGMENT
 from images.signature import require_signed, sign
-from images.store import ImageStore
 from vmjobs.errors import DigestMismatch, ImageRejected, NotFound
 
 
 @pytest.fixture
-def remote(tmp_path: Path) -> Remote:
-    return Remote(ImageStore(tmp_path / "remote"))
+def digest(remote: Remote) -> str:
+    """An image that the repository has."""
+    return put(remote.store)[0]
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Path:
-    return tmp_path / "node"
-
-
-# ------------------------------------------------------------------ fetching
-
-
-def test_an_image_is_fetched_once_and_kept_sparse(node: Path, remote: Remote) -> None:
+def test_an_image_is_fetched_once_and_kept_sparse(
+    cache: ImageCache, node: Path, remote: Remote
+) -> None:
     digest, manifest = put(remote.store)
-    cache = ImageCache(node, remote)
     seen: list[tuple[int, int]] = []
     image = cache.prepare(digest, lambda done, total: seen.append((done, total)))
     assert image.root.read_bytes() == DISK
@@ -50,9 +44,9 @@ def test_an_image_is_fetched_once_and_kept_sparse(node: Path, remote: Remote) ->
     assert list((node / "partial").iterdir()) == list((node / "tmp").iterdir()) == []
 
 
-def test_it_says_how_often_an_image_was_here_and_what_all_take(node: Path, remote: Remote) -> None:
-    digest, _ = put(remote.store)
-    cache = ImageCache(node, remote)
+def test_it_says_how_often_an_image_was_here_and_what_all_take(
+    digest: str, cache: ImageCache, node: Path, remote: Remote
+) -> None:
     assert (cache.hits, cache.misses, cache.used()) == (0, 0, 0)
     for _ in range(3):
         with cache.lease(digest):
@@ -64,9 +58,9 @@ def test_it_says_how_often_an_image_was_here_and_what_all_take(node: Path, remot
     assert (cache.hits, cache.misses) == (2, 2)
 
 
-def test_it_says_how_much_of_an_image_came_from_elsewhere(node: Path, remote: Remote) -> None:
-    digest, _ = put(remote.store)
-    cache = ImageCache(node, remote)
+def test_it_says_how_much_of_an_image_came_from_elsewhere(
+    digest: str, cache: ImageCache, remote: Remote
+) -> None:
     assert cache.fetched(digest) == 0
     cache.prepare(digest)
     assert cache.fetched(digest) == remote.bytes > 0
@@ -75,27 +69,21 @@ def test_it_says_how_much_of_an_image_came_from_elsewhere(node: Path, remote: Re
     assert cache.fetched("sha256:" + "0" * 64) == 0
 
 
-def test_many_at_once_fetch_once(node: Path, remote: Remote) -> None:
-    digest, _ = put(remote.store)
+def test_many_at_once_fetch_once(digest: str, node: Path, remote: Remote) -> None:
     start = threading.Barrier(8)
-    found = []
 
-    def job() -> None:
-        cache = ImageCache(node, remote)
+    def job(_number: int) -> bool:
         start.wait(10)
-        found.append(cache.prepare(digest).root.read_bytes() == DISK)
+        return ImageCache(node, remote).prepare(digest).root.read_bytes() == DISK
 
-    threads = [threading.Thread(target=job) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert found == [True] * 8
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(job, range(8), timeout=30)) == [True] * 8
     assert len(remote.segments) == 4
 
 
-def test_who_waits_for_another_ones_fetch_can_still_be_stopped(node: Path, remote: Remote) -> None:
-    digest, _ = put(remote.store)
+def test_who_waits_for_another_ones_fetch_can_still_be_stopped(
+    digest: str, node: Path, remote: Remote
+) -> None:
     under_way, go_on = threading.Event(), threading.Event()
 
     def before(_count: int) -> None:
@@ -117,8 +105,7 @@ def test_who_waits_for_another_ones_fetch_can_still_be_stopped(node: Path, remot
     assert ImageCache(node, remote).prepare(digest).root.read_bytes() == DISK
 
 
-def test_a_fetch_can_be_stopped_while_nothing_comes(node: Path, remote: Remote) -> None:
-    digest, _ = put(remote.store)
+def test_a_fetch_can_be_stopped_while_nothing_comes(digest: str, node: Path, remote: Remote) -> None:
     go_on = threading.Event()
     remote.before = lambda _count: go_on.wait(30) and None
     calls = 0
@@ -136,12 +123,11 @@ def test_a_fetch_can_be_stopped_while_nothing_comes(node: Path, remote: Remote) 
     go_on.set()
 
 
-def test_images_share_what_they_have_in_common(node: Path, remote: Remote) -> None:
+def test_images_share_what_they_have_in_common(cache: ImageCache, node: Path, remote: Remote) -> None:
     """Segments that any other image of this node has are not fetched; order does not matter."""
     pieces = [noise(SEGMENT, n) for n in range(6)]
     first, _ = put(remote.store, b"".join(pieces[:4]))
     second, manifest = put(remote.store, b"".join([pieces[3], pieces[5], pieces[0], pieces[0]]))
-    cache = ImageCache(node, remote)
     cache.prepare(first)
     remote.segments.clear()
     image = cache.prepare(second)
@@ -156,11 +142,10 @@ def test_a_segment_that_occurs_twice_is_fetched_once(node: Path, remote: Remote)
     assert len(remote.segments) == 2
 
 
-def test_what_another_image_has_damaged_is_fetched(node: Path, remote: Remote) -> None:
+def test_what_another_image_has_damaged_is_fetched(cache: ImageCache, remote: Remote) -> None:
     disk = noise(2 * SEGMENT)
     first, _ = put(remote.store, disk)
     second, _ = put(remote.store, disk + b"more")
-    cache = ImageCache(node, remote)
     damage(cache.prepare(first).root)
     remote.bytes = 0
     assert cache.prepare(second).root.read_bytes() == disk + b"more"
@@ -170,7 +155,9 @@ def test_what_another_image_has_damaged_is_fetched(node: Path, remote: Remote) -
     assert remote.bytes == 0
 
 
-def test_of_a_changed_image_only_the_changed_blocks_are_fetched(node: Path, remote: Remote) -> None:
+def test_of_a_changed_image_only_the_changed_blocks_are_fetched(
+    cache: ImageCache, remote: Remote
+) -> None:
     """Also where no segment is the same, and where the blocks moved."""
     old = noise(6 * SEGMENT)
     new = bytearray(old[20 * BLOCK :] + old[: 20 * BLOCK])
@@ -179,7 +166,6 @@ def test_of_a_changed_image_only_the_changed_blocks_are_fetched(node: Path, remo
     new[3 * SEGMENT : 3 * SEGMENT + 10 * BLOCK] = bytes(10 * BLOCK)
     first, _ = put(remote.store, old)
     second, _ = put(remote.store, bytes(new))
-    cache = ImageCache(node, remote)
     cache.prepare(first)
     remote.bytes = remote.requests = 0
     assert cache.prepare(second).root.read_bytes() == new
@@ -187,12 +173,11 @@ def test_of_a_changed_image_only_the_changed_blocks_are_fetched(node: Path, remo
     assert remote.requests == 6 + 5  # a head of each segment, and a block where one changed
 
 
-def test_a_block_that_is_damaged_here_is_fetched(node: Path, remote: Remote) -> None:
+def test_a_block_that_is_damaged_here_is_fetched(cache: ImageCache, remote: Remote) -> None:
     old = noise(2 * SEGMENT)
     new = old[:-1] + b"!"
     first, _ = put(remote.store, old)
     second, _ = put(remote.store, new)
-    cache = ImageCache(node, remote)
     damage(cache.prepare(first).root, SEGMENT + 7 * BLOCK)
     damage(cache.prepare(first).root, SEGMENT + 7 * BLOCK)  # mended, and damaged once more
     remote.bytes = 0
@@ -201,23 +186,22 @@ def test_a_block_that_is_damaged_here_is_fetched(node: Path, remote: Remote) -> 
 
 
 @pytest.mark.slow
-def test_images_with_nothing_in_common_are_not_asked_about_for_long(node: Path, remote: Remote) -> None:
+def test_images_with_nothing_in_common_are_not_asked_about_for_long(
+    cache: ImageCache, remote: Remote
+) -> None:
     first, _ = put(remote.store, noise(SEGMENT))
     second, _ = put(remote.store, noise(20 * SEGMENT, 1))
-    cache = ImageCache(node, remote)
     cache.prepare(first)
     remote.requests = 0
     cache.prepare(second)
     assert 20 < remote.requests <= 20 + 4 + 4  # those under way at once look at theirs as well
 
 
-# ------------------------------------------------------------------ what goes wrong
-
-
-def test_a_fetch_that_is_cut_off_goes_on_where_it_was(node: Path, remote: Remote) -> None:
+def test_a_fetch_that_is_cut_off_goes_on_where_it_was(
+    cache: ImageCache, node: Path, remote: Remote
+) -> None:
     disk = noise(12 * SEGMENT)
     digest, _ = put(remote.store, disk)
-    cache = ImageCache(node, remote)
     cut_off(remote, cache, digest, after=7)
     assert cache.cached() == []
     assert used(node / "partial") // SEGMENT == 7
@@ -245,7 +229,7 @@ def test_what_was_fetched_before_a_crash_is_checked(node: Path, remote: Remote) 
 
 
 def test_what_is_wrong_in_a_file_is_not_forgotten_by_the_next_attempt(
-    node: Path, remote: Remote
+    cache: ImageCache, node: Path, remote: Remote
 ) -> None:
     """Garbage where zeros belong, found by an attempt that was broken off in its turn."""
     disk = noise(2 * SEGMENT) + bytes(BLOCK) + noise(BLOCK, 9) + bytes(SEGMENT)
@@ -257,16 +241,16 @@ def test_what_is_wrong_in_a_file_is_not_forgotten_by_the_next_attempt(
         file.write(noise(3 * BLOCK, 5))
         file.seek(3 * SEGMENT)
         file.write(noise(BLOCK, 6))
-    cache = ImageCache(node, remote)
     cut_off(remote, cache, digest, after=1)
     assert list(node.glob("partial/*.note"))
     assert cache.prepare(digest).root.read_bytes() == disk
 
 
-def test_a_note_that_does_not_fit_its_file_is_not_believed(node: Path, remote: Remote) -> None:
+def test_a_note_that_does_not_fit_its_file_is_not_believed(
+    cache: ImageCache, node: Path, remote: Remote
+) -> None:
     disk = noise(4 * SEGMENT)
     digest, manifest = put(remote.store, disk)
-    cache = ImageCache(node, remote)
 
     cut_off(remote, cache, digest, after=3)
     damage(node / "partial" / manifest.root.digest.removeprefix("tree:"))
@@ -283,10 +267,10 @@ def test_a_note_that_does_not_fit_its_file_is_not_believed(node: Path, remote: R
         lambda _data: b"<html>captive portal</html>",
     ],
 )
-def test_other_bytes_than_asked_for_are_never_kept(node: Path, remote: Remote, change: object) -> None:
-    digest, _ = put(remote.store)
+def test_other_bytes_than_asked_for_are_never_kept(
+    digest: str, cache: ImageCache, remote: Remote, change: object
+) -> None:
     remote.change = change  # type: ignore[assignment]
-    cache = ImageCache(node, remote)
     with pytest.raises(DigestMismatch):
         cache.prepare(digest)
     assert cache.cached() == []
@@ -294,8 +278,7 @@ def test_other_bytes_than_asked_for_are_never_kept(node: Path, remote: Remote, c
     assert cache.prepare(digest).root.read_bytes() == DISK
 
 
-def test_another_segment_than_asked_for_is_never_kept(node: Path, remote: Remote) -> None:
-    digest, _ = put(remote.store)
+def test_another_segment_than_asked_for_is_never_kept(digest: str, node: Path, remote: Remote) -> None:
     other: list[bytes] = []
 
     def first_one(data: bytes) -> bytes:
@@ -307,18 +290,18 @@ def test_another_segment_than_asked_for_is_never_kept(node: Path, remote: Remote
         ImageCache(node, remote).prepare(digest)
 
 
-def test_a_layout_that_does_not_fit_the_manifest_is_refused(node: Path, remote: Remote) -> None:
-    digest, _ = put(remote.store)
+def test_a_layout_that_does_not_fit_the_manifest_is_refused(
+    digest: str, node: Path, remote: Remote
+) -> None:
     whole = remote.layout
     remote.layout = lambda image, content: whole(image, content)[:-32]  # type: ignore[method-assign]
     with pytest.raises(DigestMismatch, match="layout"):
         ImageCache(node, remote).prepare(digest)
 
 
-def test_a_cached_image_that_is_damaged_is_mended(node: Path, remote: Remote) -> None:
+def test_a_cached_image_that_is_damaged_is_mended(cache: ImageCache, remote: Remote) -> None:
     disk = noise(3 * SEGMENT)
     digest, _ = put(remote.store, disk)
-    cache = ImageCache(node, remote)
     damage(cache.prepare(digest).root)
     remote.bytes = 0
     assert cache.prepare(digest).root.read_bytes() == disk
@@ -336,13 +319,9 @@ def test_an_image_that_nobody_has_is_not_found_and_leaves_nothing(node: Path, re
     assert files(node) == []
 
 
-# ------------------------------------------------------------------ trust
-
-
 def test_an_image_that_nobody_signed_is_refused_also_when_it_is_here(
-    node: Path, remote: Remote
+    digest: str, node: Path, remote: Remote
 ) -> None:
-    digest, _ = put(remote.store)
     key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     keys = {"site": key.public_key()}
     ImageCache(node, remote).prepare(digest)
@@ -362,8 +341,9 @@ def test_an_image_that_nobody_signed_is_refused_also_when_it_is_here(
         cache.prepare(digest)
 
 
-def test_nothing_is_fetched_of_an_image_that_nobody_signed(node: Path, remote: Remote) -> None:
-    digest, _ = put(remote.store)
+def test_nothing_is_fetched_of_an_image_that_nobody_signed(
+    digest: str, node: Path, remote: Remote
+) -> None:
     cache = ImageCache(node, remote, trust=lambda d, s: require_signed(d, s, {}))
     with pytest.raises(ImageRejected):
         cache.prepare(digest)

@@ -39,8 +39,7 @@ def contents(path: Path) -> dict[str, str]:
     return found
 
 
-def test_the_disk_is_what_cloud_init_looks_for(tmp_path: Path) -> None:
-    path = tmp_path / "seed"
+def test_the_disk_is_what_cloud_init_looks_for(path: Path) -> None:
     NoCloud().write(path, ticket(user_data="#cloud-config\nruncmd: [ls]\n", network="outbound"))
     data = path.read_bytes()
     assert data[32769:32774] == b"CD001"
@@ -50,10 +49,7 @@ def test_the_disk_is_what_cloud_init_looks_for(tmp_path: Path) -> None:
     assert b"LABEL=cidata" in told.stdout
     files = contents(path)
     assert files["user-data"] == "#cloud-config\nruncmd: [ls]\n"
-    assert yaml.safe_load(files["meta-data"]) == {
-        "instance-id": "ab" * 16,
-        "local-hostname": "vmjob-3",
-    }
+    assert yaml.safe_load(files["meta-data"]) == {"instance-id": "ab" * 16, "local-hostname": "vmjob-3"}
     assert yaml.safe_load(files["network-config"]) == network_config(NetworkMode.OUTBOUND)
 
 

@@ -14,7 +14,6 @@ from images.content import (
     MAX_SIZE,
     SEGMENT,
     Layout,
-    block_lengths,
     layout_of,
     layout_of_bytes,
     scan,
@@ -39,9 +38,8 @@ SIZES = [1, BLOCK - 1, BLOCK, BLOCK + 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 3 *
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_digest_is_the_documented_one(size: int, tmp_path: Path) -> None:
+def test_the_digest_is_the_documented_one(path: Path, size: int) -> None:
     data = random.Random(size).randbytes(size)
-    path = tmp_path / "disk"
     path.write_bytes(data)
     with path.open("rb", buffering=0) as file:
         layout = layout_of(file, size)
@@ -50,8 +48,7 @@ def test_the_digest_is_the_documented_one(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_hole_is_as_good_as_zeros(size: int, tmp_path: Path) -> None:
-    path = tmp_path / "disk"
+def test_a_hole_is_as_good_as_zeros(path: Path, size: int) -> None:
     with path.open("wb") as file:
         file.truncate(size)
     with path.open("rb", buffering=0) as file:
@@ -60,8 +57,7 @@ def test_a_hole_is_as_good_as_zeros(size: int, tmp_path: Path) -> None:
     assert list(layout.stored()) == []
 
 
-def test_a_hole_is_not_even_read(tmp_path: Path) -> None:
-    path = tmp_path / "disk"
+def test_a_hole_is_not_even_read(path: Path) -> None:
     with path.open("wb") as file:
         file.seek(3 * SEGMENT + 5)
         file.write(b"data")
@@ -101,14 +97,7 @@ def test_what_is_no_layout_is_refused_even_by_its_own_digest(data: bytes) -> Non
         Layout.parse(data, "tree:" + hashlib.sha256(data).hexdigest())
 
 
-def test_a_file_that_is_shorter_than_said_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "disk"
+def test_a_file_that_is_shorter_than_said_is_an_error(path: Path) -> None:
     path.write_bytes(b"x" * 100)
     with path.open("rb", buffering=0) as file, pytest.raises(OSError, match="shorter"):
         layout_of(file, 200)
-
-
-def test_block_lengths() -> None:
-    assert block_lengths(0) == []
-    assert block_lengths(BLOCK) == [BLOCK]
-    assert block_lengths(BLOCK + 1) == [BLOCK, 1]

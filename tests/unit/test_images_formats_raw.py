@@ -93,13 +93,10 @@ def test_vhd_trailers_on_other_formats_are_refused(lab: Lab) -> None:
         refused(path, "polyglot")
 
 
-def test_formats_with_a_boot_sector_are_refused(lab: Lab) -> None:
+def test_formats_with_a_boot_sector_or_a_cd_in_them_are_refused(lab: Lab) -> None:
     """MBR and qcow2 in one: what boots it sees a disk, what probes it an image."""
     for name in ("qcow2-v2", "vmdk-sparse", "vdi-dynamic", "vhdx-dynamic"):
         refused(lab.patched(name, (510, b"\x55\xaa")), "polyglot")
-
-
-def test_formats_with_a_cd_in_them_are_refused(lab: Lab) -> None:
     for name in ("qcow2-v3", "vdi-dynamic", "vhdx-dynamic"):
         refused(lab.patched(name, (0x8001, b"CD001")), "polyglot")
 

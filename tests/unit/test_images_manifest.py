@@ -22,9 +22,7 @@ def manifest(**more: object) -> ImageManifest:
 
 def test_canonical_bytes_are_sorted_json_without_spaces() -> None:
     made = manifest(
-        packages={"zlib": "1", "büro": "2"},
-        cmdline=("init=/sbin/vmjobs-init",),
-        guest=GuestSupport(),
+        packages={"zlib": "1", "büro": "2"}, cmdline=("init=/sbin/vmjobs-init",), guest=GuestSupport()
     )
     data = made.canonical()
     value = json.loads(data)

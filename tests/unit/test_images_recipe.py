@@ -19,6 +19,8 @@ suite = "bookworm"
 epoch = 0
 packages = ["busybox-static"]
 """
+#: They would be options or words of a shell.
+NO_PACKAGES = ("--hook=evil", "a,b", "a b", "$(x)", "../x", "")
 
 
 def one(text: str) -> recipe.Recipe:
@@ -46,10 +48,18 @@ def test_all_faults_are_told_at_once() -> None:
     assert "mine.toml" in caught.value.message
 
 
-@pytest.mark.parametrize("package", ["--hook=evil", "a,b", "a b", "$(x)", "../x", ""])
-def test_package_names_cannot_be_options_or_shell(package: str) -> None:
-    with pytest.raises(InvalidRequest):
-        recipe.parse(GOOD.replace("busybox-static", package))
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [(GOOD.replace("busybox-static", name), "packages") for name in NO_PACKAGES]
+    + [
+        (f"{GOOD}allow_expired_archive = {word}\n", "allow_expired")
+        for word in ('"yes"', "1", '"false"')
+    ]
+    + [("name = ", "not TOML")],
+)
+def test_what_is_no_recipe_is_refused(text: str, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        recipe.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +92,6 @@ def test_layers_with_too_much_together_are_refused() -> None:
     ]
     with pytest.raises(InvalidRequest, match="probes: must have at most 50 items"):
         recipe.compose(layers)
-
-
-def test_text_that_is_not_toml_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="not TOML"):
-        recipe.parse("name = ")
 
 
 def test_recipes_come_from_files_as_well(tmp_path: Path) -> None:
@@ -138,14 +143,11 @@ def test_layers_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     assert {fault.field for fault in caught.value.faults} == {"suite", "epoch", "packages"}
 
 
-def test_a_circle_of_layers_is_named(tmp_path: Path) -> None:
+def test_circles_of_layers_and_layers_that_are_not_there_are_named(tmp_path: Path) -> None:
     write(tmp_path, "one", 'layers = ["./two.toml"]\n')
     two = write(tmp_path, "two", 'layers = ["./one.toml"]\n')
     with pytest.raises(InvalidRequest, match="circle"):
         recipe.load(two)
-
-
-def test_a_layer_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="unheard-of"):
         recipe.load(write(tmp_path, "top", 'layers = ["unheard-of"]\n'))
 
@@ -187,17 +189,10 @@ def test_an_archive_that_is_out_of_date_is_taken_only_where_a_recipe_says_so(tmp
     ]
 
 
-def test_packages_of_an_archive_that_is_out_of_date_are_nobody_else_s(tmp_path: Path) -> None:
-    assert one(EXPIRED).digest != one(GOOD).digest
-    assert archive_of(one(EXPIRED), tmp_path) != archive_of(one(GOOD), tmp_path)
-
-
-def test_a_layer_that_allows_an_archive_that_is_out_of_date_does_so_for_all() -> None:
+def test_who_allows_an_archive_that_is_out_of_date_does_so_for_all_layers_and_nobody_else(
+    tmp_path: Path,
+) -> None:
     top = recipe.parse('name = "top"\nversion = "1"\nlayers = ["mine"]\n')
     assert recipe.compose([recipe.parse(EXPIRED), top]).allow_expired_archive
-
-
-@pytest.mark.parametrize("value", ['"yes"', "1", '"false"'])
-def test_whether_an_archive_may_be_out_of_date_is_true_or_false(value: str) -> None:
-    with pytest.raises(InvalidRequest, match="allow_expired_archive"):
-        recipe.parse(f"{GOOD}allow_expired_archive = {value}\n")
+    assert one(EXPIRED).digest != one(GOOD).digest
+    assert archive_of(one(EXPIRED), tmp_path) != archive_of(one(GOOD), tmp_path)

@@ -20,16 +20,6 @@ from vmjobs.errors import StorageFull
 from vmjobs.model import MIB
 
 
-@pytest.fixture
-def remote(tmp_path: Path) -> Remote:
-    return Remote(ImageStore(tmp_path / "remote"))
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Path:
-    return tmp_path / "node"
-
-
 def test_what_was_used_longest_ago_goes_first(node: Path, remote: Remote) -> None:
     images = [put(remote.store, noise(2 * SEGMENT, n), b"kernel %d" % n)[0] for n in range(4)]
     cache = ImageCache(node, remote, limit=3 * 2 * SEGMENT + MIB)

@@ -32,8 +32,7 @@ def digest(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"x", RANDOM, TEXT, TEXT + RANDOM[:7], bytes(BLOCK) + TEXT, bytes(BLOCK + 3), RANDOM * 128],
+    "data", [b"x", RANDOM, TEXT, TEXT + RANDOM[:7], bytes(BLOCK) + TEXT, bytes(BLOCK + 3), RANDOM * 128]
 )
 def test_what_was_packed_comes_back(data: bytes) -> None:
     stored = pack(data)
@@ -76,25 +75,18 @@ def test_blocks_can_be_left_out_and_filled_in_from_elsewhere() -> None:
     assert whole == pack(data)
 
 
-def damaged(change: int, at: int) -> bytes:
-    stored = bytearray(pack(TEXT + RANDOM))
-    stored[at] ^= change
-    return bytes(stored)
-
-
 @pytest.mark.parametrize("at", [0, 8, 11, 12, 15, 16, 40, 48, 52, head_size(2), head_size(2) + 9, -1])
 def test_a_flipped_bit_anywhere_is_noticed(at: int) -> None:
+    stored = bytearray(pack(TEXT + RANDOM))
+    stored[at] ^= 1
     with pytest.raises(DigestMismatch):
-        unpack(damaged(1, at), digest(TEXT + RANDOM))
+        unpack(bytes(stored), digest(TEXT + RANDOM))
 
 
-@pytest.mark.parametrize("size", [0, 7, 15, 16, 50, 100, 500])
-def test_a_cut_off_segment_is_noticed(size: int) -> None:
-    with pytest.raises(DigestMismatch):
-        unpack(pack(TEXT + RANDOM)[:size], digest(TEXT + RANDOM))
-
-
-def test_another_segment_is_noticed() -> None:
+def test_a_cut_off_segment_and_another_one_are_noticed() -> None:
+    for size in (0, 7, 15, 16, 50, 100, 500):
+        with pytest.raises(DigestMismatch):
+            unpack(pack(TEXT + RANDOM)[:size], digest(TEXT + RANDOM))
     with pytest.raises(DigestMismatch, match="and not"):
         unpack(pack(TEXT), digest(RANDOM))
 

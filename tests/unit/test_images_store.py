@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from images_cache_kit import damage
 
 from images.content import SEGMENT, layout_of_bytes
 from images.manifest import ImageManifest
@@ -18,30 +19,27 @@ from vmjobs.model import BootMethod, HypervisorKind
 DISK = os.urandom(100_000) + bytes(5_000_000) + b"end" + bytes(1_000_000)
 
 
-def fill(store: ImageStore, disk: bytes = DISK) -> tuple[str, ImageManifest]:
+@pytest.fixture
+def store(tmp_path: Path) -> ImageStore:
+    return ImageStore(tmp_path)
+
+
+@pytest.fixture
+def digest(store: ImageStore) -> str:
+    """An image with a kernel in the store."""
+    return fill(store)[0]
+
+
+def fill(store: ImageStore) -> tuple[str, ImageManifest]:
     """Put an image with a kernel into ``store``; its digest and manifest."""
-    manifest = ImageManifest(
-        root=store.put_content(io.BytesIO(disk)),
-        kernel=store.put_content(io.BytesIO(b"kernel")),
-        cmdline=("init=/x",),
-    )
+    root, kernel = (store.put_content(io.BytesIO(data)) for data in (DISK, b"kernel"))
+    manifest = ImageManifest(root=root, kernel=kernel, cmdline=("init=/x",))
     return store.put_manifest(manifest), manifest
 
 
-def damage(path: Path) -> None:
-    """Change one byte, as a bad disk or a bad copy would."""
-    with path.open("r+b") as file:
-        file.seek(50_000)
-        byte = file.read(1)[0]
-        file.seek(50_000)
-        file.write(bytes([byte ^ 1]))
-
-
-# ------------------------------------------------------------------ store
-
-
-def test_contents_come_back_as_they_were_and_zeros_take_no_room(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
+def test_contents_come_back_as_they_were_and_zeros_take_no_room(
+    store: ImageStore, tmp_path: Path
+) -> None:
     part = store.put_content(io.BytesIO(DISK))
     path = store.content_path(part.digest)
     assert path.read_bytes() == DISK
@@ -53,9 +51,8 @@ def test_contents_come_back_as_they_were_and_zeros_take_no_room(tmp_path: Path) 
 
 @pytest.mark.parametrize("size", [1, 65535, 65536, 65537, SEGMENT - 1, SEGMENT, SEGMENT + 1, 3_000_001])
 @pytest.mark.parametrize("fill", [b"\0", b"x"])
-def test_contents_of_any_size_however_they_come(tmp_path: Path, size: int, fill: bytes) -> None:
+def test_contents_of_any_size_however_they_come(store: ImageStore, size: int, fill: bytes) -> None:
     """The layout is worked out on the way, in whatever pieces the bytes come."""
-    store = ImageStore(tmp_path)
     data = fill * size
     expected = layout_of_bytes(data)
     with store.folder.receive() as incoming:
@@ -108,8 +105,7 @@ def test_nothing_and_what_is_no_file_is_not_added(tmp_path: Path) -> None:
     assert list((tmp_path / "store" / "tmp").iterdir()) == []
 
 
-def test_a_layout_that_was_lost_or_damaged_is_made_again(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
+def test_a_layout_that_was_lost_or_damaged_is_made_again(store: ImageStore) -> None:
     part = store.put_content(io.BytesIO(DISK))
     beside = store.content_path(part.digest).with_suffix(".layout")
     good = beside.read_bytes()
@@ -123,9 +119,7 @@ def test_a_layout_that_was_lost_or_damaged_is_made_again(tmp_path: Path) -> None
         store.layout("tree:" + "0" * 64)
 
 
-def test_references_are_resolved(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
-    digest, _ = fill(store)
+def test_references_are_resolved(digest: str, store: ImageStore) -> None:
     store.tag("tiny", "latest", digest)
     store.tag("tiny", "1.0", digest)
     assert {store.resolve(ref) for ref in ("tiny", "tiny:latest", "tiny:1.0", digest)} == {digest}
@@ -148,9 +142,9 @@ def test_references_are_resolved(tmp_path: Path) -> None:
         *("a/tiny", "_/tiny", "../tiny", "/tiny", "a/b/tiny", "./tiny", "tiny:latest/x"),
     ],
 )
-def test_what_is_not_there_is_not_found_and_the_hint_says_what_is(tmp_path: Path, ref: str) -> None:
-    store = ImageStore(tmp_path)
-    digest, _ = fill(store)
+def test_what_is_not_there_is_not_found_and_the_hint_says_what_is(
+    digest: str, store: ImageStore, ref: str
+) -> None:
     store.tag("tiny", "latest", digest)
     with pytest.raises(NotFound) as caught:
         store.resolve(ref)
@@ -158,9 +152,7 @@ def test_what_is_not_there_is_not_found_and_the_hint_says_what_is(tmp_path: Path
         assert "tiny:latest" in caught.value.hint
 
 
-def test_a_name_that_is_taken_away_leaves_the_image(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
-    digest, _ = fill(store)
+def test_a_name_that_is_taken_away_leaves_the_image(digest: str, store: ImageStore) -> None:
     store.tag("tiny", "1", digest)
     for name, tag in (("tiny", "1"), ("tiny", "1"), ("other", "1"), ("../x", "1")):
         store.untag(name, tag)
@@ -176,9 +168,7 @@ def test_a_name_that_is_taken_away_leaves_the_image(tmp_path: Path) -> None:
         *(("../a/x", "1"), ("_/x", "1"), ("/x", "1"), ("x/", "1"), ("a/b/x", "1"), ("a" * 65, "1")),
     ],
 )
-def test_tags_cannot_lead_elsewhere(tmp_path: Path, name: str, tag: str) -> None:
-    store = ImageStore(tmp_path)
-    digest, _ = fill(store)
+def test_tags_cannot_lead_elsewhere(digest: str, store: ImageStore, name: str, tag: str) -> None:
     with pytest.raises(InvalidRequest):
         store.tag(name, tag, digest)
 
@@ -186,8 +176,7 @@ def test_tags_cannot_lead_elsewhere(tmp_path: Path, name: str, tag: str) -> None
 @pytest.mark.parametrize(
     "digest", ["sha256:../../etc/passwd", "tree:../../etc/passwd", "tree:" + "A" * 64, "md5:0", ""]
 )
-def test_digests_cannot_lead_elsewhere(tmp_path: Path, digest: str) -> None:
-    store = ImageStore(tmp_path)
+def test_digests_cannot_lead_elsewhere(store: ImageStore, digest: str) -> None:
     with pytest.raises(NotFound):
         store.content_path(digest)
     with pytest.raises(NotFound):
@@ -202,8 +191,7 @@ def test_a_manifest_whose_contents_are_missing_is_refused(tmp_path: Path) -> Non
         ImageStore(tmp_path / "b").put_manifest(manifest)
 
 
-def test_an_image_is_prepared_for_booting(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
+def test_an_image_is_prepared_for_booting(store: ImageStore) -> None:
     digest, manifest = fill(store)
     image = store.prepare(digest)
     assert image.root.read_bytes() == DISK
@@ -216,8 +204,7 @@ def test_an_image_is_prepared_for_booting(tmp_path: Path) -> None:
         assert leased == image
 
 
-def test_how_an_image_boots_is_told_to_the_hypervisor(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
+def test_how_an_image_boots_is_told_to_the_hypervisor(store: ImageStore) -> None:
     root = store.put_content(io.BytesIO(DISK))
     path = store.content_path(root.digest)
     digest = store.put_manifest(ImageManifest(root=root, boot=BootMethod.UEFI, cloud_init=True))
@@ -235,8 +222,9 @@ def test_how_an_image_boots_is_told_to_the_hypervisor(tmp_path: Path) -> None:
     )
 
 
-def test_a_damaged_content_is_found_and_named_even_after_it_was_found_good(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
+def test_a_damaged_content_is_found_and_named_even_after_it_was_found_good(
+    store: ImageStore, tmp_path: Path
+) -> None:
     digest, manifest = fill(store)
     path = store.prepare(digest).root
     damage(path)
@@ -247,25 +235,21 @@ def test_a_damaged_content_is_found_and_named_even_after_it_was_found_good(tmp_p
             reader.content_path(manifest.root.digest)
 
 
-def test_a_content_that_is_cut_short_is_found(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
-    digest, manifest = fill(store)
-    os.truncate(store.content_path(manifest.root.digest), 1000)
+def test_a_content_that_is_cut_short_and_a_damaged_manifest_are_found_and_named(
+    tmp_path: Path, store: ImageStore, digest: str
+) -> None:
+    os.truncate(store.content_path(store.manifest(digest).root.digest), 1000)
     with pytest.raises(DigestMismatch, match="1000 bytes"):
         store.prepare(digest)
-
-
-def test_a_damaged_manifest_is_found_and_named(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
-    digest, _ = fill(store)
     file = tmp_path / "manifests" / f"{digest[7:]}.json"
     file.write_bytes(file.read_bytes().replace(b"init=/x", b"init=/y"))
     with pytest.raises(DigestMismatch, match=digest):
         store.resolve(digest)
 
 
-def test_what_a_crash_left_is_removed_and_what_is_being_written_stays(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
+def test_what_a_crash_left_is_removed_and_what_is_being_written_stays(
+    store: ImageStore, tmp_path: Path
+) -> None:
     fill(store)
     (tmp_path / "tmp" / "left-by-a-crash").write_bytes(b"half a content")
     with store.folder.receive() as incoming:
@@ -277,20 +261,18 @@ def test_what_a_crash_left_is_removed_and_what_is_being_written_stays(tmp_path: 
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_a_writer_that_fails_leaves_nothing(store: ImageStore, tmp_path: Path) -> None:
     class Broken(io.BytesIO):
         def read(self, *_: object) -> bytes:
             raise OSError("the disk is gone")
 
-    store = ImageStore(tmp_path)
     with pytest.raises(OSError, match="gone"):
         store.put_content(Broken())
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not (tmp_path / "contents").exists()
 
 
-def test_builds_are_remembered_while_their_image_is_complete(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
+def test_builds_are_remembered_while_their_image_is_complete(store: ImageStore) -> None:
     digest, manifest = fill(store)
     key = "0" * 64
     assert store.built(key) is None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import pytest
 from members_kit import member_order, member_record
+from waiting_kit import wait_for
 
 from vmjobs.agent.members import tokens
 from vmjobs.agent.members.telling import Console, Reporter, Shipper
 from vmjobs.agent.members.tokens import PoolTokens
 from vmjobs.cluster.member import Phase
-from vmjobs.cluster.wire import MemberReports, NodeShare, PoolToken
+from vmjobs.cluster.wire import MemberReports, PoolToken
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
 from vmjobs.model import now
 
@@ -34,9 +36,6 @@ class Service:
     reports: list[MemberReports] = field(default_factory=list)
     consoles: dict[int, bytes] = field(default_factory=dict)
     calls: int = 0
-
-    def share(self, seen: int, wait: float) -> NodeShare:
-        return NodeShare(revision=seen)
 
     def report(self, reports: MemberReports) -> None:
         self._answer()
@@ -63,14 +62,9 @@ class Service:
 AWAY = Unavailable("api", "away")
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
-
-
-# --------------------------------------------------------------------------- tokens
+@pytest.fixture
+def service() -> Service:
+    return Service()
 
 
 @pytest.fixture
@@ -78,35 +72,34 @@ def told() -> list[float]:
     return []
 
 
-def pool_tokens(service: Service, told: list[float]) -> PoolTokens:
+@pytest.fixture
+def box(service: Service, told: list[float]) -> PoolTokens:
     return PoolTokens(lambda: service.token(MEMBER, 1), told.append)
 
 
-def test_a_token_is_asked_for_when_it_is_wanted_and_then_kept(told: list[float]) -> None:
-    service = Service()
-    box = pool_tokens(service, told)
+def test_a_token_is_asked_for_when_it_is_wanted_and_then_kept(
+    service: Service, box: PoolTokens, told: list[float]
+) -> None:
     assert service.given == 0
     assert [box.get(), box.get()] == ["token 1", "token 1"]
     assert told == [pytest.approx(time.time() + 300, abs=5)]
 
 
 def test_a_token_is_replaced_when_half_of_its_life_is_over(
-    told: list[float], monkeypatch: pytest.MonkeyPatch
+    service: Service, box: PoolTokens, told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens, "SHORTEST_LIFE", 0.0)
-    service = Service(life=0.2)
-    box = pool_tokens(service, told)
+    service.life = 0.2
     box.get()
     wait_for(lambda: time.time() > told[0])
     assert box.get() == "token 2"
 
 
 def test_the_last_token_does_while_the_service_is_away_and_no_longer(
-    told: list[float], monkeypatch: pytest.MonkeyPatch
+    service: Service, box: PoolTokens, told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens, "SHORTEST_LIFE", 0.0)
-    service = Service(life=1.0)
-    box = pool_tokens(service, told)
+    service.life = 1.0
     box.get()
     service.fault = AWAY
     wait_for(lambda: time.time() > told[0])
@@ -118,9 +111,10 @@ def test_the_last_token_does_while_the_service_is_away_and_no_longer(
         box.get()
 
 
-def test_a_token_that_was_refused_is_refused(told: list[float]) -> None:
+def test_a_token_that_was_refused_is_refused(service: Service, box: PoolTokens) -> None:
+    service.fault = Forbidden("not that machine")
     with pytest.raises(Forbidden):
-        pool_tokens(Service(Forbidden("not that machine")), told).get()
+        box.get()
 
 
 def test_why_there_is_no_token_is_told_until_there_was_one(told: list[float]) -> None:
@@ -141,43 +135,29 @@ def test_why_there_is_no_token_is_told_until_there_was_one(told: list[float]) ->
     assert why == [AWAY.message]
 
 
-def test_nobody_waits_for_a_token_once_the_machine_is_left(told: list[float]) -> None:
+@pytest.mark.parametrize("left", [False, True])
+def test_those_who_ask_at_once_share_one_token_unless_the_machine_is_left(
+    service: Service, told: list[float], *, left: bool
+) -> None:
     asked, answer = threading.Event(), threading.Event()
 
     def fetch() -> PoolToken:
         asked.set()
-        answer.wait(30)
-        return Service().token(MEMBER, 1)
+        assert answer.wait(30)
+        return service.token(MEMBER, 1)
 
     box = PoolTokens(fetch, told.append)
-    faults: list[VMJobsError] = []
-
-    def ask() -> None:
-        try:
-            box.get()
-        except VMJobsError as fault:
-            faults.append(fault)
-
-    waiting = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in waiting:
-        thread.start()
-    assert asked.wait(5)
-    box.close()
-    for thread in waiting:
-        thread.join(5)
-    assert [type(fault) for fault in faults] == [Unavailable] * 3
-    answer.set()
-
-
-def test_those_who_ask_at_once_share_one_token(told: list[float]) -> None:
-    service = Service()
-    box = pool_tokens(service, told)
-    threads = [threading.Thread(target=box.get) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(5)
-    assert service.given == 1
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(box.get) for _ in range(3)]
+        assert asked.wait(5)
+        assert not any(one.done() for one in waiting)
+        if left:
+            box.close()
+            assert [type(one.exception(5)) for one in waiting] == [Unavailable] * 3
+        answer.set()
+        if not left:
+            assert [one.result(5) for one in waiting] == ["token 1"] * 3
+            assert service.given == 1
 
 
 def test_a_fault_of_our_own_holds_up_nobody(told: list[float]) -> None:
@@ -188,74 +168,75 @@ def test_a_fault_of_our_own_holds_up_nobody(told: list[float]) -> None:
         PoolTokens(fetch, told.append).get()
 
 
-# --------------------------------------------------------------------------- consoles
+@pytest.fixture
+def console(path: Path) -> Console:
+    return Console(MEMBER, 1, path, limit=100)
 
 
-def test_a_console_arrives_whole_however_often_it_is_emptied(tmp_path: Path) -> None:
-    service, path = Service(), tmp_path / "console-1"
-    console = Console(MEMBER, 1, path, limit=100)
+def grow(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def ship_all(console: Console, service: Service) -> None:
+    while console.ship(service):
+        pass
+
+
+def test_a_console_arrives_whole_however_often_it_is_emptied(
+    path: Path, service: Service, console: Console
+) -> None:
     sent = b""
     for number in range(12):
         piece = b"%02d" % number * 4
-        with path.open("ab") as file:
-            file.write(piece)
+        grow(path, piece)
         sent += piece
-        while console.ship(service):
-            pass
+        ship_all(console, service)
         console.trim()
     assert service.consoles[1] == sent
 
 
-def test_what_is_lost_while_the_service_is_away_makes_no_hole(tmp_path: Path) -> None:
-    service, path = Service(), tmp_path / "console-1"
-    console = Console(MEMBER, 1, path, limit=100)
+def test_what_is_lost_while_the_service_is_away_makes_no_hole(
+    path: Path, service: Service, console: Console
+) -> None:
     path.write_bytes(b"a" * 50)
     assert console.ship(service)
     service.fault = AWAY
-    with path.open("ab") as file:
-        file.write(b"b" * 60)
+    grow(path, b"b" * 60)
     with pytest.raises(Unavailable):
         console.ship(service)
     console.trim()
     service.fault = None
-    with path.open("ab") as file:
-        file.write(b"c" * 10)
+    grow(path, b"c" * 10)
     assert console.ship(service)
     assert service.consoles[1] == b"a" * 50 + b"c" * 10
 
 
-def test_another_agent_goes_on_where_a_console_was_emptied(tmp_path: Path) -> None:
-    service, path = Service(), tmp_path / "console-1"
+def test_another_agent_goes_on_where_a_console_was_emptied(path: Path, service: Service) -> None:
     path.write_bytes(b"a" * 60)
     first = Console(MEMBER, 1, path, limit=59)
     first.ship(service)
     first.trim()
     path.write_bytes(b"b" * 10)
-    second = Console(MEMBER, 1, path, limit=100)
-    while second.ship(service):
-        pass
+    ship_all(Console(MEMBER, 1, path, limit=100), service)
     assert service.consoles[1] == b"a" * 59 + b"b" * 10
 
 
-def test_no_more_than_the_limit_is_ever_sent(tmp_path: Path) -> None:
-    service, path = Service(), tmp_path / "console-1"
-    console = Console(MEMBER, 1, path, limit=100)
+def test_no_more_than_the_limit_is_ever_sent(path: Path, service: Service, console: Console) -> None:
     for _ in range(10):
-        with path.open("ab") as file:
-            file.write(b"x" * 60)
-        while console.ship(service):
-            pass
+        grow(path, b"x" * 60)
+        ship_all(console, service)
         console.trim()
     assert len(service.consoles[1]) == 100
     assert path.stat().st_size <= 100
 
 
-def test_a_console_that_is_refused_is_not_offered_again(tmp_path: Path) -> None:
-    service, path = Service(Forbidden("another one's")), tmp_path / "console-1"
+def test_a_console_that_is_refused_is_not_offered_again(
+    path: Path, service: Service, console: Console
+) -> None:
+    service.fault = Forbidden("another one's")
     path.write_bytes(b"a" * 10)
-    console = Console(MEMBER, 1, path, limit=100)
-    while console.ship(service):
-        pass
+    ship_all(console, service)
     assert service.calls == 1
 
 
@@ -271,8 +252,7 @@ def at_work(worker: Reporter | Shipper) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def test_the_last_words_of_the_machine_before_are_sent_too(tmp_path: Path) -> None:
-    service = Service()
+def test_the_last_words_of_the_machine_before_are_sent_too(tmp_path: Path, service: Service) -> None:
     reporter = Reporter(service)
     shipper = Shipper(service, reporter)
     for incarnation in (1, 2, 3):
@@ -291,11 +271,8 @@ def test_the_last_words_of_the_machine_before_are_sent_too(tmp_path: Path) -> No
     assert not reporter.has_told(MEMBER, 1)
 
 
-# --------------------------------------------------------------------------- reports
-
-
-def test_reports_newest_only_and_all_of_them_as_a_heartbeat() -> None:
-    service = Service(fault=AWAY)
+def test_reports_newest_only_and_all_of_them_as_a_heartbeat(service: Service) -> None:
+    service.fault = AWAY
     reporter = Reporter(service, heartbeat=0.2)
     with at_work(reporter):
         wait_for(lambda: service.calls > 0)

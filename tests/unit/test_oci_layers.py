@@ -174,9 +174,6 @@ def test_layers_remember_what_was_replaced(tmp_path: Path) -> None:
     assert [len(layer) for layer in tree.layers] == [2, 0]
 
 
-# ------------------------------------------------------------------ what is refused
-
-
 @pytest.mark.parametrize(
     "layer",
     [
@@ -230,11 +227,7 @@ def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_sparse_bomb_is_counted_in_full(tmp_path: Path) -> None:
-    headers = {
-        "GNU.sparse.major": "1",
-        "GNU.sparse.minor": "0",
-        "GNU.sparse.realsize": str(1 << 50),
-    }
+    headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 50)}
     stored = f"1\n{1 << 50}\n0\n".encode().ljust(512, b"\0")
     with pytest.raises(ImageRejected, match="too large"):
         applied(tmp_path, Layer().file("bomb", stored, pax_headers=headers))
@@ -250,9 +243,6 @@ def test_there_is_a_limit_on_files(tmp_path: Path) -> None:
         layer.file(f"d{number}/x")
     with pytest.raises(ImageRejected, match="too many files"):
         applied(tmp_path, layer, budget=Budget(entries=30))
-
-
-# ------------------------------------------------------------------ compression and digests
 
 
 def _unpack(folder: Path, data: bytes, pack: Pack, **spoilt: str) -> bytes:

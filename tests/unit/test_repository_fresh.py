@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
+from waiting_kit import Clock
+
 from repository.images.fresh import Fresh
 
 
-class Clock:
-    """A clock that stands where it is put."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_an_answer_holds_from_the_moment_of_the_question() -> None:
-    clock = Clock()
+def test_an_answer_holds_from_the_moment_of_the_question(clock: Clock) -> None:
     fresh: Fresh[str, int] = Fresh(3, 10, clock)
     asked = clock()
     clock.now += 2  # which took so long to answer
@@ -28,8 +19,7 @@ def test_an_answer_holds_from_the_moment_of_the_question() -> None:
     assert fresh.get("a") is None
 
 
-def test_a_new_answer_takes_the_old_ones_place() -> None:
-    clock = Clock()
+def test_a_new_answer_takes_the_old_ones_place(clock: Clock) -> None:
     fresh: Fresh[str, int] = Fresh(3, 2, clock)
     fresh.keep([("a", 1), ("b", 1)], clock())
     clock.now += 2
@@ -40,8 +30,7 @@ def test_a_new_answer_takes_the_old_ones_place() -> None:
     assert (fresh.get("a"), fresh.get("c"), len(fresh)) == (2, 3, 2)
 
 
-def test_there_are_never_more_than_the_limit() -> None:
-    clock = Clock()
+def test_there_are_never_more_than_the_limit(clock: Clock) -> None:
     fresh: Fresh[int, int] = Fresh(3, 100, clock)
     for number in range(1000):
         fresh.keep([(number, number), (-number, number)], clock())

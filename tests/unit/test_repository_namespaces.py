@@ -10,23 +10,8 @@ from repository.images import LIBRARY, Viewer, namespace_of
 from repository.images.viewer import require_namespace
 from vmjobs.errors import Forbidden
 
-STRANGE = [
-    "",
-    "library",
-    "Ada",
-    "ada lovelace",
-    "ada-0123abcd",
-    "../..",
-    "-ada",
-    "ada@cern.ch",
-    "ada/hep",
-    "\u00e4da",
-    "ada\n",
-    "ada\0",
-    "\ud800",
-    "a" * 65,
-    "A" * 300,
-]
+STRANGE = ["library", "Ada", "ada-0123abcd", "../..", "-ada", "ada@cern.ch", "ada/hep", "\u00e4da"]
+STRANGE += ["", "ada lovelace", "ada\n", "ada\0", "\ud800", "a" * 65, "A" * 300]
 
 
 @pytest.mark.parametrize("user", ["ada", "0", "ada.lovelace", "ada-lovelace", "a" * 64, "ada-0123abc"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,15 +31,12 @@ def test_writers_at_once(tmp_path: Path) -> None:
     store = StreamStore(tmp_path, 1_000_000)
     data = bytes(range(256)) * 100
 
-    def write() -> None:
+    def write(_number: int) -> None:
         for start in range(0, len(data), 100):
             store.append(JOB, ATTEMPT, OUT, start, data[start : start + 100])
 
-    threads = [threading.Thread(target=write) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
     assert store.open(JOB, ATTEMPT, OUT).read_all() == data
 
 
@@ -68,10 +65,9 @@ def test_limits_and_names(tmp_path: Path) -> None:
             store.open(job, attempt, OUT)
 
 
-def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
-    root = tmp_path / "streams"
-    root.write_text("not a directory")
-    store = StreamStore(root, 100)
+def test_a_store_that_cannot_be_written(path: Path) -> None:
+    path.write_text("not a directory")
+    store = StreamStore(path, 100)
     for ask in (
         lambda: store.append(JOB, ATTEMPT, OUT, 0, b"x"),
         lambda: store.open(JOB, ATTEMPT, OUT),

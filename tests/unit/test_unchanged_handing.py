@@ -22,16 +22,8 @@ def handing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Handing:
     monkeypatch.setattr(unchanged, "_empty", lambda _stream: None)
     place = tmp_path / "job"
     place.mkdir()
-    message = HandMessage(
-        directory=str(place),
-        job="1.0",
-        image="generic",
-        user="u",
-        group="g",
-        cpus=1,
-        memory=128,
-        disk=64,
-    )
+    size = {"cpus": 1, "memory": 128, "disk": 64}
+    message = HandMessage(directory=str(place), job="1.0", image="generic", user="u", group="g", **size)
     return Handing(message, b"", place)
 
 
@@ -43,17 +35,7 @@ def test_what_is_streamed_to_a_job_is_there_at_each_beginning(
 
     def serve(connection: socket.socket) -> None:
         with connection:
-            read = b""
-            for message in protocol.receive(connection):
-                if isinstance(message, DataMessage) and message.channel is Channel.INPUT:
-                    read += message.data
-                if (
-                    isinstance(message, DataMessage)
-                    and message.channel is Channel.TREE
-                    and message.last
-                ):
-                    break
-            heard.append(read)
+            heard.append(until_all_is_there(connection))
             again = len(heard) == 1
             protocol.send(connection, ErrorMessage(code="NOT_FOUND", message="no", retry=again))
 
@@ -62,6 +44,17 @@ def test_what_is_streamed_to_a_job_is_there_at_each_beginning(
     assert ended.code == "NOT_FOUND"
     assert heard == [b"one\ntwo\n"] * 2
     assert list(handing.directory.iterdir()) == []
+
+
+def until_all_is_there(connection: socket.socket) -> bytes:
+    """Take the files of a job; what it was given for its standard input."""
+    read = b""
+    for message in protocol.receive(connection):
+        if isinstance(message, DataMessage) and message.channel is Channel.INPUT:
+            read += message.data
+        if isinstance(message, DataMessage) and message.channel is Channel.TREE and message.last:
+            break
+    return read
 
 
 def _stream(data: bytes) -> int:
@@ -76,13 +69,7 @@ def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, handing:
 
     def refuse(connection: socket.socket) -> None:
         with connection:
-            for message in protocol.receive(connection):
-                if (
-                    isinstance(message, DataMessage)
-                    and message.channel is Channel.TREE
-                    and message.last
-                ):
-                    break
+            until_all_is_there(connection)
             protocol.send(connection, ErrorMessage(code="UNAVAILABLE", message=why, retry=True))
 
     with (

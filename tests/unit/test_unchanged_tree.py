@@ -62,27 +62,20 @@ def test_there_and_back(tmp_path: Path, place: Path) -> None:
     assert sorted(path.name for path in other.iterdir()) == ["a", "link"]
 
 
-@pytest.mark.parametrize("name", ["../outside", "a/../../outside"])
-def test_names_that_lead_out(place: Path, name: str) -> None:
-    with pytest.raises(InvalidRequest, match="leads out"):
-        tree.unpack(stream((entry(name), b"theirs")), place)
+def test_names_that_lead_out_are_refused_and_absolute_ones_are_below(place: Path) -> None:
+    for name in ("../outside", "a/../../outside"):
+        with pytest.raises(InvalidRequest, match="leads out"):
+            tree.unpack(stream((entry(name), b"theirs")), place)
     assert (place.parent / "outside").read_text() == "mine"
-
-
-def test_absolute_names_are_names_below(place: Path) -> None:
     tree.unpack(stream((entry("/etc"), b"x")), place)
     assert (place / "etc").read_text() == "x"
 
 
-def test_links_are_not_followed(place: Path) -> None:
+def test_links_are_neither_followed_nor_written_through(place: Path) -> None:
     entries = [(entry("way", tarfile.SYMTYPE, ".."), b""), (entry("way/outside"), b"theirs")]
     with pytest.raises(OSError, match=r"way|directory"):
         tree.unpack(stream(*entries), place)
-    assert (place.parent / "outside").read_text() == "mine"
-
-
-def test_a_link_that_is_there_is_replaced_and_not_written_through(place: Path) -> None:
-    (place / "file").symlink_to("../outside")
+    (place / "file").symlink_to("../outside")  # one that is there is replaced
     tree.unpack(stream((entry("file"), b"new")), place)
     assert (place / "file").read_text() == "new"
     assert (place.parent / "outside").read_text() == "mine"
@@ -229,23 +222,20 @@ def test_kinds_may_change(place: Path) -> None:
     assert (place / "f").is_dir()
 
 
-@pytest.mark.parametrize("data", [b"no tar at all" * 100, b"\xff" * 4096])
+def _absurd() -> bytes:
+    """A header that would fill the memory."""
+    info = entry("long", tarfile.GNUTYPE_LONGNAME)
+    info.size = 1 << 40
+    return info.tobuf(tarfile.GNU_FORMAT) + b"x" * 4096
+
+
+WHOLE = stream((entry("large"), b"x" * 100_000)).getvalue()
+
+
+@pytest.mark.parametrize("data", [b"no tar at all" * 100, b"\xff" * 4096, WHOLE[:50_000], _absurd()])
 def test_garbage(place: Path, data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         tree.unpack(io.BytesIO(data), place)
-
-
-def test_a_stream_that_breaks_off(place: Path) -> None:
-    whole = stream((entry("large"), b"x" * 100_000)).getvalue()
-    with pytest.raises(InvalidRequest):
-        tree.unpack(io.BytesIO(whole[:50_000]), place)
-
-
-def test_absurd_headers_are_not_read_into_memory(place: Path) -> None:
-    info = entry("long", tarfile.GNUTYPE_LONGNAME)
-    info.size = 1 << 40
-    with pytest.raises(InvalidRequest):
-        tree.unpack(io.BytesIO(info.tobuf(tarfile.GNU_FORMAT) + b"x" * 4096), place)
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
-"""What operators are told about virtual clusters, against the code."""
+"""What people are told about virtual clusters, and about `vmjobs job why`, against the code."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from vmjobs.config import Config
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "clusters.md").read_text("utf-8")
+WHY_GUIDE = (ROOT / "docs" / "htcondor-jobs.md").read_text("utf-8")
+SOURCES = ("condor/why.py", "condor/why_pool.py", "condor/why_read.py", "vmjobs/cli/job_why_service.py")
 EXAMPLE = ROOT / "examples" / "worker-cluster.yaml"
 
 
@@ -40,3 +43,14 @@ def test_settings_that_it_names_exist() -> None:
     for name in ("cluster_cpus", "cluster_memory", "cluster_disk", "pools", "pool_key_dir"):
         assert f"`{name}`" in GUIDE
         assert name in Config.model_fields
+
+
+def codes_of_why() -> set[str]:
+    text = "".join((ROOT / source).read_text("utf-8") for source in SOURCES)
+    found = set(re.findall(r'"([A-Z]+_[A-Z_]+|[A-Z]{4,})"', text))
+    return found - {"TARGET"}
+
+
+@pytest.mark.parametrize("code", sorted(codes_of_why()))
+def test_every_code_of_why_is_in_the_guide(code: str) -> None:
+    assert f"`{code}`" in WHY_GUIDE

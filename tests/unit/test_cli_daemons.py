@@ -1,0 +1,47 @@
+"""``vmjobs agent`` and ``vmjobs worker``: what they refuse before they touch anything."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from vmjobs.cli.main import cli
+from vmjobs.errors import ConfigError
+
+
+def refused(*words: str) -> ConfigError:
+    error = CliRunner().invoke(cli, words).exception
+    assert isinstance(error, ConfigError)
+    assert (error.code, error.exit_code) == ("BAD_CONFIG", 78)
+    return error
+
+
+def test_a_second_agent_leaves_alone_what_the_first_one_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    theirs = state / "handed" / "condor.17" / "tree"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("of a job that is about to begin")
+    (state / "runs" / "ab").mkdir(parents=True)
+    monkeypatch.setenv("VMJOBS_STATE_DIR", str(state))
+    monkeypatch.setenv("VMJOBS_IMAGE_DIR", str(tmp_path / "images"))
+    with (state / "agent.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert refused("agent").message == f"state_dir: another agent runs, and has {state}"
+    assert theirs.exists()
+    assert (state / "runs" / "ab").exists()
+
+
+def test_a_builder_does_not_run_as_root(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMJOBS_CONFIG", "/dev/null")
+    monkeypatch.setenv("VMJOBS_DATA_DIR", str(path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    error = refused("worker", "--builds")
+    assert "does not run as root" in error.message
+    assert "setpriv" in error.hint
+    assert not path.exists()  # nothing is there that would be root's
