@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from figures import Finding, Spread, spread
+from figures import Finding, compare
 from grid_kit import Grid, run, wait_for
 from pool import condor_job, run_job
 
@@ -53,8 +52,7 @@ queue
 
 def vm_universe(grid: Grid, pairs: int) -> Iterator[Finding]:
     """Compare pair by pair. The peer is submitted at the site itself, the shorter way."""
-    ours: list[float] = []
-    theirs: list[float] = []
+    seen: list[tuple[float, float]] = []
     logs: list[dict[str, float]] = []
     phases: list[dict[str, float]] = []
     fields = {"hypervisor": "qemu", "network": "none", "memory": MEMORY, "disk": 64}
@@ -63,23 +61,14 @@ def vm_universe(grid: Grid, pairs: int) -> Iterator[Finding]:
         for number in range(pairs):
             submit = _prepare(grid, digest, number)
             timed = run_job(grid, SCRIPT, **fields)
-            ours.append(timed.total)
             phases.append(timed.job.seconds)
             job = condor_job(grid, "site", {"job.sub": submit})
             _must_have_run(grid, number)
-            theirs.append(job.seconds)
+            seen.append((timed.total, job.seconds))
             logs.append(_phases(job.log))
-    ratios = spread([b / a for a, b in zip(ours, theirs, strict=True)])
     details = {"VM universe, seconds from submission": logs, "our phases, seconds": phases}
-    yield _finding(ours, theirs, ratios, details)
-
-
-def _finding(
-    ours: list[float], theirs: list[float], ratios: Spread, details: dict[str, Any]
-) -> Finding:
     what = "the same guest in HTCondor's VM universe"
-    measure = "VM universe / ours"
-    return Finding(15, what, ours, theirs, measure, ratios.median, ratios, 10, False, details)
+    yield compare(15, what, seen, 10, measure="VM universe / ours", at_most=False, details=details)
 
 
 @contextmanager
