@@ -19,10 +19,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from agent_kit import Images
 from api_process import children, free_port, running
 from clusters_kit import POOLS, World
 from hypervisor_host import wait_until
-from members_node import Images, Kit, Service, clear, kept, member_parts
+from member_node_kit import Kit, Service, clear, kept, member_parts
 from repository_kit import push_library
 
 from api.serve import make_issuer

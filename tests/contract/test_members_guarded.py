@@ -11,14 +11,13 @@ import pytest
 from api_support import make_site
 from clusters_kit import POOLS, World
 from hypervisor_host import wait_until
-from members_node import Images, clear, kept, member_guest, member_parts, remains
+from member_node_kit import clear, kept, member_parts, remains
 
 from repository.clusters.service import Clusters
 from vmjobs.agent.members.parts import MemberParts
 from vmjobs.cluster.guard import GuardState
 from vmjobs.cluster.member import MemberCode, MemberState
 from vmjobs.cluster.wire import MemberReports, NodeShare, PoolToken
-from vmjobs.hypervisor.base import BootImage
 from vmjobs.model import now
 
 SECONDS = 120.0
@@ -49,23 +48,17 @@ class Direct:
         self._clusters.append_console(self._node, member, incarnation, offset, data)
 
 
-@pytest.fixture(scope="module")
-def image() -> BootImage:
-    return member_guest()
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(make_site(tmp_path / "data", pools=POOLS).repository, "n1", "n2")
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, world: World, image: BootImage) -> Iterator[dict[str, MemberParts]]:
+def nodes(tmp_path: Path, world: World) -> Iterator[dict[str, MemberParts]]:
     """On n1 no machine gets anywhere; n2 is well."""
     made = {}
     for name, more in (("n1", "echo no pool here; exit 3"), ("n2", "")):
-        service = Direct(world.clusters, name)
-        made[name] = member_parts(tmp_path / name, service, Images(image), more=more)
+        made[name] = member_parts(tmp_path / name, Direct(world.clusters, name), more=more)
     yield made
     for parts in made.values():
         clear(parts.journal.prefix)
