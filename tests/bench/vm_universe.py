@@ -15,7 +15,7 @@ from pool import condor_job, run_job
 HERE = Path(__file__).parent
 NODE = "node1"
 #: In the node's container: what prepares the guests, and where their disks lie.
-PREPARE = "/tmp/vmjobs-bench-vm_universe_disks.py"  # noqa: S108
+PREPARE = "/tmp/vmjobs-bench-raw_boot.py"  # noqa: S108
 DISKS = "/var/lib/vmjobs-bench"
 DROP_IN = "/etc/condor/config.d/90-vm-universe.conf"
 
@@ -79,8 +79,7 @@ def _switched_on(grid: Grid) -> Iterator[None]:
         return grid.on(NODE, *command)
 
     container = grid.container(NODE)
-    run("docker", "cp", str(HERE / "vm_universe_disks.py"), f"{container}:{PREPARE}")
-    run("docker", "cp", str(HERE / "raw_boot.py"), f"{container}:{Path(PREPARE).parent}/raw_boot.py")
+    run("docker", "cp", str(HERE / "raw_boot.py"), f"{container}:{PREPARE}")
     # condor_vm-gahp wants the file to be readable and does no more with it.
     made_kvm = on("sh", "-c", "test -e /dev/kvm || { : >/dev/kvm; echo made; }").strip() == "made"
     on("sh", "-c", f"printf %s '{QEMU_CONF}' >/etc/libvirt/qemu.conf")
@@ -112,7 +111,7 @@ def _offered(grid: Grid) -> bool:
 def _prepare(grid: Grid, digest: str, number: int) -> str:
     """Lay out one guest's disks on the node; the description of its job."""
     where = f"{DISKS}/{number}"
-    told = grid.on(NODE, "python3", PREPARE, digest, where, SCRIPT, str(MEMORY))
+    told = grid.on(NODE, "python3", PREPARE, "prepare", digest, where, SCRIPT, str(MEMORY))
     kernel, initrd, cmdline = told.splitlines()
     names = {"root": "vda:w", "job": "vdb:r", "scratch": "vdc:w", "output": "vdd:w"}
     disks = ",".join(f"{where}/{name}.disk:{how}:raw" for name, how in names.items())
