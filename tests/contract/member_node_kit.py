@@ -5,12 +5,10 @@ As a program this is such a node, to be killed: arguments are its folder and the
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
@@ -24,7 +22,7 @@ from images.build import build
 from images.store import ImageStore
 from vmjobs.agent.journal import machine_prefix
 from vmjobs.agent.members.journal import MemberJournal
-from vmjobs.agent.members.keeper import Keeper, keeping
+from vmjobs.agent.members.keeper import keeping
 from vmjobs.agent.members.parts import MemberParts, MemberSettings
 from vmjobs.agent.members.telling import Reporter, Shipper
 from vmjobs.cluster.member import Goal, Phase
@@ -253,9 +251,8 @@ def parts(new_parts: Callable[..., MemberParts]) -> MemberParts:
     return new_parts()
 
 
-def kept(parts: MemberParts) -> AbstractContextManager[Keeper]:
-    """The node at work."""
-    return keeping(parts)
+#: The node at work, as long as the context lasts.
+kept = keeping
 
 
 def machine_pids(parts: MemberParts) -> list[int]:
@@ -300,7 +297,6 @@ def main() -> None:
     folder, service = map(Path, sys.argv[1:])
     parts = member_parts(folder, Service(service))
     with kept(parts):
-        print(json.dumps({"prefix": parts.journal.prefix}), flush=True)  # noqa: T201
         threading.Event().wait()
 
 
