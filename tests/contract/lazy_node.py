@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_kit import SETTINGS, Lease, executed, job_that
+from hypervisor_guest import BEGIN
 
 from images.cache import ImageCache
 from images.lazy.cache import LiveCache
@@ -28,15 +29,9 @@ from vmjobs.local import LocalJob
 from vmjobs.model import HypervisorKind, Report
 
 #: The init of the guest's initial file system.
-INIT = r"""#!/bin/busybox sh
-/bin/busybox --install -s /bin 2>/dev/null
-export PATH=/bin
-mount -t proc proc /proc
-mount -t sysfs sys /sys
-mount -t devtmpfs dev /dev 2>/dev/null
-for again in 1 2 3; do
-    for module in /modules/*.ko; do insmod "$module" 2>/dev/null; done
-done
+INIT = (
+    BEGIN
+    + r"""
 mount -t tmpfs tmp /tmp
 mkdir -p /tmp/job /tmp/outputs
 cd /tmp
@@ -46,6 +41,7 @@ tar cf /dev/vdd outputs
 sync
 poweroff -f
 """
+)
 
 
 def qemu() -> Libvirt:

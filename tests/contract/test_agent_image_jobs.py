@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import shutil
 import signal
 import struct
 import subprocess
@@ -24,7 +23,7 @@ from typing import BinaryIO
 import pytest
 from agent_kit import SETTINGS, Images, Lease, executed, job_that
 from firmware_guest import bios_disk
-from hypervisor_guest import busybox
+from hypervisor_guest import BEGIN, root_disk_guest
 from hypervisor_host import wait_until
 
 from images.cloudinit import NoCloud
@@ -53,16 +52,13 @@ from vmjobs.model import (
     Report,
     StreamName,
 )
-from vmjobs.subprocess import run
 
 ALL = tuple(HypervisorKind)
 S, C = JobState, ReasonCode
 
-_INIT = r"""#!/bin/busybox sh
-/bin/busybox --install -s /bin 2>/dev/null
-export PATH=/bin
-mount -t proc proc /proc
-mount -t devtmpfs dev /dev
+_INIT = (
+    BEGIN
+    + r"""
 mount -t tmpfs tmp /tmp
 mkdir /tmp/job /tmp/outputs
 tar xf /dev/ubdb -C /tmp/job
@@ -71,6 +67,7 @@ cd /tmp
 . /tmp/job/inputs/do
 poweroff -f
 """
+)
 
 
 @dataclass
@@ -156,16 +153,7 @@ def _text(job: LocalJob, name: StreamName) -> bytes:
 
 @pytest.fixture(scope="module")
 def own_image(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
-    directory = tmp_path_factory.mktemp("own-image")
-    root = directory / "root"
-    for name in ("bin", "dev", "proc", "tmp"):
-        (root / name).mkdir(parents=True)
-    shutil.copy(busybox(), root / "bin" / "busybox")
-    (root / "init").write_text(_INIT)
-    (root / "init").chmod(0o755)
-    disk = directory / "root.img"
-    run(["mke2fs", "-q", "-t", "ext4", "-d", root, disk, "16M"], timeout=60)
-    return BootImage(digest="", root=disk, cmdline=("init=/init",))
+    return root_disk_guest(tmp_path_factory.mktemp("own-image"), _INIT)
 
 
 @pytest.fixture
