@@ -401,6 +401,7 @@ def test_guest_waits_at_its_door(bench: Bench, mode: NetworkMode) -> None:
     assert "door=come in" in bench.end(machine)
 
 
+@pytest.mark.soak_for("qemu")  # its network process is the same
 @pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
 def test_guest_does_not_reach_the_host(bench: Bench, mode: NetworkMode) -> None:
     """In mode ``repository`` it reaches no other address either, nor a name server."""
