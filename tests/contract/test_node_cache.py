@@ -56,6 +56,11 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield place
 
 
+def has_open(pid: int, root: Path) -> bool:
+    """Whether a process is at work below a directory."""
+    return any(Path(root) in path.resolve().parents for path in Path(f"/proc/{pid}/fd").iterdir())
+
+
 def kept(root: Path) -> int:
     """Bytes of disk of what is being fetched."""
     return sum(path.stat().st_blocks * 512 for path in root.glob("partial/*") if not path.suffix)
@@ -97,6 +102,7 @@ def test_two_processes_at_once_fetch_once(place: Place) -> None:
     place.gate.let = 2
     nodes = [child(place, digest) for _ in range(3)]
     place.gate.wait_until(lambda: place.gate.let == 0)
+    wait_for(lambda: all(has_open(node.pid, place.root) for node in nodes))
     place.gate.open()
     for node in nodes:
         assert said(node)[0]["size"] == len(disk)
@@ -114,8 +120,8 @@ def test_a_node_that_is_killed_goes_on_where_it_was(place: Place) -> None:
     place.gate.let = 7
     node = child(place, digest)
     wait_for(lambda: kept(place.root) >= 7 * SEGMENT)
-    node.send_signal(signal.SIGKILL)
-    node.wait(DEADLINE)
+    node.kill()
+    assert node.wait(DEADLINE) == -signal.SIGKILL
     assert place.plain().cached() == []
     place.gate.wait_until(lambda: place.gate.let == 0)
     before, place.gate.bytes = place.gate.bytes, 0
@@ -139,7 +145,7 @@ def test_a_node_that_is_killed_again_and_again_gets_there(place: Place) -> None:
         node = child(place, digest)
         wait_for(lambda least=3 * number * SEGMENT: kept(place.root) >= least)  # type: ignore[misc]
         node.kill()
-        node.wait(DEADLINE)
+        assert node.wait(DEADLINE) == -signal.SIGKILL
     there = kept(place.root) // SEGMENT
     assert there >= 9
     place.gate.ranges.clear()
@@ -156,7 +162,7 @@ def test_a_node_that_is_told_to_end_does_not_wait_for_a_silent_repository(place:
     node = child(place, digest)
     wait_for(lambda: kept(place.root) >= 2 * SEGMENT)
     node.send_signal(signal.SIGINT)
-    node.wait(DEADLINE / 4)  # far less than a silent peer is waited for
+    assert node.wait(DEADLINE / 4) != 0  # far sooner than a silent peer is given up
     place.gate.open()
     assert kept(place.root) == 2 * SEGMENT
     [note] = place.root.glob("partial/*.note")
