@@ -110,13 +110,8 @@ def write_layout(
     *,
     tag: str = "latest",
     architecture: str = "amd64",
-    others: Sequence[dict[str, Any]] = (),
-    change: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
 ) -> str:
-    """An OCI layout with one image; returns the digest of its manifest.
-
-    others: more descriptors for the index. change: gets manifest and configuration, to spoil them.
-    """
+    """An OCI layout with one image; returns the digest of its manifest."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
 
@@ -143,8 +138,6 @@ def write_layout(
             for layer, data in zip(layers, archives, strict=True)
         ],
     }
-    if change is not None:
-        change(manifest, configuration)
     text = json.dumps(configuration).encode()
     manifest["config"] = put(text, "application/vnd.oci.image.config.v1+json")
     descriptor = put(json.dumps(manifest).encode(), manifest["mediaType"])
@@ -153,7 +146,7 @@ def write_layout(
     index = folder / "index.json"
     listed = json.loads(index.read_text())["manifests"] if index.exists() else []
     kind = "application/vnd.oci.image.index.v1+json"
-    everything = {"schemaVersion": 2, "mediaType": kind, "manifests": [*listed, descriptor, *others]}
+    everything = {"schemaVersion": 2, "mediaType": kind, "manifests": [*listed, descriptor]}
     index.write_text(json.dumps(everything))
     (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     return str(descriptor["digest"])
@@ -174,9 +167,9 @@ class Registry:
     folder: Path
     private: bool = False
 
-    def push(self, layout: Path, name: str, tag: str = "latest", source_tag: str = "latest") -> None:
+    def push(self, layout: Path, name: str, tag: str = "latest") -> None:
         """Copy an image from an OCI layout, all of its architectures."""
-        self.copy(f"oci:{layout}:{source_tag}", name, tag)
+        self.copy(f"oci:{layout}:latest", name, tag)
 
     def copy(self, source: str, name: str, tag: str = "latest") -> None:
         """Copy an image to here."""

@@ -46,9 +46,6 @@ IMAGES = {
     "cloud": Foreign("cloud", BootMethod.BIOS, cloud_init=True),
     "bullseye": Foreign("bullseye", init="odd-poweroff"),
     "trixie": Foreign("trixie", init="odd-poweroff"),
-    "panics": Foreign("trixie", init="odd-panic"),
-    "resets": Foreign("trixie", init="odd-reset"),
-    "hangs": Foreign("trixie", init="odd-hang"),
 }
 
 

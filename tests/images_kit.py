@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
+import subprocess
 import tarfile
 import threading
 import uuid
@@ -49,6 +51,21 @@ def need(*programs: str) -> None:
     missing = [program for program in programs if shutil.which(program) is None]
     if missing:
         pytest.fail(f"not installed: {', '.join(missing)}")
+
+
+def fsck(disk: Path) -> list[str]:
+    """What e2fsck finds wrong with a disk."""
+    need("e2fsck")
+    done = subprocess.run(["e2fsck", "-fn", disk], capture_output=True, text=True, check=False)
+    *lines, last = (line for line in done.stdout.splitlines() if line and "Pass " not in line)
+    assert re.search(r": \d+/\d+ files ", last), done.stdout
+    return lines
+
+
+def debugfs(disk: Path, command: str) -> bytes:
+    """What e2fsprogs' own reader says."""
+    need("debugfs")
+    return subprocess.run(["debugfs", "-R", command, disk], capture_output=True, check=True).stdout
 
 
 class Sink(io.BytesIO):
@@ -292,6 +309,13 @@ def bench(
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def vms(tmp_path: Path, store: ImageSource, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Such a place, with the images of the module's ``store``."""
+    with bench(tmp_path, store, drivers(), monkeypatch) as made:
+        yield made
 
 
 def spoil_job_disk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import boto3
@@ -101,16 +101,21 @@ class S3Server:
         return f"s3://{bucket}/{prefix}?endpoint={self.endpoint}"
 
 
+@contextmanager
+def _serving() -> Iterator[S3Server]:
+    with tempfile.TemporaryDirectory(prefix="vmjobs-s3-") as root:
+        server = S3Server(Path(root))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
 @pytest.fixture(scope="session")
 def _s3_process() -> Iterator[S3Server]:
-    root = Path(tempfile.mkdtemp(prefix="vmjobs-s3-"))
-    server = S3Server(root)
-    server.start()
-    try:
+    with _serving() as server:
         yield server
-    finally:
-        server.kill()
-        shutil.rmtree(root)
 
 
 @pytest.fixture
@@ -131,14 +136,8 @@ def s3_server(_s3_process: S3Server, s3_keys: None) -> S3Server:
 @pytest.fixture
 def own_s3_server(s3_keys: None) -> Iterator[S3Server]:
     """A server that a test may kill."""
-    root = Path(tempfile.mkdtemp(prefix="vmjobs-s3-"))
-    server = S3Server(root)
-    server.start()
-    try:
+    with _serving() as server:
         yield server
-    finally:
-        server.kill()
-        shutil.rmtree(root)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from figures import Finding, compare, spread
+from figures import Finding, compare, in_turns, spread
 from start_overhead import run_once, step_times
 
 from images.cache import ImageCache
@@ -52,17 +52,17 @@ def cached_start(
         ours = replace(made, images=cache)
         for digest in (large, small):
             run_once(ours, digest, spec)  # files come into the cache; not counted
-        seen: list[tuple[float, float]] = []
-        steps: dict[str, list[float]] = {"large": [], "small": []}
-        for number in range(pairs):
-            took: dict[str, float] = {}
-            # Who goes first changes: what the one leaves to the other evens out.
-            for name in ("large", "small") if number % 2 else ("small", "large"):
-                with step_times() as times:
-                    took[name] = run_once(ours, large if name == "large" else small, spec)
-                steps[name] += times.seconds["fetch image"]
-            seen.append((took["large"], took["small"]))
-    details = {f"fetch image, {name}": spread(times) for name, times in steps.items()}
+        steps: dict[str, list[float]] = {large: [], small: []}
+
+        def start(digest: str) -> float:
+            with step_times() as times:
+                seconds = run_once(ours, digest, spec)
+            steps[digest] += times.seconds["fetch image"]
+            return seconds
+
+        seen = in_turns(pairs, lambda: start(large), lambda: start(small))
+    names = {large: "large", small: "small"}
+    details = {f"fetch image, {names[digest]}": spread(times) for digest, times in steps.items()}
     what = f"start from the cache, {kinds[0]}, 10 GiB and 1 GiB"
     yield compare(2, what, seen, TARGET, measure="10 GiB / 1 GiB", details=details)
 

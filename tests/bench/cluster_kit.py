@@ -83,7 +83,6 @@ class Watched:
     """What :mod:`cluster_watch` has seen: seconds of CLOCK_MONOTONIC."""
 
     seen: dict[str, float] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _over: str | None = None
 
@@ -92,7 +91,7 @@ class Watched:
         told = json.loads(line)
         with self._changed:
             key = told["what"] if told["what"] != "in the pool" else f"in the pool: {told['name']}"
-            self.seen[key], self.names[told["what"]] = told["at"], told["name"]
+            self.seen[key] = told["at"]
             self._changed.notify_all()
 
     def end(self, why: str) -> None:

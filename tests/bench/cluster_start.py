@@ -16,7 +16,7 @@ from cluster_kit import (
     since,
     watching,
 )
-from figures import Finding, compare, spread
+from figures import Finding, compare, in_turns, spread
 from grid_kit import Grid, wait_for
 
 from vmjobs.client import Client
@@ -38,17 +38,9 @@ def cluster_start(grid: Grid, pairs: int) -> Iterator[Finding]:
 
 
 def _compare(grid: Grid, api: Client, digest: str, size: int, pairs: int) -> Finding:
-    seen: list[tuple[float, float]] = []
-    parts: list[dict[str, float]] = []
-    for number in range(pairs):
-        if number % 2:
-            theirs = join_by_hand(grid, digest, size)
-            ours, told = _ours(grid, api, size)
-        else:
-            ours, told = _ours(grid, api, size)
-            theirs = join_by_hand(grid, digest, size)
-        seen.append((ours, theirs))
-        parts.append(told)
+    found = in_turns(pairs, lambda: _ours(grid, api, size), lambda: join_by_hand(grid, digest, size))
+    seen = [(ours, theirs) for (ours, _), theirs in found]
+    parts = [told for (_, told), _ in found]
     details = {
         "seconds until the last machine is": {
             state: spread([told[state] for told in parts if state in told]) for state in parts[0]

@@ -17,7 +17,7 @@ from cluster_kit import (
     since,
     watching,
 )
-from figures import Finding, compare, spread
+from figures import Finding, compare, in_turns, spread
 from grid_kit import Grid, wait_for
 
 from vmjobs.client import Client
@@ -60,18 +60,9 @@ def cluster_wake(grid: Grid, pairs: int) -> Iterator[Finding]:
     with operator(grid) as api:
         bring_image(grid, api)
         join_by_hand(grid, digest, 1)  # files come into the cache; not counted
-        seen: list[tuple[float, float]] = []
-        parts: list[dict[str, float]] = []
-        for number in range(pairs):
-            if number % 2:
-                theirs = join_by_hand(grid, digest, 1)
-                told = _wake(grid, api)
-            else:
-                told = _wake(grid, api)
-                theirs = join_by_hand(grid, digest, 1)
-            seen.append((told["the job runs"], theirs))
-            parts.append(told)
-    details = {"seconds until": {part: spread([told[part] for told in parts]) for part, _ in PARTS}}
+        found = in_turns(pairs, lambda: _wake(grid, api), lambda: join_by_hand(grid, digest, 1))
+    seen = [(told["the job runs"], theirs) for told, theirs in found]
+    details = {"seconds until": {part: spread([told[part] for told, _ in found]) for part, _ in PARTS}}
     what = "idle job to its begin on a woken machine"
     yield compare(0, what, seen, TARGET, measure="job / by hand, in the pool", details=details)
 

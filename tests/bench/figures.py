@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,23 @@ class Finding:
         ]
 
 
+Ours, Theirs = TypeVar("Ours"), TypeVar("Theirs")
+
+
+def in_turns(
+    count: int, ours: Callable[[], Ours], theirs: Callable[[], Theirs]
+) -> list[tuple[Ours, Theirs]]:
+    """Measure both so often. Who goes first changes: what the one leaves to the other evens out."""
+    seen = []
+    for number in range(count):
+        if number % 2:
+            second = theirs()
+            seen.append((ours(), second))
+        else:
+            seen.append((ours(), theirs()))
+    return seen
+
+
 def compare(
     number: int,
     what: str,
@@ -87,11 +104,15 @@ def compare(
     target: float,
     *,
     measure: str = "ours / theirs",
+    at_most: bool = True,
     details: dict[str, Any] | None = None,
     unit: str = "s",
 ) -> Finding:
-    """A finding whose value is the median of the ratios of pairs (ours, theirs)."""
-    ratios = spread([ours / theirs for ours, theirs in pairs])
+    """A finding whose value is the median of the ratios of pairs (ours, theirs).
+
+    at_most: if not, the ratio is theirs / ours, as speeds are compared, and the target a lower limit.
+    """
+    ratios = spread([ours / theirs if at_most else theirs / ours for ours, theirs in pairs])
     return Finding(
         number,
         what,
@@ -101,7 +122,8 @@ def compare(
         ratios.median,
         ratios,
         target,
-        details=details or {},
+        at_most,
+        details or {},
         unit=unit,
     )
 

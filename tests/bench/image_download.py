@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 
-from figures import Finding, spread
+from figures import Finding, compare, in_turns
 from image_upload import RAW, make_disk
 from service_kit import Service, service
 
@@ -85,28 +86,9 @@ def _findings(
     ]
     for what, way in ways:
         way(ours), way(plain)
-        times = [_pair(way, ours, plain, number) for number in range(pairs)]
-        ratios = spread([theirs / mine for mine, theirs in times])
-        yield Finding(
-            5,
-            f"{what} / plain sendfile server",
-            [mine for mine, _ in times],
-            [theirs for _, theirs in times],
-            "MB/s / MB/s",
-            ratios.median,
-            ratios,
-            0.9,
-            at_most=False,
-            details=about,
-        )
-
-
-def _pair(way: Callable[[str], float], ours: str, plain: str, number: int) -> tuple[float, float]:
-    """Both sides, which take turns at going first."""
-    if number % 2:
-        theirs = way(plain)
-        return way(ours), theirs
-    return way(ours), way(plain)
+        times = in_turns(pairs, partial(way, ours), partial(way, plain))
+        name = f"{what} / plain sendfile server"
+        yield compare(5, name, times, 0.9, measure="MB/s / MB/s", at_most=False, details=about)
 
 
 def mirror(api: Service, token: str, digest: str, target: Path) -> dict[str, int]:

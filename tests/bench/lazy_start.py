@@ -12,27 +12,25 @@ import socket
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from counting_proxy import PIECE, Proxy
-from figures import Finding, compare, spread
+from counting_proxy import PIECE, Proxy, proxy_to
+from figures import Finding, compare, in_turns, spread
 from service_kit import Service, service
-from start_overhead import step_times
+from start_overhead import execute, step_times
 
 from api.serve import make_issuer
 from images.content import SEGMENT
 from images.lazy.cache import LiveCache
 from images.manifest import ImageManifest
 from images.store import ImageStore
-from vmjobs.agent.inbox import Inbox
-from vmjobs.agent.run import Parts, Run
+from vmjobs.agent.run import Parts
 from vmjobs.client import ImageClient
 from vmjobs.client.images import Images
-from vmjobs.local import LocalJob
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report
 
 #: Worth to be switched on below this.
@@ -85,20 +83,6 @@ class Line(Proxy):
         time.sleep(pause)
 
 
-@contextmanager
-def line_to(listen: str, kind: Kind) -> Iterator[Line]:
-    """A line before the service that listens at ``HOST:PORT``."""
-    host, _, port = listen.rpartition(":")
-    made = Line((host, int(port)), kind)
-    thread = threading.Thread(target=made.serve, daemon=True)
-    thread.start()
-    try:
-        yield made
-    finally:
-        made.close()
-        thread.join(10)
-
-
 @dataclass
 class Start:
     """One start. ready, end: seconds from its begin; moved: bytes until the guest was ready.
@@ -141,7 +125,7 @@ def lazy_start(
             for what in (ref, f"{ref}-and-data"):
                 digest, size = _published(api, own, what)
                 for kind in LINES:
-                    with line_to(api.config.listen, kind) as line:
+                    with proxy_to(api.config.listen, partial(Line, kind=kind)) as line:
                         client = ImageClient(line.url, make_issuer(api.config).node_token("bench"))
                         name = f"lazy start, {spec.hypervisor}, {what}, {kind.name}"
                         yield from _compare(made, client, digest, spec, line, home, pairs, name, size)
@@ -190,23 +174,22 @@ def _compare(
     name: str,
     size: int,
 ) -> Iterator[Finding]:
-    seen: dict[str, list[Start]] = {"lazy": [], "whole": []}
-    start_once(made, client, digest, spec, line, home, lazy=True)  # not counted
-    for number in range(pairs):
-        # Who goes first changes: what the one leaves to the other evens out.
-        for way in ("lazy", "whole") if number % 2 else ("whole", "lazy"):
-            seen[way].append(start_once(made, client, digest, spec, line, home, lazy=way == "lazy"))
-    lazy, whole = seen["lazy"], seen["whole"]
+    def start(lazy: bool) -> Start:
+        return start_once(made, client, digest, spec, line, home, lazy=lazy)
+
+    start(lazy=True)  # not counted
+    seen = in_turns(pairs, lambda: start(lazy=True), lambda: start(lazy=False))
+    lazy, whole = [a for a, _ in seen], [b for _, b in seen]
     details = {
         "bytes until ready, lazy": [s.moved for s in lazy],
         "bytes until ready, whole": [s.moved for s in whole],
         "bytes of the image": size,
     }
-    times = [(a.ready, b.ready) for a, b in zip(lazy, whole, strict=True)]
+    times = [(a.ready, b.ready) for a, b in seen]
     yield compare(0, f"{name}: ready", times, TARGET, measure="lazy / whole", details=details)
-    ends = [(a.end, b.end) for a, b in zip(lazy, whole, strict=True)]
+    ends = [(a.end, b.end) for a, b in seen]
     yield compare(0, f"{name}: job's end", ends, 1.0, measure="lazy / whole")
-    waits = [(a.waited, b.waited) for a, b in zip(lazy, whole, strict=True)]
+    waits = [(a.waited, b.waited) for a, b in seen]
     yield compare(0, f"{name}: waiting for the image", waits, TARGET, measure="lazy / whole")
     parts = spread([s.moved / size for s in lazy])
     yield Finding(
@@ -226,28 +209,13 @@ def start_once(
 ) -> Start:
     """Start once with nothing in the cache."""
     start = Start()
-    with (
-        tempfile.TemporaryDirectory(prefix="outputs-") as outputs,
-        tempfile.TemporaryDirectory(dir=home) as root,
-    ):
+    with tempfile.TemporaryDirectory(dir=home) as root:
         cache = LiveCache(Path(root), client)
-        job = LocalJob(
-            job_id=f"bench-{uuid.uuid4().hex[:12]}",
-            spec=spec,
-            image_digest=digest,
-            files={},
-            output_directory=Path(outputs),
-            on_report=lambda report: None,
-            sinks={},
-        )
         ours = replace(made, images=cache, live=cache if lazy else None)
-        run = Run(job, _Watch(line, start), ours, job.job_id, uuid.uuid4().hex, Inbox())
         began = time.monotonic()
         with step_times() as steps:
-            verdict = run.execute()
+            run = execute(ours, digest, spec, _Watch(line, start))
         start.end = time.monotonic() - began
         start.waited = run.live.waited() + sum(steps.seconds["fetch image"])
         cache.close(60)
-    if verdict.state is not JobState.COMPLETED:
-        raise RuntimeError(f"the measured job ended as {verdict.state}: {verdict.reason.message}")
     return start

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,19 @@ LAZY_IMAGE = "hep"
 #: Besides those of pairs: jobs whose end is watched, enough for a 95th percentile.
 ENDS = 30
 
-#: The benchmarks that need no grid, and those that do.
-ALONE = ("start", "cached", "changed", "upload", "download", "lazy")
-ON_THE_GRID = (
-    "result",
-    "unchanged",
-    "density",
-    "crash",
-    "peer",
-    "cluster-start",
-    "cluster-wake",
-    "cluster-idle",
-)
-
 Bench = Callable[[], Iterator[Finding]]
+#: The benchmarks that need a grid, and those that do not.
+ON_THE_GRID: dict[str, Callable[[Grid, argparse.Namespace], Iterator[Finding]]] = {
+    "result": lambda grid, options: submit_to_result(grid, options.pairs, ENDS),
+    "unchanged": lambda grid, options: unchanged(grid, options.pairs),
+    "density": lambda grid, _: density(grid),
+    "crash": lambda grid, _: crash(grid),
+    "peer": lambda grid, options: vm_universe(grid, options.peer_pairs),
+    "cluster-start": lambda grid, options: cluster_start(grid, options.pairs),
+    "cluster-wake": lambda grid, options: cluster_wake(grid, options.pairs),
+    "cluster-idle": lambda grid, options: cluster_idle(grid, options.minutes),
+}
+ALONE = ("start", "cached", "changed", "upload", "download", "lazy")
 
 
 def main() -> None:
@@ -73,27 +73,22 @@ def main() -> None:
         probes = hypervisors.probe()
         kinds = [probe.kind for probe in probes if probe.works]
         about: dict[str, Any] = _about(probes)
+        digest, pairs = images.resolve(IMAGE), options.pairs
         benches: dict[str, Bench] = {
-            "start": lambda: start_overhead(made, images.resolve(IMAGE), kinds, options.pairs),
-            "cached": lambda: cached_start(made, images, IMAGE, kinds, options.pairs),
-            "changed": lambda: image_changed(options.pairs),
-            "upload": lambda: image_upload(options.pairs),
-            "download": lambda: image_download(options.pairs),
-            "lazy": lambda: lazy_start(made, images, LAZY_IMAGE, kinds, options.pairs),
+            "start": lambda: start_overhead(made, digest, kinds, pairs),
+            "cached": lambda: cached_start(made, images, IMAGE, kinds, pairs),
+            "changed": lambda: image_changed(pairs),
+            "upload": lambda: image_upload(pairs),
+            "download": lambda: image_download(pairs),
+            "lazy": lambda: lazy_start(made, images, LAZY_IMAGE, kinds, pairs),
         }
+        wanted = options.only or [*benches, *ON_THE_GRID]
         with ExitStack() as stack:
-            if not options.only or set(options.only) & set(ON_THE_GRID):
+            if not benches.keys() >= set(wanted):
                 grid = stack.enter_context(_grid(images))
                 about |= _about_grid(grid)
-                benches["result"] = lambda: submit_to_result(grid, options.pairs, ENDS)
-                benches["unchanged"] = lambda: unchanged(grid, options.pairs)
-                benches["density"] = lambda: density(grid)
-                benches["crash"] = lambda: crash(grid)
-                benches["peer"] = lambda: vm_universe(grid, options.peer_pairs)
-                benches["cluster-start"] = lambda: cluster_start(grid, options.pairs)
-                benches["cluster-wake"] = lambda: cluster_wake(grid, options.pairs)
-                benches["cluster-idle"] = lambda: cluster_idle(grid, options.minutes)
-            findings = _go([benches[name] for name in options.only or benches], about)
+                benches |= {n: partial(bench, grid, options) for n, bench in ON_THE_GRID.items()}
+            findings = _go([benches[name] for name in wanted], about)
     click.echo()
     click.echo(_heading(about))
     click.echo(table(findings))

@@ -4,13 +4,15 @@ Everything that can be prepared is prepared before the clock starts: disks, the 
 network process. What is timed is one program, from its start to the guest's word that it is ready:
 the console's line, or where there is a network the request that comes to the endpoint.
 
-As a program it boots once and prints seconds: ``raw_boot.py KIND STORE DIGEST NETWORK``.
+As a program it boots once and prints seconds: ``raw_boot.py KIND STORE DIGEST NETWORK``. Or it
+prepares a guest on an execute node: ``raw_boot.py prepare DIGEST DIRECTORY SCRIPT MEMORY``.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -256,8 +258,30 @@ def _listen(
         said.append(line)
 
 
+def prepared(digest: str, where: str, script: str, memory: str) -> str:
+    """Lay out one guest for HTCondor's VM universe, ready to boot: its kernel, initial file system and
+    kernel parameters. That makes no overlay, so the root disk is a copy, made here beforehand.
+    """
+    directory = Path(where)
+    directory.mkdir(parents=True)
+    image = ImageStore(Path("/var/lib/vmjobs/agent/images")).prepare(digest)
+    values = {"network": NetworkMode.NONE, "disk": 64, "run_seconds": 60}
+    spec = JobSpec(image=digest, script=script, memory=int(memory), **values)
+    lay_disks(directory, spec, digest)
+    subprocess.run(["cp", "--sparse=always", str(image.root), str(directory / "root.disk")], check=True)
+    for name, part in (("kernel", image.kernel), ("initrd", image.initrd)):
+        shutil.copyfile(str(part), directory / name)
+    for path in directory.iterdir():
+        shutil.chown(path, "vmjobs", "vmjobs")
+    words = " ".join(kernel_parameters(image, board()))
+    return f"{directory / 'kernel'}\n{directory / 'initrd'}\n{words}"
+
+
 def main() -> None:
-    """Boot once and print the seconds."""
+    """Boot once and print the seconds, or prepare and print what that needs."""
+    if sys.argv[1] == "prepare":
+        print(prepared(*sys.argv[2:]))  # noqa: T201
+        return
     kind, store, digest, mode = sys.argv[1:]
     spec = JobSpec(
         image=digest, script="exit 0\n", memory=128, disk=64, network=NetworkMode(mode), run_seconds=60

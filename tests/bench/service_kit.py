@@ -67,6 +67,7 @@ class Service:
             "VMJOBS_API_URL": url or self.url,
             "VMJOBS_TOKEN_FILE": str(token),
             "VMJOBS_DATA_DIR": str(self.home / "local"),
+            "VMJOBS_IMAGE_DIR": str(self.home / "local" / "images"),
             "XDG_CACHE_HOME": str(self.home / "cache"),
         }
         peak = self.home / "peak"

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from figures import Finding, compare, spread
+from figures import Finding, compare, in_turns, spread
 from raw_boot import raw_boot
 
 from vmjobs.agent.inbox import Inbox
-from vmjobs.agent.run import Parts, Run
+from vmjobs.agent.run import Lease, Parts, Run
 from vmjobs.local import LocalJob
 from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report
 
@@ -66,7 +66,6 @@ def start_overhead(
 def _compare(made: Parts, digest: str, spec: JobSpec, pairs: int) -> Finding:
     kind = spec.hypervisor
     assert kind is not None
-    seen: list[tuple[float, float]] = []
     image = made.images.prepare(digest)
 
     def theirs() -> float:
@@ -75,14 +74,7 @@ def _compare(made: Parts, digest: str, spec: JobSpec, pairs: int) -> Finding:
 
     run_once(made, digest, spec), theirs()  # files come into the cache; not counted
     with step_times() as steps:
-        for number in range(pairs):
-            # Who goes first changes: what the one leaves to the other evens out.
-            if number % 2:
-                second = theirs()
-                seen.append((run_once(made, digest, spec), second))
-            else:
-                first = run_once(made, digest, spec)
-                seen.append((first, theirs()))
+        seen = in_turns(pairs, lambda: run_once(made, digest, spec), theirs)
     details = {title: spread(times) for title, times in steps.seconds.items()}
     what = f"start to ready, {kind}, network {spec.network}"
     return compare(1, what, seen, TARGETS[kind], measure="agent / by hand", details={"steps": details})
@@ -91,6 +83,17 @@ def _compare(made: Parts, digest: str, spec: JobSpec, pairs: int) -> Finding:
 def run_once(made: Parts, digest: str, spec: JobSpec) -> float:
     """Seconds from the start of a run to a guest that is ready."""
     watch = _Stopwatch()
+    began = time.monotonic()
+    execute(made, digest, spec, watch)
+    return watch.ready - began
+
+
+def execute(made: Parts, digest: str, spec: JobSpec, lease: Lease) -> Run:
+    """Run a job to its end, of which nothing is kept.
+
+    Raises:
+        RuntimeError: it did not complete.
+    """
     with tempfile.TemporaryDirectory(prefix="outputs-") as outputs:
         job = LocalJob(
             job_id=f"bench-{uuid.uuid4().hex[:12]}",
@@ -101,12 +104,11 @@ def run_once(made: Parts, digest: str, spec: JobSpec) -> float:
             on_report=lambda report: None,
             sinks={},
         )
-        run = Run(job, watch, made, job.job_id, uuid.uuid4().hex, Inbox())
-        began = time.monotonic()
+        run = Run(job, lease, made, job.job_id, uuid.uuid4().hex, Inbox())
         verdict = run.execute()
     if verdict.state is not JobState.COMPLETED:
         raise RuntimeError(f"the measured job ended as {verdict.state}: {verdict.reason.message}")
-    return watch.ready - began
+    return run
 
 
 @contextmanager

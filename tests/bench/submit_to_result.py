@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from figures import Finding, compare, percentile, spread
+from figures import Finding, compare, in_turns, percentile, spread
 from grid_kit import Grid
 from pool import Timed, boot_by_hand, condor_job, follow, run_job
 
@@ -37,15 +38,15 @@ queue
 
 def submit_to_result(grid: Grid, pairs: int, ends: int) -> Iterator[Finding]:
     """Compare pair by pair; then an array of ``ends`` jobs to have enough ends to look at."""
-    seen: list[tuple[float, float]] = []
-    boots: list[float] = []
-    timed: list[Timed] = []
-    _pair(grid)  # images come to the nodes, the gridmanager to its site; not counted
-    for number in range(pairs):
-        job, boot, plain = _pair(grid, plain_first=bool(number % 2))
-        timed.append(job)
-        boots.append(boot)
-        seen.append((job.total - boot, plain))
+
+    def ours() -> tuple[Timed, float]:
+        job = run_job(grid, PAYLOAD)
+        return job, boot_by_hand(grid, job.job.node, job.job)
+
+    in_turns(1, ours, partial(plain_job, grid))  # images come to the nodes; not counted
+    found = in_turns(pairs, ours, partial(plain_job, grid))
+    timed, boots = [job for (job, _), _ in found], [boot for (_, boot), _ in found]
+    seen = [(job.total - boot, plain) for (job, boot), plain in found]
     details: dict[str, Any] = {
         "payload seconds": SECONDS,
         "job": spread([job.total for job in timed]),
@@ -57,16 +58,6 @@ def submit_to_result(grid: Grid, pairs: int, ends: int) -> Iterator[Finding]:
     yield compare(6, f"submit to result, sleep {SECONDS}", seen, 1.25, measure=measure, details=details)
     yield _noticed("one at a time", timed)
     yield _noticed(f"{ends} jobs at once", _array(grid, ends))
-
-
-def _pair(grid: Grid, *, plain_first: bool = False) -> tuple[Timed, float, float]:
-    if plain_first:
-        plain = plain_job(grid)
-        job = run_job(grid, PAYLOAD)
-    else:
-        job = run_job(grid, PAYLOAD)
-        plain = plain_job(grid)
-    return job, boot_by_hand(grid, job.job.node, job.job), plain
 
 
 def plain_job(grid: Grid) -> float:

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from figures import Finding, Spread, spread
+from figures import Finding, compare
 from grid_kit import Grid, run, wait_for
 from pool import condor_job, run_job
 
 HERE = Path(__file__).parent
 NODE = "node1"
 #: In the node's container: what prepares the guests, and where their disks lie.
-PREPARE = "/tmp/vmjobs-bench-vm_universe_disks.py"  # noqa: S108
+PREPARE = "/tmp/vmjobs-bench-raw_boot.py"  # noqa: S108
 DISKS = "/var/lib/vmjobs-bench"
 DROP_IN = "/etc/condor/config.d/90-vm-universe.conf"
 
@@ -53,8 +52,7 @@ queue
 
 def vm_universe(grid: Grid, pairs: int) -> Iterator[Finding]:
     """Compare pair by pair. The peer is submitted at the site itself, the shorter way."""
-    ours: list[float] = []
-    theirs: list[float] = []
+    seen: list[tuple[float, float]] = []
     logs: list[dict[str, float]] = []
     phases: list[dict[str, float]] = []
     fields = {"hypervisor": "qemu", "network": "none", "memory": MEMORY, "disk": 64}
@@ -63,23 +61,14 @@ def vm_universe(grid: Grid, pairs: int) -> Iterator[Finding]:
         for number in range(pairs):
             submit = _prepare(grid, digest, number)
             timed = run_job(grid, SCRIPT, **fields)
-            ours.append(timed.total)
             phases.append(timed.job.seconds)
             job = condor_job(grid, "site", {"job.sub": submit})
             _must_have_run(grid, number)
-            theirs.append(job.seconds)
+            seen.append((timed.total, job.seconds))
             logs.append(_phases(job.log))
-    ratios = spread([b / a for a, b in zip(ours, theirs, strict=True)])
     details = {"VM universe, seconds from submission": logs, "our phases, seconds": phases}
-    yield _finding(ours, theirs, ratios, details)
-
-
-def _finding(
-    ours: list[float], theirs: list[float], ratios: Spread, details: dict[str, Any]
-) -> Finding:
     what = "the same guest in HTCondor's VM universe"
-    measure = "VM universe / ours"
-    return Finding(15, what, ours, theirs, measure, ratios.median, ratios, 10, False, details)
+    yield compare(15, what, seen, 10, measure="VM universe / ours", at_most=False, details=details)
 
 
 @contextmanager
@@ -90,8 +79,7 @@ def _switched_on(grid: Grid) -> Iterator[None]:
         return grid.on(NODE, *command)
 
     container = grid.container(NODE)
-    run("docker", "cp", str(HERE / "vm_universe_disks.py"), f"{container}:{PREPARE}")
-    run("docker", "cp", str(HERE / "raw_boot.py"), f"{container}:{Path(PREPARE).parent}/raw_boot.py")
+    run("docker", "cp", str(HERE / "raw_boot.py"), f"{container}:{PREPARE}")
     # condor_vm-gahp wants the file to be readable and does no more with it.
     made_kvm = on("sh", "-c", "test -e /dev/kvm || { : >/dev/kvm; echo made; }").strip() == "made"
     on("sh", "-c", f"printf %s '{QEMU_CONF}' >/etc/libvirt/qemu.conf")
@@ -123,7 +111,7 @@ def _offered(grid: Grid) -> bool:
 def _prepare(grid: Grid, digest: str, number: int) -> str:
     """Lay out one guest's disks on the node; the description of its job."""
     where = f"{DISKS}/{number}"
-    told = grid.on(NODE, "python3", PREPARE, digest, where, SCRIPT, str(MEMORY))
+    told = grid.on(NODE, "python3", PREPARE, "prepare", digest, where, SCRIPT, str(MEMORY))
     kernel, initrd, cmdline = told.splitlines()
     names = {"root": "vda:w", "job": "vdb:r", "scratch": "vdc:w", "output": "vdd:w"}
     disks = ",".join(f"{where}/{name}.disk:{how}:raw" for name, how in names.items())

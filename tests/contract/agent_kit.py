@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
+from hypervisor_host import wait_until
+
+from vmjobs.agent.run import Run, RunSettings
+from vmjobs.agent.verdict import Verdict
 from vmjobs.hypervisor.base import BootImage
-from vmjobs.model import JobState, Report
+from vmjobs.local import LocalJob, describe_inputs
+from vmjobs.model import MIB, JobSpec, JobState, Report
 from vmjobs.ports import Progress
+
+SETTINGS = RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
+_Job = TypeVar("_Job", bound=LocalJob)
 
 
 class Lease:
@@ -22,21 +36,66 @@ class Lease:
     def reached(self, state: JobState) -> bool:
         return any(report.state is state for report in self.reports)
 
+    def wait_for(self, state: JobState) -> None:
+        wait_until(lambda: self.reached(state), 60, f"it is {state}")
+
 
 @dataclass
 class Images:
-    """One image."""
+    """One image. held: how many leases there are. stuck: a digest whose bytes do not come."""
 
     image: BootImage
+    held: int = 0
+    stuck: str = ""
 
     def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
         return self.image
 
     def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
-        return nullcontext(self.image)
+        return self._leased(digest, progress)
+
+    @contextmanager
+    def _leased(self, digest: str, progress: Progress | None) -> Iterator[BootImage]:
+        while digest == self.stuck and progress is not None:
+            progress(0, 1)
+            threading.Event().wait(0.05)
+        self.held += 1
+        yield self.image
+        self.held -= 1
 
     def fetched(self, digest: str) -> int:
         return 0
 
     def cached(self) -> list[str]:
         return []
+
+
+def job_that(
+    do: str, folder: Path, kind: Callable[..., _Job], image: str, sinks: object = None, **fields: object
+) -> _Job:
+    """A job whose guest does what an input file says, in a directory of its own below ``folder``."""
+    place = folder / uuid.uuid4().hex[:6]
+    told = place / "inputs" / "do"
+    told.parent.mkdir(parents=True)
+    told.write_text(do)
+    values = {"strategy": "image", "network": "none", "disk": 16, "memory": 96, "boot_seconds": 60}
+    spec = {"image": image, "inputs": describe_inputs({"do": told}), **values, **fields}
+    return kind(
+        job_id=f"job-{place.name}",
+        spec=JobSpec.model_validate(spec),
+        image_digest=image,
+        files={"do": told},
+        output_directory=place / "outputs",
+        on_report=lambda _report: None,
+        sinks=sinks or {},
+    )
+
+
+def executed(run: Run, lease: Lease, meddle: Callable[[Run, Lease], None] | None = None) -> Verdict:
+    """Run a job to its end. meddle: what happens to it meanwhile; it fails where that does not."""
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(meddle, run, lease) if meddle else None
+        verdict = run.execute()
+        if other:
+            other.result()
+    return verdict

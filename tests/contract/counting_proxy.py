@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 PIECE = 64 * 1024
 
@@ -73,11 +74,14 @@ class Proxy:
         self.hold_after(None)
 
 
+_Proxy = TypeVar("_Proxy", bound=Proxy)
+
+
 @contextmanager
-def proxy_to(listen: str) -> Iterator[Proxy]:
+def proxy_to(listen: str, kind: Callable[[tuple[str, int]], _Proxy] = Proxy) -> Iterator[_Proxy]:
     """A proxy before the service that listens at ``HOST:PORT``."""
     host, _, port = listen.rpartition(":")
-    made = Proxy((host, int(port)))
+    made = kind((host, int(port)))
     thread = threading.Thread(target=made.serve, daemon=True)
     thread.start()
     try:

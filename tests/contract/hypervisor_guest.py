@@ -14,7 +14,8 @@ from pathlib import Path
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.subprocess import run
 
-_INIT = r"""#!/bin/busybox sh
+#: What an init begins with.
+BEGIN = r"""#!/bin/busybox sh
 /bin/busybox --install -s /bin 2>/dev/null
 export PATH=/bin
 mount -t proc proc /proc
@@ -23,6 +24,10 @@ mount -t devtmpfs dev /dev 2>/dev/null
 for again in 1 2 3; do  # in whatever order they need one another
     for module in /modules/*.ko; do [ -e "$module" ] && insmod "$module" 2>/dev/null; done
 done
+"""
+_INIT = (
+    BEGIN
+    + r"""
 for word in $(cat /proc/cmdline); do
     case $word in do=*|targets=*|lines=*) eval "${word%%=*}=\${word#*=}" ;; esac
 done
@@ -133,6 +138,7 @@ esac
 echo "guest: done"
 poweroff -f
 """
+)
 
 #: Drivers of a distribution's kernel that the guest needs, in the order of loading.
 _MODULES = (
@@ -166,10 +172,10 @@ def _tree(directory: Path, script: str = _INIT) -> Path:
     return root
 
 
-def root_disk_guest(directory: Path) -> BootImage:
-    """The guest on a root disk: what UML boots."""
+def root_disk_guest(directory: Path, script: str = _INIT) -> BootImage:
+    """The guest on a root disk: what UML boots. script: its init."""
     disk = directory / "root.img"
-    tree = _tree(directory)
+    tree = _tree(directory, script)
     run(["mke2fs", "-q", "-t", "ext4", "-d", tree, disk, "32M"], timeout=60)
     return BootImage(digest="", root=disk, cmdline=("init=/init",))
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import http.server
+import json
+import secrets
 import socketserver
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vmjobs.hypervisor.base import BootImage, Hypervisor, Machine, MachineState
 
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+#: Seconds that a guest may take to boot and do its little work, on a slow machine too.
+BOOT = 90.0
+
+
+def wait_until(
+    condition: Callable[[], bool], seconds: float = 60, what: str = "waited in vain"
+) -> None:
     """Fail unless ``condition`` comes true in time."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()
@@ -24,6 +35,81 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
 def said(console: Path) -> str:
     """The console so far."""
     return console.read_text("utf-8", "replace") if console.exists() else ""
+
+
+@dataclass
+class Bench:
+    """A driver, and machines that are gone after the test. fields: of all of these."""
+
+    driver: Hypervisor
+    image: BootImage
+    directory: Path
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+
+    def machine(self, do: str = "", *words: str, **fields: Any) -> Machine:
+        """A machine whose guest does ``do``. words: more parameters of its kernel."""
+        name = f"vmjobs-test-{secrets.token_hex(6)}"
+        self.names.append(name)
+        workdir = self.directory / name
+        workdir.mkdir()
+        usual = {"cpus": 1, "memory": 192, "image": self.image, "disks": (), "workdir": workdir}
+        usual |= {"console": self.directory / f"{name}.console", "cmdline": (f"do={do}", *words)}
+        return Machine(name=name, **{**usual, **self.fields, **fields})
+
+    def start(self, do: str, words: str, **fields: Any) -> Machine:
+        """Start a machine, and wait until its guest says these words."""
+        machine = self.machine(do, **fields)
+        self.driver.start(machine)
+        self.until(machine, words)
+        return machine
+
+    def until(self, machine: Machine, words: str) -> None:
+        """Wait until a guest has said these words."""
+        wait_until(lambda: words in said(machine.console), BOOT, f"the guest says {words}")
+
+    def end(self, machine: Machine) -> str:
+        """Wait until a machine has ended by itself; its console."""
+        assert self.driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
+        return said(machine.console)
+
+    def run(self, do: str, *words: str, **fields: Any) -> str:
+        """Run a guest to its end; its console."""
+        machine = self.machine(do, *words, **fields)
+        self.driver.start(machine)
+        text = self.end(machine)
+        self.driver.destroy(machine.name)
+        return text
+
+
+@contextmanager
+def bench(driver: Hypervisor, image: BootImage, directory: Path, **fields: Any) -> Iterator[Bench]:
+    """A bench; nothing is left of its machines."""
+    made = Bench(driver, image, directory, fields)
+    yield made
+    for name in made.names:  # others run machines at the same time
+        driver.destroy(name)
+        wait_until(lambda name=name: not mentioning(name), 10, "all its processes are gone")  # type: ignore[misc]
+    assert not set(made.names) & set(driver.list())
+
+
+def mentioning(words: str) -> list[int]:
+    """Processes, wherever they are, whose command line has these words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if words.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def host_addresses() -> list[str]:
+    """Addresses of this host, but for its loopback's."""
+    listed = subprocess.run(["ip", "-j", "-4", "addr"], capture_output=True, check=True).stdout
+    found = [entry["local"] for link in json.loads(listed) for entry in link["addr_info"]]
+    return [address for address in found if not address.startswith("127.")]
 
 
 class Endpoint(socketserver.ThreadingUnixStreamServer):

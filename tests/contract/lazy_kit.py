@@ -1,11 +1,11 @@
-"""What tests of lazy start share: an API behind a gate, and a node that starts images early."""
+"""What tests of a node's images share: an API behind a gate, and a node with a cache."""
 
 from __future__ import annotations
 
 import random
 import re
+import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from api_support import Site, make_site, serving
+from hypervisor_host import wait_until
 from repository_kit import ADMIN, push
 
 from images.cache import ImageCache
@@ -37,48 +38,67 @@ def noise(size: int, seed: object = 0) -> bytes:
 
 def wait_for(what: Callable[[], bool], seconds: float = DEADLINE) -> None:
     """Wait for something that nobody tells of."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
+    wait_until(what, seconds)
 
 
 @dataclass
 class Gate:
-    """Between the API and a node: counts what is asked for, and can be shut or lie.
+    """Between the API and a node: counts what is asked for, and can hold callers, be shut, or lie.
 
     ranges: how often each part of each segment was asked for, heads apart. bytes: that were sent.
-    away: whether the repository is out of reach. withheld: segments of which only heads are sent.
-    spoil: changes the bytes of a segment's part.
+    let: how many more segments are answered before callers wait. away: whether the repository is out
+    of reach. withheld: segments of which only heads are sent. spoil: changes the bytes of a segment's
+    part. cut: whether the connection is to break now.
     """
 
     app: Any
     ranges: Counter[tuple[str, str]] = field(default_factory=Counter)
     bytes: int = 0
+    let: float = float("inf")
     away: bool = False
     withheld: frozenset[str] = frozenset()
     spoil: Callable[[bytes], bytes] = lambda data: data
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    cut: Callable[[], bool] = lambda: False
+    changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         found = SEGMENT_PATH.fullmatch(environ["PATH_INFO"])
         wanted = environ.get("HTTP_RANGE", "")
         head = wanted.startswith("bytes=0-") and int(wanted.rpartition("-")[2]) < head_size(128)
+        if found:
+            with self.changed:
+                assert self.changed.wait_for(lambda: self.let > 0, DEADLINE)
+                self.let -= 1
+                self.changed.notify_all()
         if self.away or (found and found[1] in self.withheld and not head):
             start("503 Service Unavailable", [("Content-Length", "0")])
             return []
         if not found:
             return self.app(environ, start)  # type: ignore[no-any-return]
-        with self.lock:
+        with self.changed:
             if not head:
                 self.ranges[found[1], wanted] += 1
         environ.pop("wsgi.file_wrapper", None)
-        return self._counted(self.app(environ, start), head)
+        return self._counted(self.app(environ, start), environ["werkzeug.socket"], head)
 
-    def _counted(self, body: Any, head: bool) -> Iterator[bytes]:
+    def open(self) -> None:
+        """Let everything through."""
+        with self.changed:
+            self.let = float("inf")
+            self.changed.notify_all()
+
+    def wait_until(self, what: Callable[[], bool]) -> None:
+        """Wait for something that becomes true with a request."""
+        with self.changed:
+            assert self.changed.wait_for(what, DEADLINE)
+
+    def _counted(self, body: Any, connection: socket.socket, head: bool) -> Iterator[bytes]:
         try:
             for piece in body:
-                with self.lock:
+                if self.cut():
+                    connection.shutdown(socket.SHUT_RDWR)
+                    return
+                with self.changed:
                     self.bytes += len(piece)
                 yield piece if head else self.spoil(piece)
         finally:
@@ -105,9 +125,9 @@ class Place:
         """Publish an image; its digest."""
         return push(self.site.repository.images, ADMIN, disk, kernel, **wish).digest
 
-    def plain(self) -> ImageCache:
+    def plain(self, **more: Any) -> ImageCache:
         """The node's cache as an ordinary one."""
-        return ImageCache(self.root, self.fetcher())
+        return ImageCache(self.root, self.fetcher(), **more)
 
     def cache(self, **more: Any) -> LiveCache:
         """The node's cache."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from agent_kit import Lease
+from agent_kit import SETTINGS, Lease, executed, job_that
+from hypervisor_guest import BEGIN
 
 from images.cache import ImageCache
 from images.lazy.cache import LiveCache
@@ -24,19 +25,13 @@ from vmjobs.agent.verdict import Verdict
 from vmjobs.client import ImageClient, Retries
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
-from vmjobs.local import LocalJob, describe_inputs
-from vmjobs.model import MIB, HypervisorKind, JobSpec, Report
+from vmjobs.local import LocalJob
+from vmjobs.model import HypervisorKind, Report
 
 #: The init of the guest's initial file system.
-INIT = r"""#!/bin/busybox sh
-/bin/busybox --install -s /bin 2>/dev/null
-export PATH=/bin
-mount -t proc proc /proc
-mount -t sysfs sys /sys
-mount -t devtmpfs dev /dev 2>/dev/null
-for again in 1 2 3; do
-    for module in /modules/*.ko; do insmod "$module" 2>/dev/null; done
-done
+INIT = (
+    BEGIN
+    + r"""
 mount -t tmpfs tmp /tmp
 mkdir -p /tmp/job /tmp/outputs
 cd /tmp
@@ -46,6 +41,7 @@ tar cf /dev/vdd outputs
 sync
 poweroff -f
 """
+)
 
 
 def qemu() -> Libvirt:
@@ -61,46 +57,24 @@ class Node:
     cache: ImageCache
     driver: Hypervisor
     image: str
-    settings: RunSettings = field(
-        default_factory=lambda: RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
-    )
+    settings: RunSettings = SETTINGS
 
     def start(self, do: str, **fields: object) -> tuple[Run, Lease, Path]:
         """A run to be executed, who hears of it, and where its outputs come."""
-        place = self.folder / uuid.uuid4().hex[:6]
-        (place / "inputs").mkdir(parents=True)
-        told = place / "inputs" / "do"
-        told.write_text(do)
-        inputs = describe_inputs({"do": told})
-        values = {"strategy": "image", "network": "none", "disk": 16, "memory": 96, "exit": "poweroff"}
-        spec = JobSpec.model_validate(
-            {"image": self.image, "inputs": inputs, "boot_seconds": 60, **values, **fields}
-        )
-        job = LocalJob(
-            job_id=f"job-{place.name}",
-            spec=spec,
-            image_digest=self.image,
-            files={"do": told},
-            output_directory=place / "outputs",
-            on_report=lambda _report: None,
-            sinks={},
-        )
+        job = job_that(do, self.folder, LocalJob, self.image, **{"exit": "poweroff", **fields})
         live = self.cache if isinstance(self.cache, LiveCache) else None
         journal = Journal(self.folder / "runs")
-        parts = Parts(self.cache, self._choose, journal, self.settings, live=live)
+        parts = Parts(self.cache, lambda *_: self.driver, journal, self.settings, live=live)
         lease = Lease()
         run = Run(job, lease, parts, job.job_id, uuid.uuid4().hex, Inbox())
         return run, lease, job.output_directory
 
-    def run(self, do: str, **fields: object) -> tuple[Verdict, Path]:
-        """Run a job to its end; and where its outputs are."""
-        run, _, outputs = self.start(do, **fields)
-        return run.execute(), outputs
-
-    def _choose(
-        self, _demanded: HypervisorKind | None, _able: Sequence[HypervisorKind] = (), /
-    ) -> Hypervisor:
-        return self.driver
+    def run(
+        self, do: str, meddle: Callable[[Run, Lease], None] | None = None, **fields: object
+    ) -> tuple[Verdict, Path]:
+        """Run a job to its end; and where its outputs are. meddle: what happens to it meanwhile."""
+        run, lease, outputs = self.start(do, **fields)
+        return executed(run, lease, meddle), outputs
 
 
 def agent(folder: str, url: str, token: str, image: str, do: str) -> None:

@@ -1,6 +1,6 @@
 """An execute node's process that fetches an image: to be killed, or to run out of room.
 
-Arguments: the cache's directory, the API's URL, a node's token, images; and MiB that images may take.
+Arguments: the cache's directory, the API's URL, a node's token, images.
 Prints one line of JSON for each image: its path and size, or the error and what it left.
 """
 
@@ -15,7 +15,6 @@ from pathlib import Path
 from images.cache import ImageCache
 from vmjobs.client import ImageClient, Retries
 from vmjobs.errors import VMJobsError
-from vmjobs.model import MIB
 
 
 def main() -> None:
@@ -25,12 +24,11 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("token")
     parser.add_argument("images", nargs="+")
-    parser.add_argument("--limit", type=int, default=0)
     options = parser.parse_args()
     # Who runs in the background of a shell inherits that SIGINT is ignored, and so would we.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     fetcher = ImageClient(options.url, options.token, retries=Retries(deadline=5.0))
-    cache = ImageCache(options.root, fetcher, limit=options.limit * MIB)
+    cache = ImageCache(options.root, fetcher)
     for digest in options.images:
         try:
             with cache.lease(digest) as image:

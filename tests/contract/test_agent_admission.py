@@ -7,24 +7,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from api_support import serving
+from werkzeug.wrappers import Response
 
 from vmjobs.agent.server import Agent, Hands, listening
 from vmjobs.agent.starter import starter_of
 from vmjobs.client import JobAgentClient, Retries
-from vmjobs.errors import JobFinal
+from vmjobs.errors import JobFinal, Unauthenticated, VMJobsError
 from vmjobs.model import ExitChannel, ExitStatus, JobState, Node, ReasonCode, Report, now, reason
 
 UID = 4242
@@ -52,59 +52,37 @@ for _ in range(12):
 
 @dataclass
 class Service:
-    """A repository that knows one job, which has ended with status 3."""
+    """A repository that knows one job, which has ended with status 3. asked: by each token."""
 
     url: str = ""
     asked: Counter[str] = field(default_factory=Counter)
 
+    def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        token = environ["HTTP_AUTHORIZATION"].removeprefix("Bearer ")
+        self.asked[token] += 1
+        return self._answer(token, environ["PATH_INFO"])(environ, start)
 
-class _Handler(BaseHTTPRequestHandler):
-    service: Service
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer()
-
-    def _answer(self) -> None:
-        token = self.headers["Authorization"].removeprefix("Bearer ")
-        self.service.asked[token] += 1
+    def _answer(self, token: str, path: str) -> Response:
         if token != GOOD:
             time.sleep(THINKS)
-            self._send(401, {"code": "UNAUTHENTICATED", "detail": "that is no token of ours"})
-        elif self.path.endswith("/end"):
+            fault: VMJobsError = Unauthenticated("that is no token of ours")
+        elif path.endswith("/end"):
             told = reason(ReasonCode.SCRIPT_FAILED, "exit 3")
             exit = ExitStatus(code=3, channel=ExitChannel.ENDPOINT)
             report = Report(state=JobState.FAILED, reason=told, time=now(), exit=exit)
-            self._send(200, report.model_dump(mode="json"))
+            return Response(report.model_dump_json(), mimetype="application/json")
         else:
             fault = JobFinal("it has ended")
-            self._send(fault.http_status, {"code": fault.code, "detail": fault.message})
-
-    def _send(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps({"title": "", "status": status, **body} if status != 200 else body).encode()
-        self.send_response(status)
-        kind = "application/json" if status == 200 else "application/problem+json"
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        status = fault.http_status
+        body = {"title": "", "status": status, "code": fault.code, "detail": fault.message}
+        return Response(json.dumps(body), status, mimetype="application/problem+json")
 
 
 @pytest.fixture
 def service() -> Iterator[Service]:
     made = Service()
-    handler = type("Handler", (_Handler,), {"service": made})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        made.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(made) as made.url:
         yield made
-        server.shutdown()
 
 
 @dataclass

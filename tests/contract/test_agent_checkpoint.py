@@ -21,7 +21,7 @@ from hypervisor_host import wait_until
 
 from images.carrier import Carrier
 from images.store import ImageStore
-from repository.images.keeping import checkpoint_of
+from repository.images.keeping import Checkpoint, checkpoint_of
 from vmjobs.agent import endpoint
 from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
 from vmjobs.agent.journal import Journal, sweep
@@ -53,7 +53,19 @@ date +%s >clock
 """
 
 
-class Elsewhere(Libvirt):
+class Qemu(Libvirt):
+    """QEMU on this node. saves: set once a machine is to be saved."""
+
+    def __init__(self) -> None:
+        super().__init__(HypervisorKind.QEMU, node_connection())
+        self.saves = threading.Event()
+
+    def save(self, name: str, path: Path) -> None:
+        self.saves.set()
+        super().save(name, path)
+
+
+class Elsewhere(Qemu):
     """The same, of a node that has another QEMU."""
 
     @property
@@ -142,7 +154,7 @@ class Place:
     def node(self, driver: Hypervisor | None = None, carrier: Carrier | None = None) -> Node:
         """Have a node run the job."""
         folder = self.folder / f"node{len(self.nodes)}"
-        driver = driver or Libvirt(HypervisorKind.QEMU, node_connection())
+        driver = driver or Qemu()
         made = Node(self.site, self.url, folder, self.job, driver, carrier or Carrier())
         self.nodes.append(made)
         return self.nodes[-1]
@@ -159,9 +171,24 @@ class Place:
         stream = self.site.repository.open_stream(self.job, StreamName.OUT)
         return [int(line) for line in stream.read_all().splitlines()]
 
+    def completes(self, driver: Hypervisor | None = None) -> Node:
+        """Have a node run the job to its end: all is counted, and nothing twice."""
+        node = self.node(driver)
+        ended = node.ended()
+        assert (ended.state, ended.reason.code) == (S.COMPLETED, C.SUCCEEDED), ended.reason
+        self.check_counted()
+        return node
+
+    def check_counted(self) -> None:
+        assert self.out() == list(range(1, LAST + 1))
+
     def counts(self, beyond: int = 2) -> None:
         """Wait until it has counted so far."""
         wait_until(lambda: max(self.out(), default=0) > beyond, BOOT, f"it counts beyond {beyond}")
+
+    def checkpoint(self) -> Checkpoint | None:
+        with self.site.repository.database.read() as session:
+            return checkpoint_of(session, self.job)
 
     def output(self, name: str) -> str:
         with self.site.repository.open_output(self.job, name) as file:
@@ -185,17 +212,28 @@ def place() -> Iterator[Place]:
 
 
 def test_it_goes_on_elsewhere_and_counts_nothing_twice(place: Place) -> None:
+    """What its guest knew is worth nothing afterwards: each node gives it a token of its own, and
+    takes no other one once that is known. A second word to leave takes nothing away.
+    """
     place.submit()
     begun = time.time()
+    tokens: list[str] = []
     for _ in range(2):
         node = place.node()
         place.counts(beyond=max(place.out(), default=0) + 3)
-        node.signal(15)
+        assert node.run.link.former == ""
+        assert node.run.link.token not in tokens
+        assert not any(node.run.link.admits(f"Bearer {token}") for token in tokens)
+        tokens.append(node.run.link.token)
+        for _ in range(3):
+            node.signal(15)
         left = node.ended()
         assert (left.state, left.reason.code) == (S.PREEMPTED, C.CHECKPOINTED), left.reason
-    last = place.node().ended()
-    assert (last.state, last.reason.code) == (S.COMPLETED, C.SUCCEEDED), last.reason
-    assert place.out() == list(range(1, LAST + 1))
+        told = place.checkpoint()
+        assert told is not None
+        assert told.guest == hashlib.sha256(tokens[-1].encode()).hexdigest()
+        assert tokens[-1] not in json.dumps(told.model_dump(mode="json"))
+    last = place.completes()
     numbers = [line.split() for line in place.output("numbers").splitlines()]
     assert [int(number) for number, _ in numbers] == list(range(1, LAST + 1))
     assert len({process for _, process in numbers}) == 1
@@ -203,37 +241,15 @@ def test_it_goes_on_elsewhere_and_counts_nothing_twice(place: Place) -> None:
     job = place.site.repository.job(place.job)
     assert job.attempts == 3
     assert job.bytes["checkpoint"] > 0
-    resumed = place.nodes[-1].lease.reports[2].reason.message
+    resumed = last.lease.reports[2].reason.message
     assert resumed.startswith("the machine goes on where it was saved, after ")
-
-
-def test_what_its_guest_knew_is_worth_nothing_afterwards(place: Place) -> None:
-    """Each node gives it a token of its own, and takes no other one once that is known."""
-    place.submit()
-    first = place.node()
-    place.counts()
-    old = first.run.link.token
-    first.signal(15)
-    first.ended()
-    second = place.node()
-    place.counts(beyond=max(place.out(), default=0) + 3)
-    assert second.run.link.token != old
-    assert second.run.link.former == ""
-    assert not second.run.link.admits(f"Bearer {old}")
-    with place.site.repository.database.read() as session:
-        told = checkpoint_of(session, place.job)
-    assert told is not None
-    assert told.guest == hashlib.sha256(old.encode()).hexdigest()
-    assert old not in json.dumps(told.model_dump(mode="json"))
 
 
 @pytest.mark.soak
 def test_a_node_that_is_another_begins_anew(place: Place) -> None:
     place.submit()
     place.leaves()
-    second = place.node(Elsewhere(HypervisorKind.QEMU, node_connection()))
-    assert second.ended().state is S.COMPLETED
-    assert place.out() == list(range(1, LAST + 1))
+    second = place.completes(Elsewhere())
     told = [report.reason.message for report in second.lease.reports]
     assert any("the job begins anew" in message for message in told), told
 
@@ -270,8 +286,7 @@ def test_a_repository_that_does_not_take_it_costs_what_was_done_and_no_more(plac
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
     assert "could not be kept" in left.reason.message
     limit(0)
-    assert place.node().ended().state is S.COMPLETED
-    assert place.out() == list(range(1, LAST + 1))
+    place.completes()
 
 
 @pytest.mark.soak
@@ -292,8 +307,7 @@ def test_a_machine_that_could_not_send_all_is_not_saved(
         first.signal(15)
         left = first.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
-    assert place.node().ended().state is S.COMPLETED
-    assert place.out() == list(range(1, LAST + 1))
+    place.completes()
 
 
 @pytest.mark.soak
@@ -307,7 +321,7 @@ def test_a_guest_that_is_not_answered_for_long_loses_nothing(place: Place) -> No
     assert max(place.out()) < LAST
     node.run.link.speak()
     assert node.ended().state is S.COMPLETED
-    assert place.out() == list(range(1, LAST + 1))
+    place.check_counted()
     assert len(place.output("numbers").splitlines()) == LAST
 
 
@@ -334,10 +348,7 @@ def test_a_repository_that_is_away_for_a_while_gets_it_all_the_same(place: Place
     place.submit()
     assert place.leaves(carrier=Carrying(away)).reason.code is C.CHECKPOINTED
     assert len(missed) > 3
-    second = place.node()
-    assert second.ended().state is S.COMPLETED
-    assert second.run.resumed is not None
-    assert place.out() == list(range(1, LAST + 1))
+    assert place.completes().run.resumed is not None
 
 
 @pytest.mark.soak_for("why1")
@@ -359,40 +370,35 @@ def test_whoever_is_told_to_end_while_its_machine_is_sent_sends_no_more(
     node.run.inbox.put(why)
     left = node.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
-    with place.site.repository.database.read() as session:
-        assert checkpoint_of(session, place.job) is None
+    assert place.checkpoint() is None
 
 
-class Slow(Libvirt):
-    """Takes for ever to save a machine: until that is gone."""
-
-    def __init__(self) -> None:
-        super().__init__(HypervisorKind.QEMU, node_connection())
-        self.saving = threading.Event()
+class Late(Qemu):
+    """Saves a machine only once that is gone, which is too late."""
 
     def save(self, name: str, path: Path) -> None:
-        self.saving.set()
+        self.saves.set()
         wait_until(lambda: self.state(name) is MachineState.GONE, 60, "the machine to be gone")
         raise HypervisorError("it is gone")
 
 
 def test_whoever_is_gone_while_its_machine_is_saved_has_none_left(place: Place) -> None:
     place.submit()
-    driver = Slow()
+    driver = Late()
     node = place.node(driver)
     place.counts()
     node.signal(15)
-    assert driver.saving.wait(20)
+    assert driver.saves.wait(20)
     node.run.inbox.put(LeaseLost())
     left = node.ended()
     assert (left.state, left.reason.code) == (S.PREEMPTED, C.EVICTED)
 
 
-class Dying(Libvirt):
+class Dying(Qemu):
     """Its machines are killed as they are to be saved, and that is seen."""
 
     def __init__(self) -> None:
-        super().__init__(HypervisorKind.QEMU, node_connection())
+        super().__init__()
         self.gone = threading.Event()
 
     def wait(self, name: str, timeout: float) -> MachineState:
@@ -413,34 +419,24 @@ class Dying(Libvirt):
 def test_a_machine_that_dies_while_it_is_saved_ends_no_job(place: Place) -> None:
     """It was told to leave: it is tried again, from its beginning."""
     place.submit(COUNTS)
-    node = place.node(Dying())
-    place.counts()
-    node.signal(15)
-    left = node.ended()
+    left = place.leaves(Dying())
     assert (left.state, left.reason.code, left.exit) == (S.PREEMPTED, C.EVICTED, None)
     assert left.reason.message.startswith("its machine was lost while it was saved: ")
-    assert place.node().ended().state is S.COMPLETED
-    assert place.out() == list(range(1, LAST + 1))
-
-
-class Refusing(Libvirt):
-    """Saves nothing: the machine ends by itself just then."""
-
-    def save(self, name: str, path: Path) -> None:
-        wait_until(lambda: self.state(name) is MachineState.GONE, 60, "the machine to end")
-        raise HypervisorError("there is no such machine")
+    place.completes()
 
 
 def test_a_job_that_ends_while_it_is_to_be_saved_has_ended(place: Place) -> None:
     """Without a network it needs nobody's answer for that. It is not run once more."""
     place.submit(network="none")
-    node = place.node(Refusing(HypervisorKind.QEMU, node_connection()))
+    driver = Late()
+    node = place.node(driver)
     node.runs()
     node.signal(15)
+    assert driver.saves.wait(60)
     assert node.ended().state is S.COMPLETED
 
 
-class Unable(Libvirt):
+class Unable(Qemu):
     """Saves nothing, and the machine goes on."""
 
     def save(self, name: str, path: Path) -> None:
@@ -451,7 +447,7 @@ class Unable(Libvirt):
 def test_an_agent_that_stops_tells_no_script_to_end(place: Place) -> None:
     """It would end by that signal: an end of its own, for whoever asked for the job."""
     place.submit(COUNTS.replace("n=0\n", "trap 'exit 0' TERM\nn=0\n", 1))
-    node = place.node(Unable(HypervisorKind.QEMU, node_connection()))
+    node = place.node(Unable())
     place.counts()
     node.run.inbox.put(SaveWanted())
     left = node.ended()
@@ -463,8 +459,7 @@ def test_an_agent_that_stops_tells_no_script_to_end(place: Place) -> None:
     place.counts()
     again.run.inbox.put(SaveWanted())
     assert again.ended().reason.code is C.CHECKPOINTED
-    assert place.node().ended().state is S.COMPLETED
-    assert place.out() == list(range(1, LAST + 1))
+    place.completes()
 
 
 @pytest.mark.soak
@@ -477,23 +472,12 @@ def test_a_machine_without_a_network_is_saved_as_often_as_it_takes(place: Place)
         node.signal(15)
         left = node.ended()
         assert left.reason.code is C.CHECKPOINTED, left.reason
-    last = place.node()
-    assert last.ended().state is S.COMPLETED
-    assert last.run.resumed is not None
-    assert last.run.resumed.ran > 2
-    assert place.out() == list(range(1, LAST + 1))
+    resumed = place.completes().run.resumed
+    assert resumed is not None
+    assert resumed.ran > 2
 
 
-def test_a_second_word_to_leave_takes_nothing_away(place: Place) -> None:
-    place.submit()
-    node = place.node()
-    place.counts()
-    for _ in range(3):
-        node.signal(15)
-    assert node.ended().reason.code is C.CHECKPOINTED
-
-
-class Broken(Libvirt):
+class Broken(Qemu):
     """Resumes nothing."""
 
     def start(self, machine: Machine) -> None:
@@ -507,10 +491,7 @@ def test_a_job_whose_saved_machine_is_of_no_use_begins_anew_in_the_end(place: Pl
     place.submit()
     place.leaves()
     for _ in range(2):
-        left = place.node(Broken(HypervisorKind.QEMU, node_connection())).ended()
+        left = place.node(Broken()).ended()
         assert (left.state, left.reason.code) == (S.PREEMPTED, C.NOT_RESUMED), left.reason
         assert "it is of no use" in left.reason.message
-    last = place.node()
-    assert last.ended().state is S.COMPLETED
-    assert last.run.resumed is None
-    assert place.out() == list(range(1, LAST + 1))
+    assert place.completes().run.resumed is None

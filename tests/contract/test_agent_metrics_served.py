@@ -17,27 +17,18 @@ import requests
 from api_process import free_port
 from api_support import Site, make_site, serving
 from hypervisor_host import wait_until
-from members_node import (
-    Images,
-    Service,
-    clear,
-    kept,
-    machine_pid,
-    member_guest,
-    member_parts,
-    order,
-    remains,
-)
+from member_node_kit import Service, assert_forgotten, kept, machine_pid, member_guest, order
 from prometheus_client.parser import text_string_to_metric_families
 from repository_kit import ADMIN, push
 
 from repository.images import LIBRARY
+from vmjobs.agent.members.parts import MemberParts
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.steps import STEPS
 from vmjobs.cluster.member import Goal
-from vmjobs.hypervisor.base import BootImage
 
+pytest_plugins = ["member_node_kit"]
 SECONDS = 90.0
 NODE = "wn1.grid"
 VMJOBS = [sys.executable, "-c", "from vmjobs.cli.main import main; main()"]
@@ -56,13 +47,9 @@ def scrape(listen: str) -> Samples:
     }
 
 
-@pytest.fixture(scope="module")
-def image() -> BootImage:
-    return member_guest()
-
-
 @pytest.fixture
-def site(tmp_path: Path, image: BootImage) -> Site:
+def site(tmp_path: Path) -> Site:
+    image = member_guest()
     made = make_site(tmp_path / "service")
     told = {"guest": {"contract": 1}, "cmdline": list(image.cmdline)}
     wish = {"namespace": LIBRARY, "name": "generic", "visibility": "public"}
@@ -175,10 +162,7 @@ def test_an_address_that_is_taken_ends_the_agent_with_one_sentence(node: Node, t
     assert "Traceback" not in done.stderr
 
 
-def test_machines_of_clusters(tmp_path: Path, image: BootImage) -> None:
-    (tmp_path / "service").mkdir()
-    service = Service(tmp_path / "service")
-    parts = member_parts(tmp_path / "members", service, Images(image))
+def test_machines_of_clusters(parts: MemberParts, service: Service) -> None:
     metrics, listen = AgentMetrics(), f"127.0.0.1:{free_port()}"
     parts.reporter.heard, metrics.members = metrics.member, parts.reporter.known
 
@@ -186,24 +170,21 @@ def test_machines_of_clusters(tmp_path: Path, image: BootImage) -> None:
         return scrape(listen)["vmjobs_agent_machines", "member", name]
 
     service.wants(1, order())
-    try:
-        with serving_metrics(metrics, listen), kept(parts):
-            wait_until(lambda: phase("running") == 1, SECONDS, "it runs")
-            found = scrape(listen)
-            assert found["vmjobs_agent_step_seconds_count", "member", "staging"] == 1
-            assert found["vmjobs_agent_step_seconds_sum", "member", "booting"] > 0
+    with serving_metrics(metrics, listen), kept(parts):
+        wait_until(lambda: phase("running") == 1, SECONDS, "it runs")
+        found = scrape(listen)
+        assert found["vmjobs_agent_step_seconds_count", "member", "staging"] == 1
+        assert found["vmjobs_agent_step_seconds_sum", "member", "booting"] > 0
 
-            pid = machine_pid(parts)
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)  # before it was admitted: a failure
-            failures = ("vmjobs_agent_member_failures_total", "GUEST_LOST")
-            wait_until(lambda: scrape(listen).get(failures) == 1, SECONDS, "a failure is counted")
-            wait_until(lambda: phase("running") == 1, SECONDS, "it runs again")
-            assert scrape(listen)["vmjobs_agent_step_seconds_count", "member", "booting"] == 2
+        pid = machine_pid(parts)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)  # before it was admitted: a failure
+        failures = ("vmjobs_agent_member_failures_total", "GUEST_LOST")
+        wait_until(lambda: scrape(listen).get(failures) == 1, SECONDS, "a failure is counted")
+        wait_until(lambda: phase("running") == 1, SECONDS, "it runs again")
+        assert scrape(listen)["vmjobs_agent_step_seconds_count", "member", "booting"] == 2
 
-            service.wants(2, order(goal=Goal.STOP))
-            wait_until(lambda: phase("gone") == 1, SECONDS, "it is gone")
-            service.wants(3)
-            wait_until(lambda: phase("gone") == 0 and remains(parts) == [], SECONDS, "nothing is left")
-    finally:
-        clear(parts.journal.prefix)
+        service.wants(2, order(goal=Goal.STOP))
+        wait_until(lambda: phase("gone") == 1, SECONDS, "it is gone")
+        assert_forgotten(parts, service, 3)
+        wait_until(lambda: phase("gone") == 0, SECONDS, "no more is said of it")

@@ -10,10 +10,11 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypervisor_host import wait_until
 from test_repository_builds import ADA, create
 
 from images.build.workplace import FOLDER, Workplace
@@ -61,7 +62,7 @@ class Builder:
     def child(self) -> Path:
         """What mmdebstrap has started, once it has; as a directory of /proc."""
         note = self.folder / "note"
-        _until(note.exists)
+        wait_until(note.exists)
         return Path("/proc") / note.read_text().strip()
 
     def end(self) -> Build:
@@ -72,15 +73,12 @@ class Builder:
         assert time.monotonic() - began < 10
         return self.builds.get(self.build.id)
 
+    def assert_nothing_left(self, child: Path) -> None:
+        wait_until(lambda: _dead(child))
+        assert self.leftovers() == []
+
     def leftovers(self) -> list[Path]:
         return [p for p in (self.folder / "work" / FOLDER).iterdir() if p.is_dir()]
-
-
-def _until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.05)
 
 
 def _dead(process: Path) -> bool:
@@ -112,8 +110,7 @@ def test_a_build_is_canceled_while_packages_are_installed(repository: Repository
     canceled = builder.builds.cancel(builder.build.id, ADA)
     assert builder.end() == canceled
     assert (canceled.state, canceled.code) == (BuildState.FAILED, "CANCELED")
-    _until(lambda: _dead(child))
-    assert builder.leftovers() == []
+    builder.assert_nothing_left(child)
     assert list((folder / "work").rglob("*.tar")) == []
 
 
@@ -123,8 +120,7 @@ def test_a_build_has_a_deadline(repository: Repository, folder: Path) -> None:
     late = builder.end()
     assert (late.state, late.code) == (BuildState.FAILED, "BUILD_TIMED_OUT")
     assert late.message == "the build was not done after 2 s"
-    _until(lambda: _dead(child))
-    assert builder.leftovers() == []
+    builder.assert_nothing_left(child)
 
 
 def test_a_builder_whose_build_another_has_taken_up_ends_its_programs(
@@ -135,8 +131,7 @@ def test_a_builder_whose_build_another_has_taken_up_ends_its_programs(
     work = builder.builds.begin(builder.build.id)
     assert work is not None
     assert builder.end().state is BuildState.BUILDING
-    _until(lambda: _dead(child))
-    assert builder.leftovers() == []
+    builder.assert_nothing_left(child)
     builder.builds.wanted(work)
 
 

@@ -63,6 +63,11 @@ class Guest:
         endpoint = "http://127.0.0.1" if online else ""
         return Briefing(ticket, endpoint, TOKEN if online else "", "abc", 0)
 
+    def give(self, argument: str, *, online: bool) -> None:
+        """Have the job disk there, with the script's argument."""
+        briefing = self.briefing(argument, online=online)
+        write_job_disk(self.place / "job.disk", briefing, self.place / "inputs")
+
     def seen(self) -> Observation | None:
         return self.link.inbox.next(time.monotonic() + 10)
 
@@ -146,7 +151,7 @@ def test_a_kept_disk_is_never_formatted(
 def test_what_is_neither_taken_nor_refused_is_told(
     guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_job_disk(guest.place / "job.disk", guest.briefing("go", online=True), guest.place / "inputs")
+    guest.give("go", online=True)
     monkeypatch.setattr(cloud_kit, "PAUSES", (0, 0))
     tries: list[object] = []
 
@@ -165,7 +170,7 @@ def test_what_is_neither_taken_nor_refused_is_told(
 
 @pytest.mark.soak
 def test_what_is_not_sent_in_time_is_told(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_job_disk(guest.place / "job.disk", guest.briefing("go", online=True), guest.place / "inputs")
+    guest.give("go", online=True)
     monkeypatch.setattr(cloud_kit, "FLUSH_SECONDS", 1.0)
     over = threading.Event()
     monkeypatch.setattr(guest.link, "on_log", lambda: over.wait(30))
@@ -177,9 +182,7 @@ def test_what_is_not_sent_in_time_is_told(guest: Guest, monkeypatch: pytest.Monk
 
 
 def test_signals_reach_the_script(guest: Guest) -> None:
-    write_job_disk(
-        guest.place / "job.disk", guest.briefing("wait", online=True), guest.place / "inputs"
-    )
+    guest.give("wait", online=True)
     guest.link.send_signal(15)
     cloud_kit.main()
     assert guest.seen() == Ready()
@@ -187,7 +190,7 @@ def test_signals_reach_the_script(guest: Guest) -> None:
 
 
 def test_without_a_network(guest: Guest) -> None:
-    write_job_disk(guest.place / "job.disk", guest.briefing("go", online=False), guest.place / "inputs")
+    guest.give("go", online=False)
     blank_disk(guest.place / "output.disk", 4 * MIB)
     cloud_kit.main()
     streams = {name: guest.place / f"from-{name}" for name in ("stdout", "stderr")}
@@ -200,8 +203,7 @@ def test_without_a_network(guest: Guest) -> None:
 
 @pytest.mark.parametrize("online", [True, False])
 def test_what_cannot_be_taken_is_named_and_the_rest_is(guest: Guest, *, online: bool) -> None:
-    briefing = guest.briefing("odd", online=online)
-    write_job_disk(guest.place / "job.disk", briefing, guest.place / "inputs")
+    guest.give("odd", online=online)
     blank_disk(guest.place / "output.disk", 4 * MIB)
     cloud_kit.main()
     tray = guest.link.tray
@@ -213,7 +215,7 @@ def test_what_cannot_be_taken_is_named_and_the_rest_is(guest: Guest, *, online: 
 
 
 def test_an_output_disk_that_is_too_small_is_told(guest: Guest) -> None:
-    write_job_disk(guest.place / "job.disk", guest.briefing("go", online=False), guest.place / "inputs")
+    guest.give("go", online=False)
     cloud_kit.main()  # there is none at all
     assert any("the output disk" in line for line in guest.said)
 

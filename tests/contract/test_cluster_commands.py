@@ -185,15 +185,3 @@ def test_a_declaration_that_fails_is_taken_back_and_tried_again(world: World, sh
     assert said.startswith("vc tries again: generation 2 is declared again\n")
     assert {m.generation for m in world.members().values() if m.goal is Goal.RUN} == {3}
     assert "guard" not in shell("cluster", "show", "vc")
-
-
-def test_whoever_is_no_administrator_may_look_and_not_touch(
-    site: Site, world: World, shell: Shell
-) -> None:
-    world.apply(image="tiny")
-    Path("token").write_text(site.user().token)
-    assert "vc" in shell("cluster", "list")
-    shell("cluster", "scale", "vc", "3", status=77)
-    shell("cluster", "apply", "vc.yaml", status=77)
-    shell("cluster", "delete", "--now", "vc", status=77)
-    assert len(world.clusters.list()) == 1

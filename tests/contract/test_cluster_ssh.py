@@ -19,10 +19,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from agent_kit import Images
 from api_process import children, free_port, running
 from clusters_kit import POOLS, World
 from hypervisor_host import wait_until
-from members_node import Images, Kit, Service, clear, kept, member_parts
+from member_node_kit import Kit, clear, kept, member_parts
 from repository_kit import push_library
 
 from api.serve import make_issuer
@@ -32,7 +33,6 @@ from images.store import ImageStore
 from repository.service import open_repository
 from vmjobs.agent.members.journal import MemberJournal
 from vmjobs.agent.members.parts import MemberParts
-from vmjobs.agent.members.telling import Reporter, Shipper
 from vmjobs.client import Client, ShareClient
 from vmjobs.cluster.wire import MemberOrder
 from vmjobs.config import Config
@@ -43,7 +43,6 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 90.0
 #: Of a key to the machine's answer on the screen, on a machine that has other things to do as well.
 KEYSTROKE_SECONDS = 0.5
-KEY = "ssh-ed25519 " + "A" * 68
 SECRETS = ("/run/vmjobs/job/job.env", "/run/vmjobs-door/key", "/run/vmjobs-door/config")
 KEY = "ssh-ed25519 " + "A" * 68
 #: A job's account, as condor/worker/run.sh has them; and a job that waits for what it is to do.
@@ -117,16 +116,8 @@ class Grid:
 
 def parts_of(folder: Path, url: str, token: str) -> MemberParts:
     share = ShareClient(url, token, "n1")
-    made = member_parts(folder, Service(folder), Images(worker_guest()))
-    reporter = Reporter(share, heartbeat=1.0)
-    return replace(
-        made,
-        source=share,
-        reporter=reporter,
-        shipper=Shipper(share, reporter),
-        kit=DoorKit(MORE),
-        sessions=share,
-    )
+    made = member_parts(folder, share, Images(worker_guest()))
+    return replace(made, kit=DoorKit(MORE), sessions=share)
 
 
 @pytest.fixture(scope="module")
@@ -238,16 +229,9 @@ def test_another_key_is_not_let_in(grid: Grid, tmp_path: Path) -> None:
             session = api.clusters.open_session("vc", "vc-0", public)
         (tmp_path / "known").write_text(f"vc-0 {session.host_key}\n")
         proxy = shlex.join(grid.vmjobs("connect", session.id))
-        settings = [
-            f"ProxyCommand={proxy}",
-            f"UserKnownHostsFile={tmp_path / 'known'}",
-            "BatchMode=yes",
-        ]
-        settings += [
-            f"IdentityFile={tmp_path / name}",
-            "IdentitiesOnly=yes",
-            "StrictHostKeyChecking=yes",
-        ]
+        settings = ["BatchMode=yes", "IdentitiesOnly=yes", "StrictHostKeyChecking=yes"]
+        settings += [f"UserKnownHostsFile={tmp_path / 'known'}", f"IdentityFile={tmp_path / name}"]
+        settings += [f"ProxyCommand={proxy}"]
         options = [word for setting in settings for word in ("-o", setting)]
         done = subprocess.run(
             ["ssh", "-F", "none", *options, "root@vc-0", "echo in"],
@@ -261,13 +245,7 @@ def test_another_key_is_not_let_in(grid: Grid, tmp_path: Path) -> None:
 
 
 def test_a_keystroke_comes_back_soon(grid: Grid) -> None:
-    with subprocess.Popen(
-        grid.vmjobs("ssh", "vc-0", "--", "cat"),
-        env=grid.environ(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-    ) as typing:
+    with begun(grid) as typing:
         assert typing.stdin is not None
         assert typing.stdout is not None
         took = []

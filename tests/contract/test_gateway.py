@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from hypervisor_host import wait_until
-from members_node import ROOT, UML, clear, member_guest
+from member_node_kit import ROOT, UML, clear, member_guest
 
 from images.build import build
 from images.store import ImageStore

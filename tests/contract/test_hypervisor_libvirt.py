@@ -1,9 +1,11 @@
-"""The libvirt driver's verbs on ``test:///default``, which needs no guest and no daemon."""
+"""The libvirt driver on ``test:///default``, which needs no guest and no daemon.
+
+What all drivers do is in test_hypervisor.py.
+"""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,23 +37,6 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(NAME, 1, 64, image, (), tmp_path / "console", tmp_path)
 
 
-def test_life(driver: Libvirt, machine: Machine) -> None:
-    assert driver.state(NAME) is MachineState.GONE
-    assert driver.list() == []
-    driver.start(machine)
-    assert driver.state(NAME) is MachineState.RUNNING
-    assert driver.list() == [NAME]
-    driver.pause(NAME)
-    assert driver.state(NAME) is MachineState.PAUSED
-    assert driver.list() == [NAME]
-    driver.resume(NAME)
-    assert driver.state(NAME) is MachineState.RUNNING
-    driver.destroy(NAME)
-    driver.destroy(NAME)
-    assert driver.state(NAME) is MachineState.GONE
-    assert driver.list() == []
-
-
 def test_machines_of_others_are_not_listed(driver: Libvirt, machine: Machine) -> None:
     """libvirt's test driver comes with a machine called ``test``."""
     driver.start(machine)
@@ -59,11 +44,15 @@ def test_machines_of_others_are_not_listed(driver: Libvirt, machine: Machine) ->
     assert driver.state("test") is MachineState.RUNNING
 
 
-def test_a_name_is_used_once(driver: Libvirt, machine: Machine) -> None:
+def test_why_a_machine_cannot_be_started_is_told(driver: Libvirt, machine: Machine) -> None:
     driver.start(machine)
     with pytest.raises(HypervisorError, match="runs already"):
         driver.start(machine)
-    assert driver.state(NAME) is MachineState.RUNNING
+    driver.destroy(NAME)
+    machine.image.root.unlink()
+    with pytest.raises(HypervisorError, match=r"the disk .* cannot be used: "):
+        driver.start(machine)
+    assert driver.state(NAME) is MachineState.GONE
 
 
 def test_a_private_network_is_refused(driver: Libvirt, machine: Machine, tmp_path: Path) -> None:
@@ -71,19 +60,6 @@ def test_a_private_network_is_refused(driver: Libvirt, machine: Machine, tmp_pat
     with pytest.raises(HypervisorError, match="private networks run on uml alone, not on qemu"):
         driver.start(replace(machine, links=(link,)))
     assert driver.list() == []
-
-
-def test_wait_is_woken_by_an_event(driver: Libvirt, machine: Machine) -> None:
-    driver.start(machine)
-    killer = threading.Timer(0.3, driver.destroy, [NAME])
-    killer.start()
-    assert driver.wait(NAME, 30) is MachineState.GONE
-    killer.join()
-
-
-def test_wait_returns_at_its_timeout(driver: Libvirt, machine: Machine) -> None:
-    driver.start(machine)
-    assert driver.wait(NAME, 0.2) is MachineState.RUNNING
 
 
 def test_stop_powers_off(driver: Libvirt, machine: Machine) -> None:
@@ -101,13 +77,6 @@ def test_verbs_for_a_machine_that_is_not_there(driver: Libvirt) -> None:
         with pytest.raises(HypervisorError, match="does not run"):
             verb(NAME)
     assert driver.wait(NAME, 30) is MachineState.GONE
-
-
-def test_root_disk_that_is_not_there(driver: Libvirt, machine: Machine) -> None:
-    machine.image.root.unlink()
-    with pytest.raises(HypervisorError, match=r"the disk .* cannot be used: "):
-        driver.start(machine)
-    assert driver.state(NAME) is MachineState.GONE
 
 
 def test_no_daemon(tmp_path: Path) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pickle
 import re
-import secrets
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 
+import hypervisor_host
 import pytest
 from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
-from hypervisor_host import endpoint, said, wait_until
+from hypervisor_host import Bench, endpoint, said, wait_until
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import mconsole, netproc, procs, sandbox
@@ -23,7 +23,6 @@ from vmjobs.hypervisor.base import (
     BootImage,
     DataDisk,
     Hypervisor,
-    Machine,
     MachineLimits,
     MachineState,
     Network,
@@ -33,7 +32,6 @@ from vmjobs.hypervisor.regulator import processor_seconds
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind, NetworkMode
 
-BOOT = 90.0
 #: Starts a machine and is gone at once, as an agent that is killed.
 _STARTER = """
 import os, pickle, sys
@@ -43,68 +41,34 @@ os._exit(0)
 """
 
 
-@dataclass
-class Bench:
-    """A driver, and machines that are gone after the test."""
-
-    driver: Hypervisor
-    image: BootImage
-    directory: Path
-    names: list[str] = field(default_factory=list)
-
-    def machine(
-        self, do: str, limits: MachineLimits | None, *disks: DataDisk, net: bool = True
-    ) -> Machine:
-        name = f"vmjobs-test-{secrets.token_hex(6)}"
-        self.names.append(name)
-        workdir = self.directory / name
-        workdir.mkdir()
-        return Machine(
-            name=name,
-            cpus=1,
-            memory=192,
-            image=self.image,
-            disks=disks,
-            console=self.directory / f"{name}.console",
-            workdir=workdir,
-            network=Network(NetworkMode.REPOSITORY, self.directory / "endpoint") if net else None,
-            cmdline=(f"do={do}",),
-            limits=limits,
-        )
-
-    def ended(self, machine: Machine) -> str:
-        """The console, once it has ended by itself."""
-        self.driver.start(machine)
-        assert self.driver.wait(machine.name, BOOT) is MachineState.GONE, said(machine.console)
-        return said(machine.console)
-
-
 @pytest.fixture(scope="module")
 def uml_guest(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
     return root_disk_guest(tmp_path_factory.mktemp("guest"))
 
 
+@contextmanager
 def _bench(driver: Hypervisor, image: BootImage, directory: Path) -> Iterator[Bench]:
-    bench = Bench(driver, image, directory)
-    with endpoint(directory / "endpoint") as server:
+    network = Network(NetworkMode.REPOSITORY, directory / "endpoint")
+    with (
+        endpoint(directory / "endpoint") as server,
+        hypervisor_host.bench(driver, image, directory, network=network) as made,
+    ):
         server.large = b"x" * 2097152
-        yield bench
-        for name in bench.names:
-            driver.destroy(name)
-            assert processes(name) == []
-    assert not set(bench.names) & set(driver.list())
+        yield made
 
 
 @pytest.fixture
 def uml(uml_guest: BootImage, tmp_path: Path) -> Iterator[Bench]:
-    yield from _bench(UserModeLinux(), uml_guest, tmp_path)
+    with _bench(UserModeLinux(), uml_guest, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
 def qemu(tmp_path: Path) -> Iterator[Bench]:
     driver, directory = Libvirt(HypervisorKind.QEMU, node_connection()), tmp_path / "qemu"
     directory.mkdir()
-    yield from _bench(driver, direct_boot_guest(directory, kernel_tree()), directory)
+    with _bench(driver, direct_boot_guest(directory, kernel_tree()), directory) as made:
+        yield made
 
 
 def processes(name: str) -> list[procs.Process]:
@@ -132,11 +96,12 @@ def seconds_of(what: str, console: str) -> float:
 def test_a_greedy_machine_keeps_to_its_share_without_its_starter(uml: Bench) -> None:
     limits = MachineLimits(cpu_percent=30)
     assert uml.driver.unenforced(limits, uml.directory) == ()
-    limited, free = uml.machine("spin", limits), uml.machine("spin", None)
+    (told,) = uml.driver.unenforced(MachineLimits(disk_bytes=1 << 20), uml.directory)
+    assert "disks is not limited" in told
+    limited = uml.machine("spin", limits=limits)
     subprocess.run([sys.executable, "-c", _STARTER], input=pickle.dumps(limited), check=True)
-    uml.driver.start(free)
-    for machine in (limited, free):
-        wait_until(lambda m=machine: "spinning" in said(m.console), BOOT, "the guest spins")  # type: ignore[misc]
+    free = uml.start("spin", "spinning")
+    uml.until(limited, "spinning")
     found = share(limited.name, 3)
     assert 0.2 < found < 0.4
     assert share(free.name, 1) > found + 0.05
@@ -144,9 +109,7 @@ def test_a_greedy_machine_keeps_to_its_share_without_its_starter(uml: Bench) -> 
 
 
 def test_a_limited_machine_is_paused_and_goes_on_limited(uml: Bench) -> None:
-    machine = uml.machine("spin", MachineLimits(cpu_percent=30))
-    uml.driver.start(machine)
-    wait_until(lambda: "spinning" in said(machine.console), BOOT, "the guest spins")
+    machine = uml.start("spin", "spinning", limits=MachineLimits(cpu_percent=30))
     for _ in range(5):  # at whatever moment of the regulator's
         uml.driver.pause(machine.name)
         uml.driver.pause(machine.name)
@@ -160,9 +123,7 @@ def test_a_limited_machine_is_paused_and_goes_on_limited(uml: Bench) -> None:
 
 def test_a_machine_that_stood_still_though_nobody_heard_so(uml: Bench) -> None:
     """On a busy node a kernel may obey once nobody waits for its answer any more."""
-    machine = uml.machine("count", None)
-    uml.driver.start(machine)
-    wait_until(lambda: "count=3" in said(machine.console), BOOT, "the guest counts")
+    machine = uml.start("count", "count=3")
     (first,) = (process for process in processes(machine.name) if not netproc.machine_of(process))
     kernel = sandbox.innermost(first)[0]
     for paused in (False, True):
@@ -176,14 +137,14 @@ def test_a_machine_that_stood_still_though_nobody_heard_so(uml: Bench) -> None:
 
 
 def test_a_guest_notices_nothing_but_that_it_is_slow(uml: Bench) -> None:
-    text = uml.ended(uml.machine("network", MachineLimits(cpu_percent=20)))
+    text = uml.run("network", limits=MachineLimits(cpu_percent=20))
     assert "small=hello" in text
     assert "uploaded=1048576" in text
     assert "guest: done" in text
 
 
 def test_the_network_is_as_fast_as_asked_for_each_way(uml: Bench) -> None:
-    text = uml.ended(uml.machine("pace", MachineLimits(network_bits=8_000_000)))
+    text = uml.run("pace", limits=MachineLimits(network_bits=8_000_000))
     for way in ("down", "up"):
         assert 6.8 < 2097152 * 8 / 1e6 / seconds_of(way, text) < 9.2, text
 
@@ -191,9 +152,7 @@ def test_the_network_is_as_fast_as_asked_for_each_way(uml: Bench) -> None:
 def test_a_low_weight_is_a_high_nice_level(uml: Bench) -> None:
     if uml.driver.unenforced(MachineLimits(cpu_weight=50), uml.directory):
         pytest.fail("this process is at the highest nice level itself")
-    machine = uml.machine("spin", MachineLimits(cpu_weight=50))
-    uml.driver.start(machine)
-    wait_until(lambda: "spinning" in said(machine.console), BOOT, "the guest spins")
+    machine = uml.start("spin", "spinning", limits=MachineLimits(cpu_weight=50))
     main, network = processes(machine.name)
     levels = set()
     for pid in {main.pid, network.pid, *procs.children(main.pid), *procs.children(network.pid)}:
@@ -204,21 +163,14 @@ def test_a_low_weight_is_a_high_nice_level(uml: Bench) -> None:
 
 
 def test_a_machine_that_could_not_be_held_is_refused(uml: Bench) -> None:
-    machine = uml.machine("hello", MachineLimits(cpu_percent=30), net=False)
+    machine = uml.machine("hello", limits=MachineLimits(cpu_percent=30), network=None)
     with pytest.raises(HypervisorError, match="cannot be held to cpu_percent"):
         uml.driver.start(machine)
     assert processes(machine.name) == []
 
 
-def test_unlimited_disks_are_told_of(uml: Bench, qemu: Bench) -> None:
-    limits = MachineLimits(disk_bytes=1 << 20)
-    (told,) = uml.driver.unenforced(limits, uml.directory)
-    assert "disks is not limited" in told
-    assert qemu.driver.unenforced(limits, qemu.directory) == ()
-
-
 def test_qemu_keeps_to_its_share(qemu: Bench) -> None:
-    machine = qemu.machine("spin", MachineLimits(cpu_percent=30))
+    machine = qemu.machine("spin", limits=MachineLimits(cpu_percent=30))
     qemu.driver.start(machine)
     assert 0.2 < share(machine.name, 3) < 0.4
     qemu.driver.pause(machine.name)
@@ -230,9 +182,9 @@ def test_qemu_keeps_to_its_share(qemu: Bench) -> None:
 def test_qemu_disks_are_as_fast_as_asked_for(qemu: Bench) -> None:
     scratch = qemu.directory / "scratch"
     scratch.write_bytes(b"\0" * (8 << 20))
-    machine = qemu.machine("write", MachineLimits(disk_bytes=2 << 20), DataDisk(scratch))
-    qemu.driver.start(machine)  # the clock of an emulated guest may be wrong by a multiple
-    wait_until(lambda: "writing" in said(machine.console), BOOT, "the guest writes")
-    began = time.monotonic()
-    wait_until(lambda: "written" in said(machine.console), BOOT, "it has written")
+    limits = MachineLimits(disk_bytes=2 << 20)
+    assert qemu.driver.unenforced(limits, qemu.directory) == ()
+    machine = qemu.start("write", "writing", limits=limits, disks=(DataDisk(scratch),))
+    began = time.monotonic()  # the clock of an emulated guest may be wrong by a multiple
+    qemu.until(machine, "written")
     assert 2.5 < time.monotonic() - began < 9

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from images_kit import STORE, WORK, need
+from images_kit import STORE, WORK, debugfs, fsck, need
 
 from images import recipe
 from images.build import bootstrap, build, builder, ext4, kernel, process, wheels
@@ -19,19 +19,6 @@ from images.build.tree import Content, Node, Tree, in_memory
 from images.store import ImageStore
 from vmjobs.errors import BuildError
 from vmjobs.model import MIB
-
-
-def check(disk: Path) -> None:
-    """Have e2fsck look at every structure of a disk."""
-    need("e2fsck")
-    done = subprocess.run(["e2fsck", "-fn", disk], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
-def debugfs(disk: Path, command: str) -> bytes:
-    """What e2fsprogs' own reader says."""
-    need("debugfs")
-    return subprocess.run(["debugfs", "-R", command, disk], capture_output=True, check=True).stdout
 
 
 def write(tree: Tree, disk: Path, slack: int = MIB) -> bytes:
@@ -51,7 +38,7 @@ def test_a_disk_holds_what_its_tree_does(tmp_path: Path) -> None:
         tree.add_file(f"many/a-file-with-a-name-of-some-length-{number}", b"%d" % number)
     disk = tmp_path / "disk"
     first = write(tree, disk)
-    check(disk)
+    assert fsck(disk) == []
     assert debugfs(disk, "cat /a/big") == data
     assert debugfs(disk, "cat /many/a-file-with-a-name-of-some-length-1499") == b"1499"
     inode = debugfs(disk, "stat /a/again").decode()
@@ -77,7 +64,7 @@ def test_disks_of_several_groups(tmp_path: Path) -> None:
     tree.add("zz", Node(stat.S_IFREG | 0o644, content=in_memory(b"after")))
     disk = tmp_path / "disk"
     ext4.write(tree, disk, slack=300 * MIB, epoch=0, seed=b"")
-    check(disk)
+    assert fsck(disk) == []
     subprocess.run(["debugfs", "-R", f"dump /spans-seven-groups {tmp_path}/out", disk], check=True)
     assert subprocess.run(["cmp", source, tmp_path / "out"], check=False).returncode == 0
     assert debugfs(disk, "cat /zz") == b"after"
@@ -88,7 +75,7 @@ def test_disks_of_every_size_are_sound(tmp_path: Path, slack: int) -> None:
     tree = Tree()
     tree.add_file("x", b"x")
     ext4.write(tree, tmp_path / "disk", slack=slack * MIB, epoch=0, seed=b"")
-    check(tmp_path / "disk")
+    assert fsck(tmp_path / "disk") == []
 
 
 @pytest.mark.soak
@@ -100,7 +87,7 @@ def test_two_builds_from_nothing_give_the_same_image(tmp_path: Path) -> None:
         store = ImageStore(tmp_path / place / "store")
         entry = build("generic", store, tmp_path / place / "work", lambda s, _f: steps.append(s))
         digests.append(entry.digest)
-        check(store.prepare(entry.digest).root)
+        assert fsck(store.prepare(entry.digest).root) == []
     assert digests[0] == digests[1]
     assert steps[-1] == "done"
     manifest = store.manifest(digests[1])

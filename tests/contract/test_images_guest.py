@@ -7,57 +7,33 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from flask import Response
-from images_kit import (
-    ROOT,
-    STORE,
-    WORK,
-    Bench,
-    Drivers,
-    Guest,
-    bench,
-    drivers,
-    exit_json,
-    need,
-    spoil_job_disk,
-)
+from images_kit import ROOT, STORE, WORK, Bench, Guest, exit_json, need, spoil_job_disk
 
 from images import recipe
 from images.build import build
 from images.store import ImageStore
 from vmjobs.model import HypervisorKind, JobState, NetworkMode, ReasonCode
 
+pytest_plugins = ["images_kit"]
+
 
 @pytest.fixture(scope="module")
-def images() -> ImageStore:
+def store() -> ImageStore:
     return ImageStore(STORE)
 
 
 @pytest.fixture(scope="module")
-def generic(images: ImageStore) -> str:
-    return build("generic", images, WORK).digest
+def generic(store: ImageStore) -> str:
+    return build("generic", store, WORK).digest
 
 
 @pytest.fixture(scope="module")
-def hep(images: ImageStore) -> str:
-    return build("hep", images, WORK).digest
-
-
-@pytest.fixture(scope="module")
-def hypervisors() -> Drivers:
-    return drivers()
-
-
-@pytest.fixture
-def vms(
-    tmp_path: Path, images: ImageStore, hypervisors: Drivers, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Bench]:
-    with bench(tmp_path, images, hypervisors, monkeypatch) as made:
-        yield made
+def hep(store: ImageStore) -> str:
+    return build("hep", store, WORK).digest
 
 
 def offline(vms: Bench, image: str, script: str, **fields: object) -> Guest:
@@ -67,7 +43,7 @@ def offline(vms: Bench, image: str, script: str, **fields: object) -> Guest:
 
 def test_the_guest_program_has_no_faults_that_shellcheck_knows() -> None:
     need("shellcheck")
-    files = [*(ROOT / "images" / "guest").glob("*.sh"), *(ROOT / "images" / "build").glob("*.sh")]
+    files = [*(ROOT / "images").glob("*/*.sh"), *(ROOT / "images").glob("oci/guest/*.sh")]
     done = subprocess.run(["shellcheck", "-x", *files], capture_output=True, text=True, check=False)
     assert done.stdout == ""
 
@@ -379,24 +355,26 @@ def test_what_has_no_room_on_the_disk_is_no_success(generic: str, vms: Bench) ->
     assert guest.text.count("lost bytes") == 1
 
 
-@pytest.mark.parametrize("network", [NetworkMode.NONE, NetworkMode.REPOSITORY])
+#: One is larger than any disk, one than the job's, and one has a name that no host takes.
+LARGE, ODD = "truncate -s 2T a; truncate -s 400M b", "echo y >'d\ne'"
+
+
+@pytest.mark.parametrize(
+    ("network", "script", "lacking", "code"),
+    [
+        (NetworkMode.NONE, f"{LARGE}; {ODD}", {"a", "b", "d\ne"}, ReasonCode.OUTPUT_TOO_LARGE),
+        (NetworkMode.REPOSITORY, f"{LARGE}; {ODD}", {"a", "b", "d\ne"}, ReasonCode.OUTPUT_TOO_LARGE),
+        (NetworkMode.NONE, ODD, {"d\ne"}, ReasonCode.OUTPUT_MISSING),
+    ],
+)
 def test_outputs_that_cannot_be_taken_are_named_and_the_rest_is(
-    generic: str, vms: Bench, network: NetworkMode
+    generic: str, vms: Bench, network: NetworkMode, script: str, lacking: set[str], code: ReasonCode
 ) -> None:
-    """One is larger than any disk, one than the job's, and one has a name that no host takes."""
-    script = "truncate -s 2T a; truncate -s 400M b; echo x >c; echo y >'d\ne'"
-    guest = vms.start(generic, script, network=network, outputs=("*",), disk=100).end()
+    guest = vms.start(generic, f"{script}; echo x >c", network=network, outputs=("*",), disk=100).end()
     assert guest.outputs == {"c": b"x\n"}, guest.text
-    assert {entry.path for entry in guest.report.rejected} == {"a", "b", "d\ne"}
+    assert {entry.path for entry in guest.report.rejected} == lacking
     found = (guest.report.state, guest.report.reason.code, guest.exit)
-    assert found == (JobState.FAILED, ReasonCode.OUTPUT_TOO_LARGE, {"code": 0})
-
-
-def test_an_output_whose_name_no_host_takes_is_no_success(generic: str, vms: Bench) -> None:
-    guest = offline(vms, generic, "echo x >c; echo y >'d\ne'", outputs=("*",))
-    assert guest.outputs == {"c": b"x\n"}, guest.text
-    assert [entry.path for entry in guest.report.rejected] == ["d\ne"]
-    assert guest.report.reason.code is ReasonCode.OUTPUT_MISSING
+    assert found == (JobState.FAILED, code, {"code": 0})
 
 
 def test_an_output_that_cannot_be_read_is_no_success(generic: str, vms: Bench) -> None:

@@ -21,7 +21,7 @@ from images.store import ImageStore
 from repository.images import Images, Viewer
 from repository.service import open_repository
 from vmjobs.config import Config
-from vmjobs.errors import Conflict, InvalidRequest, MissingBlocks, Unavailable
+from vmjobs.errors import Conflict, InvalidRequest, MissingBlocks
 
 ADA = Viewer("ada")
 
@@ -30,7 +30,7 @@ ADA = Viewer("ada")
 class Receiver:
     """An upload at a real repository, and what was asked and sent.
 
-    forget: blocks that it will say are here though they are not. fail: raise after so many segments.
+    forget: blocks that it will say are here though they are not.
     """
 
     images: Images
@@ -40,7 +40,6 @@ class Receiver:
     segments: list[bytes] = field(default_factory=list)
     contents: int = 0
     forget: bool = False
-    fail: int = 1 << 30
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def missing_segments(self, digests: Sequence[bytes]) -> list[bool]:
@@ -54,8 +53,6 @@ class Receiver:
 
     def put_segment(self, digest: bytes, body: bytearray) -> bool:
         with self.lock:
-            if len(self.segments) >= self.fail:
-                raise Unavailable("api", "gone")
             self.segments.append(digest)
             index = parse_index(body, whole=len(body))
             self.blocks += sum(entry.kind in {Kind.PLAIN, Kind.ZSTD} for entry in index.entries)
@@ -137,16 +134,6 @@ def test_a_layout_that_is_known_saves_reading(images: Images, tmp_path: Path) ->
     again = receiver(images)
     assert send_content(file, again, layout=known) == known
     assert again.segments == []
-
-
-def test_errors_come_through_and_what_was_sent_stays(images: Images, tmp_path: Path) -> None:
-    file, to = file_of(tmp_path / "disk", os.urandom(12 * SEGMENT)), receiver(images)
-    to.fail = 5
-    with pytest.raises(Unavailable):
-        send_content(file, to)
-    again = Receiver(images, to.upload)
-    send_content(file, again)
-    assert len(again.segments) <= 12 - 5
 
 
 def test_files_that_cannot_be_sent(images: Images, tmp_path: Path) -> None:

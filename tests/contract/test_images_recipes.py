@@ -47,31 +47,23 @@ def script(folder: Path, text: str) -> Path:
 # --------------------------------------------------------------------------- the gate
 
 
-def test_an_image_that_fails_its_probe_gets_no_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ('probe = "echo the cause; exit 3"', ("the cause", "status 3")),
+        ('cmdline = ["init=/no/such/program"]', ("panicked",)),
+    ],
+)
+def test_an_image_that_fails_its_boot_test_gets_no_name(
+    tmp_path: Path, more: str, words: tuple[str, ...]
+) -> None:
     recipe = tmp_path / "broken.toml"
-    recipe.write_text(
-        'name = "broken"\nversion = "1"\nlayers = ["generic"]\nprobe = "echo the cause; exit 3"\n'
-    )
+    recipe.write_text(f'name = "broken"\nversion = "1"\nlayers = ["generic"]\n{more}\n')
     done = vmjobs("image", "build", str(recipe), state=tmp_path, seconds=BUILD_SECONDS)
     assert done.returncode == 70
-    assert "fails its boot test" in done.stderr
-    assert "the cause" in done.stderr
-    assert "status 3" in done.stderr
+    assert all(word in done.stderr for word in ("fails its boot test", *words)), done.stderr
     with pytest.raises(NotFound):
         ImageStore(STORE).resolve("broken")
-
-
-def test_an_image_that_does_not_boot_gets_no_name(tmp_path: Path) -> None:
-    recipe = tmp_path / "dead.toml"
-    recipe.write_text(
-        'name = "dead"\nversion = "1"\nlayers = ["generic"]\ncmdline = ["init=/no/such/program"]\n'
-    )
-    done = vmjobs("image", "build", str(recipe), state=tmp_path, seconds=BUILD_SECONDS)
-    assert done.returncode == 70
-    assert "fails its boot test" in done.stderr
-    assert "panicked" in done.stderr
-    with pytest.raises(NotFound):
-        ImageStore(STORE).resolve("dead")
 
 
 def test_a_site_s_own_packages_have_to_be_named(tmp_path: Path) -> None:

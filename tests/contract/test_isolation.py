@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 from hypervisor_guest import root_disk_guest
-from hypervisor_host import said, wait_until
+from hypervisor_host import BOOT, Bench, bench, host_addresses, mentioning, said, wait_until
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import mconsole, netproc, procs, sandbox
@@ -42,7 +42,6 @@ from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import BootMethod, HypervisorKind, NetworkMode
 
-BOOT = 90.0
 #: Both kinds of machines: a User Mode Linux kernel, and QEMU that libvirt starts.
 each = pytest.mark.parametrize("node", [HypervisorKind.UML, HypervisorKind.QEMU], indirect=True)
 ROOT = os.geteuid() == 0
@@ -59,24 +58,11 @@ class Node:
     kind: HypervisorKind
     names: list[str] = field(default_factory=list)
 
-    def machine(self, image: BootImage, *words: str, **changes: Path) -> Machine:
-        name = f"vmjobs-test-{secrets.token_hex(6)}"
-        self.names.append(name)
-        workdir = self.directory / name
-        workdir.mkdir()
-        disk = workdir.with_suffix(".disk")
-        disk.write_bytes(b"the disk of " + name.encode().ljust(1 << 20, b"\0"))
-        return Machine(
-            name=name,
-            cpus=1,
-            memory=128,
-            image=image,
-            disks=(DataDisk(disk),),
-            console=self.directory / f"{name}.console",
-            workdir=workdir,
-            cmdline=words,
-            **changes,  # type: ignore[arg-type]
-        )
+    def machine(self, image: BootImage, *words: str) -> Machine:
+        made = Bench(UserModeLinux(), image, self.directory, {"memory": 128}, self.names).machine()
+        disk = made.workdir.with_suffix(".disk")
+        disk.write_bytes(b"the disk of " + made.name.encode().ljust(1 << 20, b"\0"))
+        return replace(made, disks=(DataDisk(disk),), cmdline=words)
 
     def broken(self, tries: _Tries, then: str = "end", posing: str = "") -> Machine:
         """A machine whose kernel is in the hands of its guest."""
@@ -94,6 +80,13 @@ class Node:
         if self.kind is HypervisorKind.UML:
             return UserModeLinux(str(self.program), isolated=isolated)
         return Libvirt(self.kind, node_connection(), isolated=isolated, program=str(self.program))
+
+    def begun(self, then: str, posing: str = "") -> tuple[Hypervisor, Machine]:
+        """An isolated broken machine that has begun, and its driver."""
+        driver, machine = self.driver(isolated=True), self.broken({}, then, posing)
+        driver.start(machine)
+        wait_until(lambda: "tried all" in said(machine.console), BOOT, "it has begun")
+        return driver, machine
 
     def start(self, driver: Hypervisor, machine: Machine) -> None:
         """Have a broken one run. libvirt waits for QEMU's first words, which it does not say."""
@@ -151,27 +144,22 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
     return root_disk_guest(tmp_path_factory.mktemp("guest"))
 
 
+@pytest.fixture(scope="module")
+def neighbour(tmp_path_factory: pytest.TempPathFactory, image: BootImage) -> Iterator[Machine]:
+    folder = tmp_path_factory.mktemp("neighbour")
+    disk = folder / "disk"
+    disk.write_bytes(b"the disk of another".ljust(1 << 20, b"\0"))
+    with bench(UserModeLinux(), image, folder, memory=128, disks=(DataDisk(disk),)) as made:
+        yield made.start("count", "count=2")
+
+
 @pytest.fixture
-def victim(node: Node, image: BootImage) -> Iterator[Machine]:
-    """Another machine, that runs."""
-    driver, machine = UserModeLinux(), node.machine(image, "do=count")
-    driver.start(machine)
-    wait_until(lambda: "count=2" in said(machine.console), BOOT, "the guest counts")
-    yield machine
-    assert driver.state(machine.name) is MachineState.RUNNING
-    driver.destroy(machine.name)
-
-
-def mentioning(words: str) -> list[int]:
-    """Processes, wherever they are, whose command line has these words."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if words.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+def victim(neighbour: Machine) -> Iterator[Machine]:
+    """Another machine, that runs, and goes on whatever a broken one does."""
+    before = len(said(neighbour.console))
+    yield neighbour
+    assert UserModeLinux().state(neighbour.name) is MachineState.RUNNING
+    wait_until(lambda: len(said(neighbour.console)) > before, BOOT, "it counts on")
 
 
 def kernel_of(name: str) -> int:
@@ -181,8 +169,13 @@ def kernel_of(name: str) -> int:
     return sandbox.innermost(first)[0].pid
 
 
-def _started(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+def chain(words: str) -> list[int]:
+    """The processes that a machine is, from the one that was first."""
+    stats = {
+        p: Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split() for p in mentioning(words)
+    }
+    assert len(stats) == 4
+    return sorted(stats, key=lambda pid: (int(stats[pid][19]), pid))
 
 
 @each
@@ -202,7 +195,7 @@ def test_files_of_others_and_of_the_agent(node: Node, victim: Machine) -> None:
         "read another's console": ("read", str(victim.console)),
         "write another's console": ("write", str(victim.console)),
         "list another's directory": ("listing", str(run)),
-        "make a file in it": ("create", str(run / "new")),
+        "make a file in it": ("create", str(run / secrets.token_hex(4))),
         "read another's overlay": ("read", str(run / "overlay")),
         "through a process of its": ("listing", f"/proc/{kernel_of(victim.name)}/cwd"),
         "through a file's link": ("listing", "/proc/self/cwd/.."),
@@ -265,7 +258,7 @@ def test_the_hosts_network(node: Node) -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104
         port = server.getsockname()[1]
         tries: _Tries = {
-            f"tcp to {host}": ("tcp", f"{host}:{port}") for host in ("127.0.0.1", *addresses())
+            f"tcp to {host}": ("tcp", f"{host}:{port}") for host in ("127.0.0.1", *host_addresses())
         }
         tries |= {
             f"a socket of family {number.name}": ("family", str(number.value))
@@ -276,12 +269,6 @@ def test_the_hosts_network(node: Node) -> None:
     others = (socket.AF_VSOCK, socket.AF_ALG, socket.AF_PACKET)
     rare: _Tries = {number.name: ("family", str(number.value)) for number in others}
     assert not any(node.reached(rare, isolated=True).values())
-
-
-def addresses() -> list[str]:
-    listed = subprocess.run(["ip", "-j", "-4", "addr"], capture_output=True, check=True).stdout
-    found = [entry["local"] for link in json.loads(listed) for entry in link["addr_info"]]
-    return [address for address in found if not address.startswith("127.")]
 
 
 @each
@@ -469,12 +456,8 @@ def test_nothing_is_left_of_it_however_it_hides(node: Node) -> None:
 
 
 def test_it_cannot_pass_for_another_machine(node: Node, victim: Machine) -> None:
-    driver = node.driver(isolated=True)
-    machine = node.broken({}, then="pose", posing=victim.name)
-    phantom = node.broken({}, then="pose", posing="vmjobs-test-phantom")
-    for one in (machine, phantom):
-        driver.start(one)
-        wait_until(lambda m=one: "tried all" in said(m.console), BOOT, "it has begun")  # type: ignore[misc]
+    driver, machine = node.begun("pose", victim.name)
+    _, phantom = node.begun("pose", "vmjobs-test-phantom")
     wait_until(lambda: len(mentioning(f"umid={victim.name}")) > 4, 10, "it poses")
     names = driver.list()
     assert {machine.name, phantom.name, victim.name} <= set(names)
@@ -487,18 +470,26 @@ def test_it_cannot_pass_for_another_machine(node: Node, victim: Machine) -> None
 
 # The first process of a namespace, the third of a machine, takes no SIGTERM.
 @pytest.mark.parametrize(
-    ("which", "number"),
-    [(which, signal.SIGKILL) for which in range(4)] + [(which, signal.SIGTERM) for which in (0, 1, 3)],
+    ("node", "which", "number"),
+    [
+        *((HypervisorKind.UML, which, signal.SIGKILL) for which in range(4)),
+        *((HypervisorKind.UML, which, signal.SIGTERM) for which in (0, 1, 3)),
+        *((HypervisorKind.QEMU, which, signal.SIGKILL) for which in range(4)),
+    ],
+    indirect=["node"],
 )
 def test_when_one_of_its_processes_is_killed_all_are_gone(
-    node: Node, which: int, number: signal.Signals
+    node: Node, image: BootImage, which: int, number: signal.Signals
 ) -> None:
-    driver, machine = node.driver(isolated=True), node.broken({}, then="stay")
-    driver.start(machine)
-    wait_until(lambda: "tried all" in said(machine.console), BOOT, "it has begun")
-    chain = sorted(mentioning(f"umid={machine.name}"), key=lambda pid: (int(_started(pid)), pid))
-    assert len(chain) == 4
-    os.kill(chain[which], number)
+    if node.kind is HypervisorKind.UML:
+        driver, machine = node.begun(then="stay")
+        words = f"umid={machine.name}"
+    else:  # which need not boot
+        driver = Libvirt(HypervisorKind.QEMU, node_connection())
+        machine = node.machine(BootImage(image.digest, image.root, boot=BootMethod.BIOS), "do=count")
+        driver.start(machine)
+        words = f"guest={machine.name},"
+    os.kill(chain(words)[which], number)
     assert driver.wait(machine.name, BOOT) is MachineState.GONE
     wait_until(lambda: mentioning(machine.name) == [], 10, "all are gone")
     assert driver.ending(machine.name) in {Ending.KILLED, Ending.CRASHED}
@@ -506,40 +497,11 @@ def test_when_one_of_its_processes_is_killed_all_are_gone(
 
 def test_who_asks_its_first_process_to_end_asks_it(node: Node) -> None:
     """As libvirt does with QEMU, which then writes down what it knows of its disks."""
-    driver, machine = node.driver(isolated=True), node.broken({}, then="heed")
-    driver.start(machine)
-    wait_until(lambda: "tried all" in said(machine.console), BOOT, "it has begun")
-    first = min(mentioning(f"umid={machine.name}"), key=lambda pid: (int(_started(pid)), pid))
-    os.kill(first, signal.SIGTERM)
+    driver, machine = node.begun(then="heed")
+    os.kill(chain(f"umid={machine.name}")[0], signal.SIGTERM)
     assert driver.wait(machine.name, BOOT) is MachineState.GONE
     assert mentioning(machine.name) == []
     assert "told to end" in said(machine.console).splitlines()
-
-
-@pytest.mark.parametrize("which", range(4))
-def test_when_one_of_the_processes_of_qemu_is_killed_all_are_gone(
-    node: Node, image: BootImage, which: int
-) -> None:
-    driver = Libvirt(HypervisorKind.QEMU, node_connection())
-    machine = node.machine(image_for_qemu(image), "do=count")
-    try:
-        driver.start(machine)
-        chain = sorted(
-            (pid for pid in mentioning(f"guest={machine.name},")),
-            key=lambda pid: (int(_started(pid)), pid),
-        )
-        assert len(chain) == 4
-        os.kill(chain[which], signal.SIGKILL)
-        assert driver.wait(machine.name, BOOT) is MachineState.GONE
-        driver.destroy(machine.name)
-        assert mentioning(machine.name) == []
-    finally:
-        driver.destroy(machine.name)
-
-
-def image_for_qemu(image: BootImage) -> BootImage:
-    """It need not boot."""
-    return BootImage(image.digest, image.root, boot=BootMethod.BIOS)
 
 
 def test_its_management_console_cannot_be_anothers(node: Node, victim: Machine) -> None:
@@ -618,9 +580,7 @@ def test_a_guest_can_use_all_of_its_memory(node: Node, image: BootImage) -> None
 
 
 def test_bytes_of_memory_are_bounded(node: Node) -> None:
-    driver, machine = node.driver(isolated=True), node.broken({}, then="stay")
-    driver.start(machine)
-    wait_until(lambda: "tried all" in said(machine.console), BOOT, "it has begun")
+    _, machine = node.begun(then="stay")
     shared = os.statvfs(f"/proc/{kernel_of(machine.name)}/root/dev/shm")
     home = os.statvfs(f"/proc/{kernel_of(machine.name)}/root/vm")
     assert shared.f_blocks * shared.f_frsize < 140 << 20

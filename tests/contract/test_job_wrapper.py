@@ -22,6 +22,20 @@ def wrapper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wrapper(folder / "job-wrapper")
 
 
+@pytest.fixture
+def ad(tmp_path: Path) -> str:
+    """The ad of a job that asks for a machine."""
+    (tmp_path / "ad").write_text('VMJobImage = "x"\n')
+    return str(tmp_path / "ad")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> tuple[str, ...]:
+    """How HTCondor starts the SSH server of a job."""
+    (tmp_path / ".condor_ssh_to_job_1").mkdir()
+    return ("/usr/sbin/sshd", "-i", "-e", "-f", str(tmp_path / ".condor_ssh_to_job_1" / "sshd_config"))
+
+
 def start(wrapper: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """Run the wrapper as the starter does."""
     return subprocess.run(
@@ -150,16 +164,15 @@ def lay_out(place: Path) -> Path:
 
 @pytest.mark.parametrize("name", TRIES)
 def test_no_variable_of_a_job_gives_orders_on_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ad: str, name: str
 ) -> None:
     """And each comes to what runs the job as it was."""
-    (tmp_path / "ad").write_text('VMJobImage = "x"\n')
     place = tmp_path / "scratch"
     place.mkdir()
     mark = lay_out(place)
     wrapper = wrapper_to(tmp_path, place)
     monkeypatch.chdir(place)
-    variables = {name: TRIES[name].replace("HERE", str(place)), "_CONDOR_JOB_AD": str(tmp_path / "ad")}
+    variables = {name: TRIES[name].replace("HERE", str(place)), "_CONDOR_JOB_AD": ad}
     before = sorted(os.listdir(place))  # noqa: PTH208
     done = start(wrapper, "/bin/true", **variables)
     assert not mark.exists()
@@ -179,19 +192,17 @@ def test_a_job_that_asks_for_no_machine_has_its_variables_obeyed(
 
 
 @pytest.mark.parametrize("way", ["file", "link"])
-def test_the_ssh_server_loads_no_library_of_a_job(tmp_path: Path, wrapper: Path, way: str) -> None:
+def test_the_ssh_server_loads_no_library_of_a_job(
+    tmp_path: Path, wrapper: Path, ad: str, server: tuple[str, ...], way: str
+) -> None:
     """HTCondor names one in the same variable, by this very name."""
-    (tmp_path / "ad").write_text('VMJobImage = "x"\n')
     mark = lay_out(tmp_path)
     library = tmp_path / "libgetpwnam.so"
     if way == "file":
         shutil.copy(tmp_path / "evil.so", library)
     else:
         library.symlink_to("evil.so")
-    place = tmp_path / ".condor_ssh_to_job_1"
-    place.mkdir()
-    variables = {"_CONDOR_JOB_AD": str(tmp_path / "ad"), "_CONDOR_SCRATCH_DIR": str(tmp_path)}
-    server = ("/usr/sbin/sshd", "-i", "-e", "-f", str(place / "sshd_config"))
+    variables = {"_CONDOR_JOB_AD": ad, "_CONDOR_SCRATCH_DIR": str(tmp_path)}
     start(wrapper, *server, **variables, LD_PRELOAD=str(library))
     assert not mark.exists()
 
@@ -216,19 +227,18 @@ def test_what_runs_the_job_has_its_variables_by_a_file_that_is_gone_with_it(tmp_
     assert variables == b"".join(f"{name}={value}\0".encode() for name, value in expected.items())
 
 
-def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(tmp_path: Path, wrapper: Path) -> None:
+def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(
+    tmp_path: Path, wrapper: Path, ad: str, server: tuple[str, ...]
+) -> None:
     """HTCondor starts the server of condor_ssh_to_job like a job, and a job may name its program."""
-    (tmp_path / "ad").write_text('VMJobImage = "x"\n')
-    place = tmp_path / ".condor_ssh_to_job_1"
-    place.mkdir()
+    config_file = Path(server[-1])
     mark = tmp_path / "mark"
     config = f"AuthorizedKeysCommand /usr/bin/touch {mark}\nForceCommand /usr/bin/touch {mark}\n"
-    (place / "sshd_config").write_text(config)
-    variables = {"_CONDOR_JOB_AD": str(tmp_path / "ad"), "_CONDOR_SCRATCH_DIR": str(tmp_path)}
-    server = ("/usr/sbin/sshd", "-i", "-e", "-f")
-    start(wrapper, *server, str(place / "sshd_config"), **variables)
+    config_file.write_text(config)
+    variables = {"_CONDOR_JOB_AD": ad, "_CONDOR_SCRATCH_DIR": str(tmp_path)}
+    start(wrapper, *server, **variables)
     assert not mark.exists()
-    shows = wrapper_to(tmp_path, place)
-    for other in ("/etc/ssh/sshd_config", str(tmp_path / "sshd_config"), f"{place}/../sshd_config"):
-        done = start(shows, *server, other, **variables)
+    shows, up = wrapper_to(tmp_path, config_file.parent), f"{config_file.parent}/.."
+    for other in ("/etc/ssh/sshd_config", str(tmp_path / "sshd_config"), f"{up}/sshd_config"):
+        done = start(shows, *server[:-1], other, **variables)
         assert done.stdout.startswith(b"exec-unchanged "), other

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lazy_node
 import pytest
+from agent_kit import Lease
 from hypervisor_guest import direct_boot_guest, kernel_tree
 from lazy_kit import Place, noise, place_at, wait_for
 from lazy_node import INIT, Node, qemu
@@ -24,7 +24,7 @@ from images.cache import ImageCache
 from images.content import BLOCK, SEGMENT, layout_of_bytes
 from images.manifest import ImageManifest, Part
 from vmjobs.agent.journal import Journal, sweep
-from vmjobs.agent.run import RunSettings
+from vmjobs.agent.run import Run, RunSettings
 from vmjobs.agent.verdict import Verdict
 from vmjobs.hypervisor import blockserver, procs
 from vmjobs.hypervisor.base import BootImage
@@ -105,8 +105,9 @@ def test_the_same_job_with_and_without(place: Place, driver: Libvirt, node: Node
     whole = Node(place.folder, ImageCache(place.folder / "other", place.fetcher()), driver, node.image)
     assert_looked(*whole.run(LOOK, outputs=("sum",)))
     place.gate.ranges.clear()
-    place.gate.bytes = 0
-    assert_looked(*node.run(LOOK, outputs=("sum",)))
+    with ThreadPoolExecutor(2) as pool:  # those at once share what comes
+        for ended in pool.map(lambda _: node.run(LOOK, outputs=("sum",)), range(2)):
+            assert_looked(*ended)
     wait_for(lambda: node.cache.cached() == [node.image])
     assert set(place.gate.ranges.values()) == {1}
     assert place.plain().prepare(node.image).root.read_bytes() == DISK
@@ -114,35 +115,23 @@ def test_the_same_job_with_and_without(place: Place, driver: Libvirt, node: Node
     assert_looked(*node.run(LOOK, outputs=("sum",)))
 
 
-def test_two_jobs_at_once_share_what_comes(place: Place, node: Node) -> None:
-    ends: list[tuple[Verdict, Path]] = []
-    jobs = [
-        threading.Thread(target=lambda: ends.append(node.run(LOOK, outputs=("sum",)))) for _ in "ab"
-    ]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join(180)
-    assert len(ends) == 2
-    for end in ends:
-        assert_looked(*end)
-    assert set(place.gate.ranges.values()) == {1}
-
-
 def test_a_job_of_a_damaged_image_is_rejected(place: Place, node: Node) -> None:
-    run, lease, _ = node.start(
-        f"{READ.format(0, 1)} | md5sum; sleep 3; {READ.format(300, 2)} | md5sum", ready="console:-$"
-    )
+    spoilt: list[bytes] = []
 
-    def spoil() -> None:
-        wait_for(lambda: lease.reached(JobState.BOOTING))
+    def spoil(data: bytes) -> bytes:
+        spoilt.append(bytes([data[0] ^ 1]) + data[1:])
+        return spoilt[-1]
+
+    def meddle(_run: Run, lease: Lease) -> None:
+        lease.wait_for(JobState.BOOTING)
         wait_for(lambda: bool(place.gate.bytes))
-        place.gate.spoil = lambda data: bytes([data[0] ^ 1]) + data[1:]
+        place.gate.spoil = spoil
 
-    threading.Thread(target=spoil).start()
-    ended = run.execute()
+    do = f"{READ.format(0, 1)} | md5sum; sleep 3; {READ.format(300, 2)} | md5sum"
+    ended, _ = node.run(do, meddle, ready="console:-$")
     assert ended.reason.code is ReasonCode.IMAGE_REJECTED, ended.reason
     assert "damaged" in ended.reason.message
+    assert spoilt
 
 
 @pytest.mark.parametrize("back", [True, False])
@@ -151,19 +140,16 @@ def test_the_repository_goes_away_while_a_guest_boots(
 ) -> None:
     cache = place.cache(patience=60.0 if back else 3.0)
     node = Node(place.folder, cache, driver, image)
-    run, lease, outputs = node.start(LOOK, outputs=("sum",), boot_seconds=30)
 
-    def cut() -> None:
-        wait_for(lambda: lease.reached(JobState.BOOTING))
+    def cut(run: Run, lease: Lease) -> None:
+        lease.wait_for(JobState.BOOTING)
         place.gate.away = True
         wait_for(lambda: run.live.waited() > 2)
+        assert not lease.reached(JobState.COLLECTING)
         if back:
             place.gate.away = False
 
-    meanwhile = threading.Thread(target=cut)
-    meanwhile.start()
-    ended = run.execute()
-    meanwhile.join(60)
+    ended, outputs = node.run(LOOK, cut, outputs=("sum",), boot_seconds=30)
     if back:
         assert_looked(ended, outputs)
     else:
@@ -185,35 +171,27 @@ def test_waiting_for_the_image_is_not_the_guests_time(
     ready, _, _ = plain.start("echo up", ready="console:^up")
     ready.execute()
     boot = int(ready.seconds["booting"]) + 5
-    run, lease, outputs = node.start(do, ready="console:^up", boot_seconds=boot, outputs=("sum",))
     place.gate.withheld = frozenset(digest.hex() for _, digest in layout_of_bytes(DISK).stored())
 
-    def release() -> None:
+    def release(run: Run, lease: Lease) -> None:
         try:
-            wait_for(lambda: lease.reached(JobState.BOOTING))
+            lease.wait_for(JobState.BOOTING)
             wait_for(lambda: run.live.waited() > boot + 1, 120)
         finally:
             place.gate.withheld = frozenset()
 
-    with ThreadPoolExecutor(1) as meanwhile:
-        released = meanwhile.submit(release)
-        assert_looked(run.execute(), outputs)
-        released.result()
+    wishes = {"ready": "console:^up", "boot_seconds": boot, "outputs": ("sum",)}
+    assert_looked(*node.run(do, release, **wishes))
     cache.close()
 
 
 def test_the_block_server_is_killed(node: Node) -> None:
-    run, lease, _ = node.start("sleep 1000", run_seconds=60)
-
-    def kill() -> None:
-        wait_for(lambda: lease.reached(JobState.RUNNING))
+    def kill(run: Run, lease: Lease) -> None:
+        lease.wait_for(JobState.RUNNING)
         (server,) = blockserver.find(run.machine)
         os.kill(server.pid, signal.SIGKILL)
 
-    meanwhile = threading.Thread(target=kill)
-    meanwhile.start()
-    ended = run.execute()
-    meanwhile.join(60)
+    ended, _ = node.run("sleep 1000", kill, run_seconds=60)
     assert ended.reason.code is ReasonCode.NODE_FAILED
     assert "serves the image's blocks" in ended.reason.message
 

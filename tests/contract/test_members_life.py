@@ -7,26 +7,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
-import members_node
+import member_node_kit
 import pytest
+from agent_kit import Images
 from hypervisor_host import wait_until
-from members_node import (
+from member_node_kit import (
+    SECONDS,
     UML,
-    Images,
     Service,
-    clear,
+    assert_forgotten,
     kept,
     kernel_pid,
     machine_pid,
     machine_pids,
     member_guest,
-    member_parts,
     order,
-    remains,
 )
 
 from vmjobs.agent.endpoint import GuestLink
@@ -35,28 +34,11 @@ from vmjobs.agent.members.parts import MemberParts
 from vmjobs.agent.members.record import Record
 from vmjobs.cluster.member import Goal, MemberCode, Phase
 from vmjobs.errors import Forbidden
-from vmjobs.hypervisor.base import BootImage, Machine, MachineState
+from vmjobs.hypervisor.base import Machine, MachineState
 from vmjobs.model import HypervisorKind
 
-SECONDS = 60.0
-
-
-@pytest.fixture(scope="module")
-def image() -> BootImage:
-    return member_guest()
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Service:
-    (tmp_path / "service").mkdir()
-    return Service(tmp_path / "service")
-
-
-@pytest.fixture
-def parts(tmp_path: Path, image: BootImage, service: Service) -> Iterator[MemberParts]:
-    made = member_parts(tmp_path / "members", service, Images(image))
-    yield made
-    clear(made.journal.prefix)
+pytest_plugins = ["member_node_kit"]
+NewParts = Callable[..., MemberParts]
 
 
 def out(parts: MemberParts) -> str:
@@ -69,30 +51,19 @@ def wait_out(parts: MemberParts, text: str) -> None:
     wait_until(lambda: text in out(parts), SECONDS, f"the script says {text!r}")
 
 
-def wait_phase(service: Service, phase: Phase) -> None:
-    def reached() -> bool:
-        last = service.last()
-        return last is not None and last.phase is phase
-
-    wait_until(reached, SECONDS, f"it is {phase}")
-
-
 def kill(parts: MemberParts) -> None:
     pid = machine_pid(parts)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.flaky(
-    reason="a report that the next one overtakes is not sent, as on a busy machine", since="2026-11-23"
-)
 def test_a_life(parts: MemberParts, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Started, admitted, given new tokens, killed, started again, drained, and nothing is left."""
     monkeypatch.setattr(tokens, "SHORTEST_LIFE", 1.0)
     service.token_seconds = 6.0
     service.wants(1, order())
     with kept(parts):
-        wait_until(lambda: service.is_running(1), SECONDS, "it runs")
+        service.wait_running(1)
         wait_out(parts, "I am tiny-0 (1) with token-1")
         service.wants(2, order(admitted=1))
         wait_out(parts, "admitted")
@@ -100,40 +71,32 @@ def test_a_life(parts: MemberParts, service: Service, monkeypatch: pytest.Monkey
         wait_until(lambda: b"Linux version" in service.console(), SECONDS, "its console is shipped")
 
         kill(parts)
-        wait_until(lambda: service.is_running(2), SECONDS, "it runs again")
+        service.wait_running(2)
         told = [(r.phase, r.code, r.failures) for r in service.reports if r.incarnation == 1]
         assert (Phase.WAITING, MemberCode.GUEST_LOST, 0) in told  # it had been admitted
         wait_out(parts, "I am tiny-0 (2)")
         assert "admitted" not in out(parts)
 
         service.wants(3, order(admitted=1, goal=Goal.DRAIN))
-        wait_phase(service, Phase.GONE)
-        last = service.last()
-        assert last is not None
-        assert (last.code, last.incarnation) == (MemberCode.DRAINED, 2)
+        service.wait_phase(Phase.GONE)
+        assert (service.last().code, service.last().incarnation) == (MemberCode.DRAINED, 2)
         assert machine_pid(parts) is None
-        assert isinstance(parts.images, Images)
         assert parts.images.held == 0
-        service.wants(4)
-        wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
-    phases = [report.phase for report in service.reports if report.incarnation == 1]
-    assert [p for p, before in zip(phases, [None, *phases], strict=False) if p is not before] == [
-        Phase.STAGING,
-        Phase.BOOTING,
-        Phase.RUNNING,
-        Phase.STOPPING,
-        Phase.WAITING,
-    ]
+        assert_forgotten(parts, service, 4)
+    seen = [phase for phase, _ in groupby(r.phase for r in service.reports if r.incarnation == 1)]
+    steps = (Phase.STAGING, Phase.BOOTING, Phase.RUNNING, Phase.STOPPING, Phase.WAITING)
+    assert seen == [step for step in steps if step in seen], "one that the next overtakes is not sent"
+    assert {Phase.RUNNING, Phase.WAITING} <= set(seen)
 
 
 def test_the_agent_may_go_and_come_back_and_the_service_too(
     parts: MemberParts, service: Service
 ) -> None:
     service.wants(1, order())
-    argv = [sys.executable, members_node.__file__, str(parts.journal.root), str(service.folder)]
+    argv = [sys.executable, member_node_kit.__file__, str(parts.journal.root), str(service.folder)]
     agent = subprocess.Popen(argv, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": _path()})
     try:
-        wait_until(lambda: service.is_running(1), SECONDS, "it runs")
+        service.wait_running(1)
         wait_out(parts, "I am tiny-0 (1)")
         service.wants(2, order(admitted=1))
         wait_out(parts, "admitted")
@@ -150,14 +113,11 @@ def test_the_agent_may_go_and_come_back_and_the_service_too(
         kill(parts)
         wait_until(lambda: machine_pid(parts) not in {None, pid}, SECONDS, "it is started again")
         service.come_back()
-        wait_until(lambda: service.is_running(2), SECONDS, "the service hears of it")
+        service.wait_running(2)
         service.wants(3, order(goal=Goal.STOP))
-        wait_phase(service, Phase.GONE)
-        last = service.last()
-        assert last is not None
-        assert last.code is MemberCode.STOPPED
-        service.wants(4)
-        wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
+        service.wait_phase(Phase.GONE)
+        assert service.last().code is MemberCode.STOPPED
+        assert_forgotten(parts, service, 4)
 
 
 def _path() -> str:
@@ -183,12 +143,9 @@ def test_what_a_killed_agent_leaves_is_mended(
     parts.journal.write(Record(order=order(), since=0.0, hypervisor=kind, **left))
     (parts.journal.place(order().id).machine / "vm").mkdir(parents=True)
     with kept(parts):
-        wait_until(lambda: service.is_running(then), SECONDS, "it runs")
-        last = service.last()
-        assert last is not None
-        assert last.failures == failures
-        service.wants(2)
-        wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
+        service.wait_running(then)
+        assert service.last().failures == failures
+        assert_forgotten(parts, service, 2)
 
 
 def test_why_a_machine_cannot_be_destroyed_is_told(parts: MemberParts, service: Service) -> None:
@@ -198,97 +155,78 @@ def test_why_a_machine_cannot_be_destroyed_is_told(parts: MemberParts, service: 
     kind = HypervisorKind.QEMU  # this node has no such thing any more
     parts.journal.write(Record(order=order(), since=0.0, phase=Phase.STOPPING, hypervisor=kind, **left))
 
-    def told() -> bool:
-        last = service.last()
-        return last is not None and last.message.startswith("it cannot be destroyed: ")
-
     with kept(parts):
-        wait_until(told, SECONDS, "the service hears why")
-    last = service.last()
-    assert last is not None
-    assert last.phase is Phase.STOPPING
+        service.wait(lambda last: last.message.startswith("it cannot be destroyed: "), "it says why")
+    assert service.last().phase is Phase.STOPPING
     why = f"{name} needs a hypervisor that is not set up here"
-    assert last.message == f"it cannot be destroyed: {why}; it ended"
+    assert service.last().message == f"it cannot be destroyed: {why}; it ended"
 
 
 def test_a_machine_that_no_record_names_is_removed(
-    tmp_path: Path, parts: MemberParts, service: Service, image: BootImage
+    tmp_path: Path, parts: MemberParts, service: Service
 ) -> None:
     service.wants(1)
     (tmp_path / "vm").mkdir()
     name = parts.journal.machine_name(order(9).id, 1)
-    UML.start(Machine(name, 1, 128, image, (), tmp_path / "console", tmp_path / "vm"))
+    UML.start(Machine(name, 1, 128, member_guest(), (), tmp_path / "console", tmp_path / "vm"))
     with kept(parts):
         assert UML.state(name) is MachineState.GONE
 
 
-def test_a_guest_that_ends_by_itself_says_why(
-    tmp_path: Path, service: Service, image: BootImage, parts: MemberParts
-) -> None:
-    ending = member_parts(
-        tmp_path / "members", service, Images(image), more="echo no pool here; exit 3"
-    )
+def test_a_guest_that_ends_by_itself_says_why(service: Service, new_parts: NewParts) -> None:
+    ending = new_parts(more="echo no pool here; exit 3")
     service.wants(1, order())
     with kept(ending):
-        wait_phase(service, Phase.WAITING)
-        ended = next(r for r in service.reports if r.phase is Phase.WAITING)
+        service.wait_phase(Phase.WAITING)
+        ended = service.ended()
         assert (ended.code, ended.failures) == (MemberCode.GUEST_ENDED, 1)
         assert "ended with status 3" in ended.message
         assert "no pool here" in ended.message
         assert {"staging", "booting"} <= set(ended.seconds)
         wait_until(lambda: b"no pool here" in service.console(), SECONDS, "the service has it, too")
-        service.wants(2)
-        wait_until(lambda: remains(ending) == [], SECONDS, "nothing is left")
+        service.wait(lambda last: last.failures == 2, "it is tried again, which counts")
+        assert_forgotten(ending, service, 2)
 
 
 def test_a_machine_that_gets_no_token_is_not_at_fault(
-    tmp_path: Path,
-    service: Service,
-    image: BootImage,
-    parts: MemberParts,
-    monkeypatch: pytest.MonkeyPatch,
+    service: Service, new_parts: NewParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried again, not at once, until the service has a token for it."""
     monkeypatch.setattr(plan, "REFUSED_PAUSE", 3.0)
-    needy = member_parts(
-        tmp_path / "members", service, Images(image), more="with_retries ask >token || exit 69"
-    )
+    needy = new_parts(more="with_retries ask >token || exit 69")
     service.refusal = Forbidden("the pool's key is not here")
     service.wants(1, order())
     with kept(needy):
-        wait_phase(service, Phase.WAITING)
-        refused = next(r for r in service.reports if r.phase is Phase.WAITING)
+        service.wait_phase(Phase.WAITING)
+        refused = service.ended()
         assert (refused.code, refused.failures) == (MemberCode.TOKEN_REFUSED, 0)
         assert refused.message == "it got no token for the pool: the pool's key is not here"
         assert refused.retry is not None
         assert 2 < (refused.retry - refused.since).total_seconds() < 4
         service.refusal = None
-        wait_until(lambda: service.is_running(2), SECONDS, "it runs again")
+        service.wait_running(2)
         wait_out(needy, "with token-")
-        service.wants(2)
-        wait_until(lambda: remains(needy) == [], SECONDS, "nothing is left")
+        assert_forgotten(needy, service, 2)
 
 
-def test_disks_of_a_persistent_machine_outlive_it(
-    tmp_path: Path, service: Service, image: BootImage, parts: MemberParts
-) -> None:
+def test_disks_of_a_persistent_machine_outlive_it(service: Service, new_parts: NewParts) -> None:
     looks = "echo root:$(cat /etc/mark) scratch:$(cat /job/mark) mine:$(cat mark)."
     marks = "for place in /etc /job .; do echo here >$place/mark; done; sync; echo marked"
-    lasting = member_parts(tmp_path / "members", service, Images(image), more=f"{looks}; {marks}")
+    lasting = new_parts(more=f"{looks}; {marks}")
     service.wants(1, order(lifecycle="persistent"))
     with kept(lasting):
         wait_out(lasting, "marked")
         assert "root: scratch: mine:." in out(lasting)
         kill(lasting)
-        wait_until(lambda: service.is_running(2), SECONDS, "it runs again")
+        service.wait_running(2)
         wait_out(lasting, "marked")
         assert "root:here scratch:here mine:." in out(lasting)
-        service.wants(2)
-        wait_until(lambda: remains(lasting) == [], SECONDS, "nothing is left")
+        assert_forgotten(lasting, service, 2)
 
 
 def _killed(disk: Path) -> None:
     """Its VM was, while it wrote: its journal is to be replayed."""
+    assert b"needs_recovery" in subprocess.check_output(["dumpe2fs", "-h", disk])
 
 
 def _without_superblock(disk: Path) -> None:
@@ -315,15 +253,10 @@ def _of_no_file_system(disk: Path) -> None:
     ],
 )
 def test_a_kept_disk_is_mended_or_left_as_it_is(
-    tmp_path: Path,
-    service: Service,
-    image: BootImage,
-    parts: MemberParts,
-    damage: Callable[[Path], None],
-    message: str | None,
+    service: Service, new_parts: NewParts, damage: Callable[[Path], None], message: str | None
 ) -> None:
     more = "cat /job/mine; echo precious >/job/mine; sync; echo marked; cat /dev/zero >/job/more"
-    lasting = member_parts(tmp_path / "members", service, Images(image), more=more)
+    lasting = new_parts(more=more)
     disk = lasting.journal.place(order().id).kept / "scratch.disk"
     service.wants(1, order(lifecycle="persistent"))
     with kept(lasting):
@@ -332,35 +265,27 @@ def test_a_kept_disk_is_mended_or_left_as_it_is(
     kill(lasting)
     damage(disk)
     before = disk.read_bytes()
-    lasting = member_parts(tmp_path / "members", service, Images(image), more=more)
+    lasting = new_parts(more=more)
     with kept(lasting):
         if message is None:
             wait_out(lasting, "precious")
         else:
-            wait_until(lambda: message in str(service.last()), SECONDS, "it says why")
+            service.wait(lambda last: message in str(last), "it says why")
             after = disk.read_bytes()
             assert after == before or b"precious\n" in after, "a journal may be replayed, and no more"
-        service.wants(2)
-        wait_until(lambda: remains(lasting) == [], SECONDS, "nothing is left")
+        assert_forgotten(lasting, service, 2)
 
 
-def test_a_machine_that_cannot_be_had_holds_up_no_other(
-    tmp_path: Path, service: Service, image: BootImage, parts: MemberParts
-) -> None:
-    slow = Images(image, stuck="sha256:" + "f" * 64)
-    waiting = member_parts(tmp_path / "members", service, slow)
+def test_a_machine_that_cannot_be_had_holds_up_no_other(service: Service, new_parts: NewParts) -> None:
+    slow = Images(member_guest(), stuck="sha256:" + "f" * 64)
+    waiting = new_parts(slow)
     service.wants(1, order(0, image=slow.stuck), order(1))
     with kept(waiting):
-        wait_until(lambda: service.is_running(1, number=1), SECONDS, "the other one runs")
-        wait_phase(service, Phase.STAGING)
+        service.wait_running(1, number=1)
+        service.wait_phase(Phase.STAGING)
         service.wants(2, order(1, goal=Goal.STOP))
-        wait_until(
-            lambda: (last := service.last(1)) is not None and last.phase is Phase.GONE,
-            SECONDS,
-            "it ends",
-        )
-        service.wants(3)
-        wait_until(lambda: remains(waiting) == [], SECONDS, "nothing is left of either")
+        service.wait_phase(Phase.GONE, number=1)
+        assert_forgotten(waiting, service, 3)
 
 
 def test_an_order_reaches_the_script_though_the_answer_is_lost(
@@ -384,88 +309,69 @@ def test_an_order_reaches_the_script_though_the_answer_is_lost(
         wait_out(parts, "admitted")
         assert lost == [[signal.SIGUSR1]]
         service.wants(3, order(admitted=1, goal=Goal.DRAIN))
-        wait_phase(service, Phase.GONE)
+        service.wait_phase(Phase.GONE)
         assert out(parts).count("admitted") == 1
-        service.wants(4)
-        wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
+        assert_forgotten(parts, service, 4)
 
 
 def test_a_record_of_another_release_is_left_alone_with_its_machine(
-    tmp_path: Path, image: BootImage, parts: MemberParts, service: Service
+    parts: MemberParts, service: Service, new_parts: NewParts
 ) -> None:
-    def agent() -> AbstractContextManager[object]:
-        return kept(member_parts(tmp_path / "members", service, Images(image)))
-
     service.wants(1, order())
-    with agent():
-        wait_until(lambda: service.is_running(1), SECONDS, "it runs")
+    with kept(new_parts()):
+        service.wait_running(1)
     path, pid = parts.journal.place(order().id).record, machine_pid(parts)
     understood = path.read_text()
     other = json.dumps({**json.loads(understood), "mood": "good"})
     path.write_text(other)
-    with agent():
-        wait_until(
-            lambda: (last := service.last()) is not None and last.code is MemberCode.INTERNAL,
-            SECONDS,
-            "it is told of",
-        )
+    with kept(new_parts()):
+        service.wait(lambda last: last.code is MemberCode.INTERNAL, "it is told of")
         service.wants(2, order(), order(1))
-        wait_until(lambda: service.is_running(1, 1), SECONDS, "another one runs")
-        last = service.last()
-        assert last is not None
-        assert (last.phase, last.incarnation) == (Phase.RUNNING, 1)
+        service.wait_running(1, number=1)
+        assert (service.last().phase, service.last().incarnation) == (Phase.RUNNING, 1)
     assert path.read_text() == other
     assert pid in machine_pids(parts), "besides the other one"
     path.write_text(understood)
-    with agent():
+    with kept(new_parts()):
         service.wants(3, order(admitted=1))
         wait_out(parts, "admitted")
         assert pid in machine_pids(parts)
-        service.wants(4)
-        wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
+        assert_forgotten(parts, service, 4)
 
 
 def test_a_frozen_machine_is_replaced(
-    tmp_path: Path,
-    service: Service,
-    image: BootImage,
-    parts: MemberParts,
-    monkeypatch: pytest.MonkeyPatch,
+    service: Service, new_parts: NewParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens, "SHORTEST_LIFE", 1.0)
     service.token_seconds = 4.0  # what is done for a guest is no sign of its life
-    impatient = member_parts(tmp_path / "members", service, Images(image), silence=6.0)
+    impatient = new_parts(silence=6.0)
     service.wants(1, order())
     with kept(impatient):
-        wait_until(lambda: service.is_running(1), SECONDS, "it runs")
+        service.wait_running(1)
         os.kill(kernel_pid(impatient), signal.SIGSTOP)
         name = impatient.journal.machine_name(order().id, 1)
         wait_until(lambda: UML.state(name) is not MachineState.RUNNING, SECONDS, "it is frozen")
-        wait_until(lambda: service.is_running(2), SECONDS, "another one runs")
-        lost = [r for r in service.reports if r.phase is Phase.WAITING and r.incarnation == 1]
-        assert (lost[0].code, lost[0].failures) == (MemberCode.GUEST_LOST, 1)
-        assert lost[0].retry is not None
+        service.wait_running(2)
+        assert (service.ended().code, service.ended().failures) == (MemberCode.GUEST_LOST, 1)
+        assert service.ended().retry is not None
         assert UML.state(name) is MachineState.GONE
-        service.wants(2)  # without a word: the service does not know it any more
-        wait_until(lambda: remains(impatient) == [], SECONDS, "nothing is left")
+        assert_forgotten(impatient, service, 2)
 
 
 def test_a_condemned_machine_is_replaced_and_a_guest_that_hangs_is_given_up(
-    tmp_path: Path, service: Service, image: BootImage, parts: MemberParts
+    service: Service, new_parts: NewParts
 ) -> None:
-    hanging = member_parts(tmp_path / "members", service, Images(image), more="trap '' TERM")
+    hanging = new_parts(more="trap '' TERM")
     service.wants(1, order(drain_seconds=1))
     with kept(hanging):
-        wait_until(lambda: service.is_running(1), SECONDS, "it runs")
+        service.wait_running(1)
         why = {"why": MemberCode.JOIN_TIMED_OUT, "why_message": "it is not in the pool"}
         service.wants(2, order(drain_seconds=1, condemned=1, **why))
-        wait_until(lambda: service.is_running(2), SECONDS, "another one runs")
-        ended = [r for r in service.reports if r.phase is Phase.WAITING and r.incarnation == 1]
-        assert (ended[0].code, ended[0].message) == (MemberCode.JOIN_TIMED_OUT, "it is not in the pool")
-        assert ended[0].failures == 1
+        service.wait_running(2)
+        ended = service.ended()
+        assert (ended.code, ended.message) == (MemberCode.JOIN_TIMED_OUT, "it is not in the pool")
+        assert ended.failures == 1
         wait_out(hanging, "I am tiny-0 (2)")
         service.wants(3, order(goal=Goal.DRAIN, drain_seconds=1))
-        wait_phase(service, Phase.GONE)
-        last = service.last()
-        assert last is not None
-        assert last.code is MemberCode.DRAIN_TIMED_OUT
+        service.wait_phase(Phase.GONE)
+        assert service.last().code is MemberCode.DRAIN_TIMED_OUT

@@ -6,22 +6,10 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from hypervisor_host import wait_until
-from members_node import (
-    UML,
-    Images,
-    Service,
-    clear,
-    kept,
-    kernel_pid,
-    member_guest,
-    member_parts,
-    order,
-    remains,
-)
+from member_node_kit import UML, Service, assert_forgotten, kept, kernel_pid, order
 
 from vmjobs.agent.members.parts import MemberParts
 from vmjobs.cluster.member import MemberCode
@@ -29,7 +17,7 @@ from vmjobs.cluster.spec import Limits
 from vmjobs.hypervisor import netproc, procs
 from vmjobs.hypervisor.regulator import processor_seconds
 
-SECONDS = 60.0
+pytest_plugins = ["member_node_kit"]
 BUSY = "(while :; do :; done) &"
 
 
@@ -41,55 +29,39 @@ def share(parts: MemberParts) -> float:
     return (processor_seconds(pid) - before) / (time.monotonic() - began)
 
 
-def test_a_limited_machine_of_a_cluster(tmp_path: Path) -> None:
-    service = Service(tmp_path / "service")
-    service.folder.mkdir()
-
-    def node() -> MemberParts:
-        return member_parts(tmp_path / "members", service, Images(member_guest()), 6.0, BUSY)
-
-    parts = node()
+def test_a_limited_machine_of_a_cluster(
+    service: Service, new_parts: Callable[..., MemberParts]
+) -> None:
+    parts = new_parts(silence=6.0, more=BUSY)
     limits = Limits(cpu_percent=40, disk_mib_s=20, network_mbit_s=50)
     service.wants(1, order(limits=limits))
-    try:
-        with kept(parts):
-            wait_until(lambda: service.is_running(1), SECONDS, "it runs")
-            last = service.last()
-            assert last is not None
-            assert "the speed of its disks is not limited" in last.message
-            assert 0.25 < share(parts) < 0.5
-        parts = node()
-        with kept(parts):  # the next agent
-            assert 0.25 < share(parts) < 0.5
-            assert service.is_running(1), "it was heard of all the while"
-            name = parts.journal.machine_name(order().id, 1)
-            (carrier,) = netproc.regulating(name)
-            assert "--bits" in carrier.argv
-            os.kill(carrier.pid, signal.SIGKILL)
-            wait_until(lambda: service.is_running(2), SECONDS, "another one runs in its stead")
-            told = [r.code for r in service.reports if r.incarnation == 1]
-            assert MemberCode.GUEST_LOST in told
-            assert procs.read(carrier.pid) is None
-            service.wants(2)
-            wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
-    finally:
-        clear(parts.journal.prefix)
+    with kept(parts):
+        service.wait_running(1)
+        assert "the speed of its disks is not limited" in service.last().message
+        assert 0.25 < share(parts) < 0.5
+    parts = new_parts(silence=6.0, more=BUSY)
+    with kept(parts):  # the next agent
+        assert 0.25 < share(parts) < 0.5
+        assert service.last().incarnation == 1, "it was heard of all the while"
+        name = parts.journal.machine_name(order().id, 1)
+        (carrier,) = netproc.regulating(name)
+        assert "--bits" in carrier.argv
+        os.kill(carrier.pid, signal.SIGKILL)
+        service.wait_running(2)
+        assert service.ended().code is MemberCode.GUEST_LOST
+        assert procs.read(carrier.pid) is None
+        assert_forgotten(parts, service, 2)
 
 
 @pytest.mark.soak
-def test_a_limited_machine_that_somebody_froze_is_replaced(tmp_path: Path) -> None:
-    service = Service(tmp_path / "service")
-    service.folder.mkdir()
-    parts = member_parts(tmp_path / "members", service, Images(member_guest()), 6.0, BUSY)
+def test_a_limited_machine_that_somebody_froze_is_replaced(
+    service: Service, new_parts: Callable[..., MemberParts]
+) -> None:
+    parts = new_parts(silence=6.0, more=BUSY)
     service.wants(1, order(limits=Limits(cpu_percent=40)))
-    try:
-        with kept(parts):
-            wait_until(lambda: service.is_running(1), SECONDS, "it runs")
-            UML.pause(parts.journal.machine_name(order().id, 1))
-            wait_until(lambda: service.is_running(2), SECONDS, "another one runs in its stead")
-            told = [r.code for r in service.reports if r.incarnation == 1]
-            assert MemberCode.GUEST_LOST in told
-            service.wants(2)
-            wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
-    finally:
-        clear(parts.journal.prefix)
+    with kept(parts):
+        service.wait_running(1)
+        UML.pause(parts.journal.machine_name(order().id, 1))
+        service.wait_running(2)
+        assert service.ended().code is MemberCode.GUEST_LOST
+        assert_forgotten(parts, service, 2)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from api_support import Site, make_site, serving
+from api_support import make_site, serving
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from repository_kit import ADMIN, push
+from lazy_kit import DEADLINE, QUICK, Gate, Place, noise, place_at, wait_for
+from repository_kit import ADMIN
 
 from images.cache import ImageCache
 from images.content import BLOCK, SEGMENT
@@ -34,99 +29,18 @@ from vmjobs.errors import DigestMismatch, ImageRejected, NotFound, Unavailable
 from vmjobs.wire import PrefetchRequest
 
 CHILD = Path(__file__).with_name("node_cache_child.py")
-#: For what takes a moment, on a machine that has other work as well; in seconds.
-DEADLINE = 60.0
-QUICK = Retries(deadline=0.5, first=0.05)
-SEGMENT_PATH = re.compile(r".*/segments/([0-9a-f]{64})")
 
 
-def noise(size: int, seed: object = 0) -> bytes:
-    """Bytes that cannot be compressed, the same ones for the same seed."""
-    return random.Random(repr(seed)).randbytes(size)
-
-
-@dataclass
-class Gate:
-    """Between the API and its callers: counts segments, and can hold or spoil them.
-
-    let: how many more segments are answered before callers wait. spoil: changes an answer's bytes.
-    cut: whether the connection is to break now.
-    """
-
-    app: Any
-    segments: Counter[str] = field(default_factory=Counter)
-    bytes: int = 0
-    let: float = float("inf")
-    spoil: Callable[[bytes], bytes] = lambda data: data
-    cut: Callable[[], bool] = lambda: False
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        found = SEGMENT_PATH.fullmatch(environ["PATH_INFO"])
-        if not found:
-            return self.app(environ, start)  # type: ignore[no-any-return]
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.let > 0, DEADLINE)
-            self.let -= 1
-            self.segments[found[1]] += 1
-            self.changed.notify_all()
-        environ.pop("wsgi.file_wrapper", None)
-        return self._counted(self.app(environ, start), environ["werkzeug.socket"])
-
-    def open(self) -> None:
-        """Let everything through."""
-        with self.changed:
-            self.let = float("inf")
-            self.changed.notify_all()
-
-    def wait_until(self, what: Callable[[], bool]) -> None:
-        """Wait for something that becomes true with a request."""
-        with self.changed:
-            assert self.changed.wait_for(what, DEADLINE)
-
-    def _counted(self, body: Any, connection: socket.socket) -> Iterator[bytes]:
-        try:
-            for piece in body:
-                if self.cut():
-                    connection.shutdown(socket.SHUT_RDWR)
-                    return
-                with self.changed:
-                    self.bytes += len(piece)
-                yield self.spoil(piece)
-        finally:
-            if hasattr(body, "close"):
-                body.close()
-
-
-@dataclass
-class Place:
-    """A site behind a gate, and a directory for a node's cache."""
-
-    site: Site
-    gate: Gate
-    url: str
-    root: Path
-    token: str
-
-    def push(self, disk: bytes, **wish: Any) -> str:
-        """Publish an image; its digest."""
-        return push(self.site.repository.images, ADMIN, disk, b"a kernel", **wish).digest
-
-    def cache(self, url: str = "", **more: Any) -> ImageCache:
-        """The node's cache, in this process."""
-        return ImageCache(self.root, ImageClient(url or self.url, self.token, retries=QUICK), **more)
-
-    def child(self, *images: str, limit: int = 0, tmpfs: str = "") -> subprocess.Popen[str]:
-        """A process of the node that fetches these images. tmpfs: a file system for its cache."""
-        command = [sys.executable, str(CHILD), str(self.root), self.url, self.token, *images]
-        command += [f"--limit={limit}"]
-        if tmpfs:
-            self.root.mkdir(exist_ok=True)
-            mount = f'mount -t tmpfs -o {tmpfs} tmpfs "$0" && exec "$@"'
-            flags = [] if os.geteuid() == 0 else ["--map-root-user"]
-            command = ["unshare", "--mount", *flags, "sh", "-c", mount, str(self.root), *command]
-        environment = {**os.environ, "PYTHONPATH": str(CHILD.parents[2])}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+def child(place: Place, *images: str, tmpfs: str = "") -> subprocess.Popen[str]:
+    """A process of the node that fetches these images. tmpfs: a file system for its cache."""
+    command = [sys.executable, str(CHILD), str(place.root), place.url, place.token, *images]
+    if tmpfs:
+        place.root.mkdir(exist_ok=True)
+        mount = f'mount -t tmpfs -o {tmpfs} tmpfs "$0" && exec "$@"'
+        flags = [] if os.geteuid() == 0 else ["--map-root-user"]
+        command = ["unshare", "--mount", *flags, "sh", "-c", mount, str(place.root), *command]
+    environment = {**os.environ, "PYTHONPATH": str(CHILD.parents[2])}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def said(child: subprocess.Popen[str]) -> list[dict[str, Any]]:
@@ -138,23 +52,18 @@ def said(child: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    site = make_site(tmp_path / "site")
-    gate = Gate(site.app)
-    with serving(gate) as url:
-        yield Place(site, gate, url, tmp_path / "node", site.issuer.node_token("n1"))
+    with place_at(tmp_path) as place:
+        yield place
+
+
+def has_open(pid: int, root: Path) -> bool:
+    """Whether a process is at work below a directory."""
+    return any(Path(root) in path.resolve().parents for path in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def kept(root: Path) -> int:
     """Bytes of disk of what is being fetched."""
     return sum(path.stat().st_blocks * 512 for path in root.glob("partial/*") if not path.suffix)
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    """Wait for something that nobody tells of."""
-    end = time.monotonic() + DEADLINE
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 # ------------------------------------------------------------------ as it should be
@@ -163,15 +72,15 @@ def wait_for(what: Callable[[], bool]) -> None:
 def test_a_node_fetches_an_image_once(place: Place) -> None:
     disk = noise(3 * SEGMENT) + bytes(2 * SEGMENT) + b"end"
     digest = place.push(disk)
-    cache = place.cache()
+    cache = place.plain()
     image = cache.prepare(digest)
     assert image.root.read_bytes() == disk
     assert image.kernel is not None
     assert image.kernel.read_bytes() == b"a kernel"
-    assert set(place.gate.segments.values()) == {1}
-    assert len(place.gate.segments) == 5
-    assert place.cache().prepare(digest) == image
-    assert sum(place.gate.segments.values()) == 5
+    assert set(place.gate.ranges.values()) == {1}
+    assert len(place.gate.ranges) == 5
+    assert place.plain().prepare(digest) == image
+    assert sum(place.gate.ranges.values()) == 5
 
 
 def test_a_changed_image_costs_what_has_changed(place: Place) -> None:
@@ -180,7 +89,7 @@ def test_a_changed_image_costs_what_has_changed(place: Place) -> None:
     for segment in range(0, 6, 2):
         changed[segment * SEGMENT + 9 * BLOCK] ^= 1
     first, second = place.push(disk), place.push(bytes(changed))
-    cache = place.cache()
+    cache = place.plain()
     cache.prepare(first)
     place.gate.bytes = 0
     assert cache.prepare(second).root.read_bytes() == changed
@@ -191,13 +100,14 @@ def test_two_processes_at_once_fetch_once(place: Place) -> None:
     disk = noise(8 * SEGMENT)
     digest = place.push(disk)
     place.gate.let = 2
-    children = [place.child(digest) for _ in range(3)]
+    nodes = [child(place, digest) for _ in range(3)]
     place.gate.wait_until(lambda: place.gate.let == 0)
+    wait_for(lambda: all(has_open(node.pid, place.root) for node in nodes))
     place.gate.open()
-    for child in children:
-        assert said(child)[0]["size"] == len(disk)
-    assert set(place.gate.segments.values()) == {1}
-    assert place.cache().prepare(digest).root.read_bytes() == disk
+    for node in nodes:
+        assert said(node)[0]["size"] == len(disk)
+    assert set(place.gate.ranges.values()) == {1}
+    assert place.plain().prepare(digest).root.read_bytes() == disk
 
 
 # ------------------------------------------------------------------ what goes wrong
@@ -208,22 +118,22 @@ def test_a_node_that_is_killed_goes_on_where_it_was(place: Place) -> None:
     disk = noise(12 * SEGMENT)
     digest = place.push(disk)
     place.gate.let = 7
-    child = place.child(digest)
+    node = child(place, digest)
     wait_for(lambda: kept(place.root) >= 7 * SEGMENT)
-    child.send_signal(signal.SIGKILL)
-    child.wait(DEADLINE)
-    assert place.cache().cached() == []
+    node.kill()
+    assert node.wait(DEADLINE) == -signal.SIGKILL
+    assert place.plain().cached() == []
     place.gate.wait_until(lambda: place.gate.let == 0)
     before, place.gate.bytes = place.gate.bytes, 0
-    place.gate.segments.clear()
+    place.gate.ranges.clear()
     place.gate.open()
-    [told] = said(place.child(digest))
+    [told] = said(child(place, digest))
     assert Path(told["root"]).read_bytes() == disk
     assert told["left"] == []
     assert before > 7 * SEGMENT
     # Five segments and the kernel; what the killed one had asked for may still be on its way.
     assert place.gate.bytes < (5 + 4) * SEGMENT + 10 * BLOCK
-    assert sum(place.gate.segments.values()) <= 6 + 4
+    assert sum(place.gate.ranges.values()) <= 6 + 4
 
 
 def test_a_node_that_is_killed_again_and_again_gets_there(place: Place) -> None:
@@ -232,27 +142,27 @@ def test_a_node_that_is_killed_again_and_again_gets_there(place: Place) -> None:
     for number in range(1, 4):
         # The requests of a killed process, four at most, still wait for their turn.
         place.gate.let = 3 + 4
-        child = place.child(digest)
+        node = child(place, digest)
         wait_for(lambda least=3 * number * SEGMENT: kept(place.root) >= least)  # type: ignore[misc]
-        child.kill()
-        child.wait(DEADLINE)
+        node.kill()
+        assert node.wait(DEADLINE) == -signal.SIGKILL
     there = kept(place.root) // SEGMENT
     assert there >= 9
-    place.gate.segments.clear()
+    place.gate.ranges.clear()
     place.gate.open()
-    [told] = said(place.child(digest))
+    [told] = said(child(place, digest))
     assert Path(told["root"]).read_bytes() == disk
     # What was half written is fetched again, one at most for each kill; and the four that waited.
-    assert sum(place.gate.segments.values()) <= 17 - there + 3 + 4
+    assert sum(place.gate.ranges.values()) <= 17 - there + 3 + 4
 
 
 def test_a_node_that_is_told_to_end_does_not_wait_for_a_silent_repository(place: Place) -> None:
     digest = place.push(noise(6 * SEGMENT))
     place.gate.let = 2
-    child = place.child(digest)
+    node = child(place, digest)
     wait_for(lambda: kept(place.root) >= 2 * SEGMENT)
-    child.send_signal(signal.SIGINT)
-    child.wait(DEADLINE / 4)  # far less than a silent peer is waited for
+    node.send_signal(signal.SIGINT)
+    assert node.wait(DEADLINE / 4) != 0  # far sooner than a silent peer is given up
     place.gate.open()
     assert kept(place.root) == 2 * SEGMENT
     [note] = place.root.glob("partial/*.note")
@@ -272,33 +182,24 @@ def test_a_repository_that_goes_away_and_comes_back(tmp_path: Path) -> None:
 
         def fetch() -> None:
             try:
-                place.cache().prepare(digest)
+                place.plain().prepare(digest)
             except Unavailable as error:
                 failure.append(error)
 
         thread = threading.Thread(target=fetch)
         thread.start()
         wait_for(lambda: kept(place.root) >= 5 * SEGMENT)
-        gate.app = _broken  # what is under way fails, as does everything after
+        gate.away = True  # what is under way fails, as does everything after
         gate.open()
         thread.join(DEADLINE)
     port = int(url.rpartition(":")[2])
     with pytest.raises(Unavailable, match="cannot reach the API"):
-        place.cache().prepare(digest)
-    assert "503" in str(failure[0]) or "restart" in str(failure[0])
-    gate.app, gate.bytes = site.app, 0
+        place.plain().prepare(digest)
+    assert "503" in str(failure[0])
+    gate.away, gate.bytes = False, 0
     with serving(gate, port):
-        assert place.cache().prepare(digest).root.read_bytes() == disk
+        assert place.plain().prepare(digest).root.read_bytes() == disk
     assert gate.bytes < 3 * SEGMENT + 10 * BLOCK
-
-
-def _broken(_environ: dict[str, Any], start: Any) -> list[bytes]:
-    body = b'{"title": "restart", "status": 503, "code": "UNAVAILABLE", "detail": "restart"}'
-    start(
-        "503 Service Unavailable",
-        [("Content-Type", "application/problem+json"), ("Content-Length", str(len(body)))],
-    )
-    return [body]
 
 
 def test_wrong_bytes_are_never_kept(place: Place) -> None:
@@ -306,10 +207,10 @@ def test_wrong_bytes_are_never_kept(place: Place) -> None:
     digest = place.push(disk)
     place.gate.spoil = lambda data: data[:-1] + bytes([data[-1] ^ 1])
     with pytest.raises(DigestMismatch):
-        place.cache().prepare(digest)
-    assert place.cache().cached() == []
+        place.plain().prepare(digest)
+    assert place.plain().cached() == []
     place.gate.spoil = lambda data: data
-    assert place.cache().prepare(digest).root.read_bytes() == disk
+    assert place.plain().prepare(digest).root.read_bytes() == disk
 
 
 def test_connections_that_break_in_the_middle_of_a_segment(place: Place) -> None:
@@ -341,7 +242,7 @@ def test_an_answer_without_end_is_not_read_to_its_end(place: Place) -> None:
         endless if "/segments/" in environ["PATH_INFO"] else place.site.app
     )(environ, start)
     with pytest.raises(DigestMismatch, match="has more than"):
-        place.cache().prepare(digest)
+        place.plain().prepare(digest)
     assert place.gate.bytes < 64 * 1024 * 1024
 
 
@@ -356,7 +257,7 @@ def test_something_on_the_way_knows_of_no_ranges(place: Place) -> None:
         return app(environ, start)
 
     place.gate.app = without_ranges
-    cache = place.cache()
+    cache = place.plain()
     cache.prepare(first)
     assert cache.prepare(second).root.read_bytes() == changed
 
@@ -367,15 +268,15 @@ def test_what_somebody_may_not_see_is_not_found(place: Place) -> None:
     with pytest.raises(NotFound):
         ImageCache(place.root, fetcher).prepare(digest)
     with pytest.raises(NotFound):
-        place.cache().prepare("sha256:" + "0" * 64)
-    assert place.cache().prepare(digest).root.read_bytes() == noise(BLOCK)
+        place.plain().prepare("sha256:" + "0" * 64)
+    assert place.plain().prepare(digest).root.read_bytes() == noise(BLOCK)
 
 
 def test_a_full_disk(place: Place) -> None:
     """A file system of its own: others are evicted if that helps; if not, nothing is left."""
     first, second = place.push(noise(3 * SEGMENT)), place.push(noise(3 * SEGMENT, 1))
     large = place.push(noise(6 * SEGMENT, 2))
-    told = said(place.child(first, second, large, first, tmpfs="size=40m"))
+    told = said(child(place, first, second, large, first, tmpfs="size=40m"))
     assert told[0]["cached"] == [first]
     assert told[1]["cached"] == [second]
     assert told[2]["error"] == "STORAGE_FULL"
@@ -389,7 +290,7 @@ def test_a_disk_without_room_for_another_file(place: Place) -> None:
     first, second = place.push(noise(SEGMENT)), place.push(noise(SEGMENT, 1))
     codes = []
     for inodes in range(10, 50, 4):
-        for told in said(place.child(first, second, tmpfs=f"size=100m,nr_inodes={inodes}")):
+        for told in said(child(place, first, second, tmpfs=f"size=100m,nr_inodes={inodes}")):
             assert told.get("error", "STORAGE_FULL") == "STORAGE_FULL"
             assert told["left"] == []
             codes.append(told.get("error"))
@@ -402,7 +303,7 @@ def test_a_disk_without_room_for_another_file(place: Place) -> None:
 def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: Path) -> None:
     digest = place.push(noise(2 * SEGMENT))
     images = place.site.repository.images
-    cache = place.cache()
+    cache = place.plain()
     settings = Config(state_dir=tmp_path, site="here")
     registry = NodeClient(place.url, place.token, retries=QUICK)
     prefetcher = Prefetcher(cache)
@@ -437,7 +338,7 @@ def test_a_node_boots_only_what_was_signed(place: Place) -> None:
     body = {"signature": sign(signed, key)}
     answer = place.site.admin(ADMIN.user)("PATCH", f"/v1/images/{signed}", json=body)
     assert answer.status_code == 200, answer.text
-    cache = place.cache(trust=lambda digest, signature: require_signed(digest, signature, keys))
+    cache = place.plain(trust=lambda digest, signature: require_signed(digest, signature, keys))
     assert cache.prepare(signed).root.read_bytes() == noise(BLOCK, 1)
     with pytest.raises(ImageRejected, match="has no signature"):
         cache.prepare(unsigned)

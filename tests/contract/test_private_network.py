@@ -7,9 +7,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypervisor_host
 import pytest
 from hypervisor_guest import root_disk_guest
-from hypervisor_host import said, wait_until
+from hypervisor_host import Bench
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import switch
@@ -17,8 +18,6 @@ from vmjobs.hypervisor.base import BootImage, Machine, MachineState, Network, Pr
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import NetworkMode
 
-UML = UserModeLinux()
-NAMES = tuple(f"vmjobs-lan-{os.getpid()}-{which}" for which in ("one", "two"))
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SUM = "7202826a7791073fe2787f0c94603278"  # of a MiB of the letter a
 
@@ -32,65 +31,58 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
 def cable(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "switch"
     yield path
-    for name in NAMES:
-        UML.destroy(name)
     if (pid := switch.process(path)) is not None:
         os.kill(pid, signal.SIGTERM)
 
 
-def start(number: int, image: BootImage, cable: Path, network: Network | None) -> Path:
-    """One of the machines; its console."""
-    folder = cable.parent / NAMES[number]
-    folder.mkdir()
-    console = folder.with_suffix(".console")
+@pytest.fixture
+def lan(image: BootImage, cable: Path) -> Iterator[Bench]:
+    with hypervisor_host.bench(UserModeLinux(), image, cable.parent, memory=64) as made:
+        yield made
+
+
+def neighbour(lan: Bench, number: int, network: Network | None = None) -> Machine:
+    """One of the machines."""
     targets = f"targets={ADDRESSES[number]},{ADDRESSES[1 - number]}"
-    link = PrivateLink(cable, switch.mac(number))
-    UML.start(
-        Machine(
-            name=NAMES[number],
-            cpus=1,
-            memory=64,
-            image=image,
-            disks=(),
-            console=console,
-            workdir=folder,
-            network=network,
-            cmdline=("do=lan", targets),
-            links=(link,),
-        )
-    )
-    return console
+    links = (PrivateLink(lan.directory / "switch", switch.mac(number)),)
+    return lan.machine("lan", targets, network=network, links=links)
 
 
-@pytest.mark.parametrize("outside", [False, True], ids=["alone", "beside the way out"])
-def test_two_machines_reach_each_other(image: BootImage, cable: Path, *, outside: bool) -> None:
+def check_met(lan: Bench, number: int, machine: Machine, card: str) -> None:
+    """Wait until a machine has met the other one through this card, and got a MiB from it."""
+    other = ADDRESSES[1 - number]
+    lan.until(machine, f"met={other} through {card} at {switch.mac(number)}")
+    lan.until(machine, f"got={SUM}")
+
+
+def test_two_machines_reach_each_other_beside_their_way_out(lan: Bench, cable: Path) -> None:
     switch.ensure(cable)
-    network = Network(NetworkMode.OUTBOUND, cable.parent / "endpoint") if outside else None
-    consoles = [start(number, image, cable, network) for number in (0, 1)]
-    for number, console in enumerate(consoles):
-        card = "vec1" if outside else "vec0"
-        other = ADDRESSES[1 - number]
-        met = f"met={other} through {card} at {switch.mac(number)}"
-        wait_until(lambda c=console, m=met: m in said(c), 60, met)
-        wait_until(lambda c=console: f"got={SUM}" in said(c), 60, f"a MiB from {other}")
+    network = Network(NetworkMode.OUTBOUND, cable.parent / "endpoint")
+    pair = [neighbour(lan, number, network) for number in (0, 1)]
+    for machine in pair:
+        lan.driver.start(machine)
+    for number, machine in enumerate(pair):
+        check_met(lan, number, machine, "vec1")
 
 
-def test_they_go_on_without_who_started_them_and_see_a_newcomer(image: BootImage, cable: Path) -> None:
-    """The switch has no parent to lose: it is found again by its socket."""
+def test_they_go_on_without_who_started_them_and_see_a_newcomer(lan: Bench, cable: Path) -> None:
+    """Without another way out. The switch has no parent to lose: it is found again by its socket."""
     pid = switch.ensure(cable)
-    first = start(0, image, cable, None)
-    second = start(1, image, cable, None)
-    wait_until(lambda: "met=" in said(first), 60, "they meet")
-    UML.destroy(NAMES[1])
+    pair = [neighbour(lan, number) for number in (0, 1)]
+    for machine in pair:
+        lan.driver.start(machine)
+    for number, machine in enumerate(pair):
+        check_met(lan, number, machine, "vec0")
+    lan.driver.destroy(pair[1].name)
     assert switch.process(cable) == pid
-    assert UML.state(NAMES[0]) is MachineState.RUNNING
-    before = said(second)
-    (cable.parent / NAMES[1]).rename(cable.parent / "old")
-    start(1, image, cable, None)
-    wait_until(lambda: "met=" in said(second)[len(before) :], 60, "the second meets the first again")
+    assert lan.driver.state(pair[0].name) is MachineState.RUNNING
+    newcomer = neighbour(lan, 1)
+    lan.driver.start(newcomer)
+    check_met(lan, 1, newcomer, "vec0")
 
 
-def test_without_a_switch_no_machine_starts(image: BootImage, cable: Path) -> None:
+def test_without_a_switch_no_machine_starts(lan: Bench) -> None:
+    machine = neighbour(lan, 0)
     with pytest.raises(HypervisorError, match="no switch answers at"):
-        start(0, image, cable, None)
-    assert UML.state(NAMES[0]) is MachineState.GONE
+        lan.driver.start(machine)
+    assert lan.driver.state(machine.name) is MachineState.GONE

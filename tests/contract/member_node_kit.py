@@ -5,20 +5,24 @@ As a program this is such a node, to be killed: arguments are its folder and the
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache, partial
 from pathlib import Path
+
+import pytest
+from agent_kit import Images
+from hypervisor_host import wait_until
 
 from images.build import build
 from images.store import ImageStore
+from vmjobs.agent.journal import machine_prefix
 from vmjobs.agent.members.journal import MemberJournal
-from vmjobs.agent.members.keeper import Keeper, keeping
+from vmjobs.agent.members.keeper import keeping
 from vmjobs.agent.members.parts import MemberParts, MemberSettings
 from vmjobs.agent.members.telling import Reporter, Shipper
 from vmjobs.cluster.member import Goal, Phase
@@ -35,10 +39,11 @@ from vmjobs.hypervisor import netproc, procs, sandbox
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import MIB, HypervisorKind, now
-from vmjobs.ports import Progress
+from vmjobs.ports import ImageSource, ShareSource
 
 ROOT = Path(__file__).parents[2]
 UML = UserModeLinux()
+SECONDS = 60.0
 
 #: Stays, says what it is told, and ends well when it is to drain.
 SCRIPT = rb"""#!/bin/sh
@@ -61,6 +66,7 @@ done
 """
 
 
+@cache
 def member_guest() -> BootImage:
     """The image that comes with the product, built where it is not here yet."""
     store = ImageStore(ROOT / "build" / "images")
@@ -84,36 +90,6 @@ def order(number: int = 0, **fields: object) -> MemberOrder:
         "drain_seconds": 60,
     }
     return MemberOrder.model_validate({**values, **fields})
-
-
-@dataclass
-class Images:
-    """One image. held: how many leases there are. stuck: a digest whose bytes do not come."""
-
-    image: BootImage
-    held: int = 0
-    stuck: str = ""
-
-    def prepare(self, digest: str, progress: Progress | None = None) -> BootImage:
-        return self.image
-
-    def lease(self, digest: str, progress: Progress | None = None) -> AbstractContextManager[BootImage]:
-        return self._leased(digest, progress)
-
-    @contextmanager
-    def _leased(self, digest: str, progress: Progress | None) -> Iterator[BootImage]:
-        while digest == self.stuck and progress is not None:
-            progress(0, 1)
-            threading.Event().wait(0.05)
-        self.held += 1
-        yield self.image
-        self.held -= 1
-
-    def fetched(self, digest: str) -> int:
-        return 0
-
-    def cached(self) -> list[str]:
-        return []
 
 
 @dataclass
@@ -159,14 +135,31 @@ class Service:
         bodies = (MemberReports.model_validate_json(line) for line in lines)
         return [report for body in bodies for report in body.reports]
 
-    def last(self, number: int = 0) -> MemberReport | None:
-        """What was told last of a member."""
-        return next((r for r in reversed(self.reports) if r.id == f"{number:032x}"), None)
+    def told(self, number: int = 0) -> list[MemberReport]:
+        """What was told of a member, the last first."""
+        return [report for report in reversed(self.reports) if report.id == f"{number:032x}"]
 
-    def is_running(self, incarnation: int, number: int = 0) -> bool:
-        """Whether that machine of a member is said to run."""
-        last = self.last(number)
-        return last is not None and (last.phase, last.incarnation) == (Phase.RUNNING, incarnation)
+    def last(self, number: int = 0) -> MemberReport:
+        """What was told last of a member."""
+        return self.told(number)[0]
+
+    def ended(self, incarnation: int = 1) -> MemberReport:
+        """What was told first of the end of a member's machine."""
+        ends = [r for r in self.reports if r.phase is Phase.WAITING and r.incarnation == incarnation]
+        return ends[0]
+
+    def wait_running(self, incarnation: int, number: int = 0) -> None:
+        """Until that machine of a member is said to run."""
+        wanted = (Phase.RUNNING, incarnation)
+        self.wait(lambda last: (last.phase, last.incarnation) == wanted, f"{wanted}", number)
+
+    def wait_phase(self, phase: Phase, number: int = 0) -> None:
+        """Until a member is said to be there."""
+        self.wait(lambda last: last.phase is phase, f"it is {phase}", number)
+
+    def wait(self, fits: Callable[[MemberReport], bool], what: str, number: int = 0) -> None:
+        """Until what was told last of a member fits."""
+        wait_until(lambda: any(map(fits, self.told(number)[:1])), SECONDS, what)
 
     def console(self, incarnation: int = 1, number: int = 0) -> bytes:
         path = self.folder / f"console-{number:032x}-{incarnation}"
@@ -212,12 +205,16 @@ class Service:
 
 
 def member_parts(
-    folder: Path, service: Service, images: Images, silence: float = 120.0, more: str = ""
+    folder: Path,
+    service: ShareSource,
+    images: ImageSource | None = None,
+    silence: float = 120.0,
+    more: str = "",
 ) -> MemberParts:
-    """A node's."""
+    """A node's. images: the guest's alone if there are none."""
     reporter = Reporter(service, heartbeat=1.0)
     return MemberParts(
-        images=images,
+        images=images or Images(member_guest()),
         choose=lambda *_: UML,
         drivers={HypervisorKind.UML: UML},
         journal=MemberJournal(folder),
@@ -236,9 +233,26 @@ def clear(prefix: str) -> None:
             UML.destroy(name)
 
 
-def kept(parts: MemberParts) -> AbstractContextManager[Keeper]:
-    """The node at work."""
-    return keeping(parts)
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    (tmp_path / "service").mkdir()
+    return Service(tmp_path / "service")
+
+
+@pytest.fixture
+def new_parts(tmp_path: Path, service: Service) -> Iterator[Callable[..., MemberParts]]:
+    """Makes the parts of the node, for each agent that it has, one after the other."""
+    yield partial(member_parts, tmp_path / "members", service)
+    clear(machine_prefix(tmp_path / "members"))
+
+
+@pytest.fixture
+def parts(new_parts: Callable[..., MemberParts]) -> MemberParts:
+    return new_parts()
+
+
+#: The node at work, as long as the context lasts.
+kept = keeping
 
 
 def machine_pids(parts: MemberParts) -> list[int]:
@@ -272,12 +286,17 @@ def remains(parts: MemberParts) -> list[str]:
     return [*names, *(name for name in cables if name.startswith(prefix)), *folders]
 
 
+def assert_forgotten(parts: MemberParts, service: Service, revision: int) -> None:
+    """Once the service wants no machine any more, nothing is left of any."""
+    service.wants(revision)
+    wait_until(lambda: remains(parts) == [], SECONDS, "nothing is left")
+
+
 def main() -> None:
     """Keep the share of a node until somebody ends it."""
     folder, service = map(Path, sys.argv[1:])
-    parts = member_parts(folder, Service(service), Images(member_guest()))
+    parts = member_parts(folder, Service(service))
     with kept(parts):
-        print(json.dumps({"prefix": parts.journal.prefix}), flush=True)  # noqa: T201
         threading.Event().wait()
 
 
