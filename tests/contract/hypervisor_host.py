@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import secrets
+import signal
 import socketserver
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,15 @@ def mentioning(words: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def kill_all(words: str, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to the processes of a machine, of which there must be some."""
+    alive = mentioning(words)
+    assert alive
+    for pid in alive:
+        with suppress(ProcessLookupError):  # its sandbox takes it along
+            os.kill(pid, number)
 
 
 def host_addresses() -> list[str]:

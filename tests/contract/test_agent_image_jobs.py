@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import signal
 import struct
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -24,7 +22,7 @@ import pytest
 from agent_kit import SETTINGS, Images, Lease, executed, job_that
 from firmware_guest import bios_disk
 from hypervisor_guest import BEGIN, root_disk_guest
-from hypervisor_host import wait_until
+from hypervisor_host import kill_all, wait_until
 
 from images.cloudinit import NoCloud
 from vmjobs.agent.inbox import Inbox, SignalSent
@@ -33,7 +31,6 @@ from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, RunSettings, Untold
 from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import NoHypervisor, Unauthenticated, Unavailable
-from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import BootImage, Hypervisor, MachineState
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
@@ -328,11 +325,7 @@ def test_a_job_without_a_script_has_none_on_its_disk(node: Node) -> None:
 def test_a_machine_that_is_killed_is_no_success(node: Node) -> None:
     def kill(this_run: Run, lease: Lease) -> None:
         lease.wait_for(S.RUNNING)
-        alive = [p.pid for p in procs.scan() if any(this_run.machine in word for word in p.argv)]
-        assert alive
-        for pid in alive:
-            with suppress(ProcessLookupError):  # its sandbox takes it along
-                os.kill(pid, signal.SIGKILL)
+        kill_all(this_run.machine)
 
     ended = node.run("sleep 1000", kill, exit="poweroff")
     assert ended.verdict.reason.code is C.GUEST_LOST

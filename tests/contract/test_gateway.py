@@ -101,6 +101,16 @@ class Site:
         wait_until(answers, SECONDS, "a supervisor")
         return process
 
+    def kill_at(self, sign: Path, *words: str) -> None:
+        """Run a command, and kill it in the middle: once a file is there."""
+        argv = [*PROGRAM, *words]
+        with subprocess.Popen(
+            argv, env=self.environment, cwd=self.folder, stderr=subprocess.DEVNULL
+        ) as victim:
+            wait_until(lambda: sign.exists() or victim.poll() is not None, SECONDS, "it has begun")
+            victim.kill()
+        assert victim.returncode == -signal.SIGKILL, "it had ended"
+
     def shown(self, name: str) -> dict[str, Any]:
         found = json.loads(self.do("show", "--json", "--gateway", name))
         return {machine["name"]: machine for machine in found["machines"]}
@@ -271,16 +281,8 @@ def test_a_backup_while_it_runs_is_restored_under_another_name(site: Site) -> No
 
     # A backup that is killed leaves the old one, and machines that go on.
     before = copy.read_bytes()
-    victim = subprocess.Popen(
-        [*PROGRAM, "backup", "b.tar.zst", "--gateway", "one"],
-        env=site.environment,
-        cwd=site.folder,
-        stderr=subprocess.DEVNULL,
-    )
     part = site.folder / ".b.tar.zst.part"
-    wait_until(part.exists, SECONDS, "it has begun")
-    victim.kill()
-    victim.wait()
+    site.kill_at(part, "backup", "b.tar.zst", "--gateway", "one")
     assert copy.read_bytes() == before
     # Whoever has frozen them may die.
     with Control(site.place("one").control) as control:
@@ -293,16 +295,8 @@ def test_a_backup_while_it_runs_is_restored_under_another_name(site: Site) -> No
     assert not part.exists()
 
     # A restore that is killed leaves nothing of that name; the next one does it all.
-    victim = subprocess.Popen(
-        [*PROGRAM, "restore", "b.tar.zst", "--name", "third"],
-        env=site.environment,
-        cwd=site.folder,
-        stderr=subprocess.DEVNULL,
-    )
     arriving = site.folder / "state" / "gateways" / ".third.restoring"
-    wait_until(arriving.exists, SECONDS, "it has begun")
-    victim.kill()
-    victim.wait()
+    site.kill_at(arriving, "restore", "b.tar.zst", "--name", "third")
     assert not site.place("third").directory.exists()
     site.do("restore", "b.tar.zst", "--name", "third")
     assert not arriving.exists()

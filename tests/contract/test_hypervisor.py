@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from hypervisor_host import (
     Endpoint,
     endpoint,
     host_addresses,
+    kill_all,
     mentioning,
     said,
     wait_until,
@@ -298,11 +298,7 @@ def test_a_saved_machine_does_not_open_files_that_its_disk_names(bench: Bench) -
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_machine_that_is_killed_did_not_power_off(bench: Bench, number: signal.Signals) -> None:
     machine = bench.start("spin", "spinning")
-    alive = [p.pid for p in procs.scan() if any(machine.name in word for word in p.argv)]
-    assert alive
-    for pid in alive:
-        with suppress(ProcessLookupError):  # its sandbox takes it along
-            os.kill(pid, number)
+    kill_all(machine.name, number)
     assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE
     assert bench.driver.ending(machine.name) in {Ending.KILLED, Ending.CRASHED}
 
