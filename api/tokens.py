@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from repository.tokens import TokenRecord
-from vmjobs.errors import ConfigError, Forbidden, Unauthenticated
+from vmjobs.errors import ConfigError, Forbidden, Unauthenticated, reason_of
 
 AUDIENCE: Final = "vmjobs"
 ALGORITHM: Final = "ES256"
@@ -312,8 +312,10 @@ def load_or_make_key(path: Path) -> ec.EllipticCurvePrivateKey:
         if not path.exists():
             _make_key(path)
         loaded = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"cannot use the token key {path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot use the token key {path}: {reason_of(error)}") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"the token key {path} is not a private key in PEM form") from error
     if not isinstance(loaded, ec.EllipticCurvePrivateKey) or loaded.curve.name != "secp256r1":
         raise ConfigError(f"the token key {path} is not a P-256 key")
     return loaded

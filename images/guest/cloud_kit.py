@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tarfile
 import threading
@@ -29,6 +30,15 @@ WORK = HOME / "work"
 SCRIPT = HOME / "script"
 STREAMS = ("stdout", "stderr")
 MAX_CHUNK = 1024 * 1024
+#: Bytes of what the host is told of outputs that are not sent, and what that is by the type of a file.
+MAX_UNDELIVERED = MAX_CHUNK // 2
+LEFT_OUT = {
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
 #: Seconds after each of the times that something is asked, where that may help.
 PAUSES = (1, 2, 4, 8, 0)
 DRAIN_SECONDS = 2.0
@@ -51,7 +61,7 @@ def say(text: str) -> None:
             targets.append(Path("/dev/ttyS0"))
     for target in targets:
         with contextlib.suppress(OSError), target.open("wb", buffering=0) as console:
-            console.write(f"\r\n{text}\r\n".encode())
+            console.write(f"\r\n{text}\r\n".encode("utf-8", "replace"))
 
 
 def may_change(status: int) -> bool:
@@ -315,25 +325,42 @@ def run_offline(job: Dict[str, Any]) -> int:
 # --------------------------------------------------------------------------- outputs
 
 
-def outputs(globs: List[str]) -> Iterator[str]:
-    """Regular files that match, each once, and none that a link takes from outside."""
+def outputs(globs: List[str]) -> Iterator[Tuple[str, str]]:
+    """What matches, each once, but for directories; what the host is told of each that is not sent."""
     os.chdir(str(WORK))
     inside, seen = WORK.resolve(), set()
     for pattern in globs:
         for name in sorted(glob.glob(pattern)):  # noqa: PTH207 - as a shell: hidden files are hidden
-            path = Path(name)
-            plain = path.is_file() and not path.is_symlink() and inside in path.resolve().parents
-            if plain and name not in seen:
-                seen.add(name)
-                yield name
+            kind = stat.S_IFMT(os.lstat(name).st_mode)
+            if name in seen or kind == stat.S_IFDIR:
+                continue
+            seen.add(name)
+            left_out = LEFT_OUT.get(kind, "")
+            if not left_out and inside not in Path(name).resolve().parents:
+                left_out = "outside"
+            yield name, left_out
+
+
+def quoted(name: str) -> str:
+    """A name as it goes to the host, whatever its bytes are."""
+    return urllib.parse.quote(os.fsencode(name))
 
 
 def send_outputs(host: Host, globs: List[str]) -> None:
     """Each output is a request of its own; what is refused does not keep the others back."""
-    for name in outputs(globs):
-        status = host.send(f"/v1/outputs/{urllib.parse.quote(name)}", WORK / name)
+    others = []
+    for name, left_out in outputs(globs):
+        if left_out:
+            others.append(f"{left_out} {quoted(name)}\n")
+            continue
+        status = host.send(f"/v1/outputs/{quoted(name)}", WORK / name)
         if not 200 <= status < 300:
             say(f"vmjobs: error: output {name} was not taken (status {status})")
+    if others:
+        status = host.send("/v1/undelivered", "".join(others).encode()[:MAX_UNDELIVERED])
+        if not 200 <= status < 300:
+            say(f"vmjobs: error: the names of outputs that are not sent were not taken ({status})")
+            host.undelivered = True
 
 
 def add(tar: tarfile.TarFile, name: str, text: str) -> None:
@@ -351,19 +378,21 @@ def write_output_disk(device: Path, result: str, globs: List[str]) -> None:
             left = disk.seek(0, os.SEEK_END) - 65536 - sum((HOME / n).stat().st_size for n in STREAMS)
             disk.seek(0)
             fitting, others = [], []
-            for name in outputs(globs):
-                size = (WORK / name).stat().st_size
-                if size + 2560 <= left:  # the header, with a long name, and what fills the last block
+            for name, left_out in outputs(globs):
+                size = os.lstat(name).st_size
+                # The header, with a long name, and what fills the last block.
+                if not left_out and size + 2560 <= left:
                     left -= size + 2560
                     fitting.append(name)
                 else:
-                    others.append(f"{size} {urllib.parse.quote(name)}\n")
+                    others.append(f"{left_out or size} {quoted(name)}\n")
+                    left -= len(others[-1])
             with tarfile.open(fileobj=disk, mode="w|", format=tarfile.GNU_FORMAT) as tar:
                 add(tar, "exit.json", json.dumps({key: int(number)}))
                 for name in STREAMS:
                     tar.add(str(HOME / name), name)
                 if others:
-                    add(tar, "undelivered", "".join(others))
+                    add(tar, "undelivered", "".join(others)[:MAX_UNDELIVERED])
                 for name in fitting:
                     tar.add(str(WORK / name), f"outputs/{name}")
             disk.flush()

@@ -21,10 +21,9 @@ disk_full() {
     [ $(($1 * $2)) -lt 65536 ] || [ "$3" = 0 ]
 }
 
-# list_outputs: paths that match the job's globs, relative to its directory, each once. Regular files
-# only, and none that a symbolic link would take from outside. Percent-encoded, with a slash before it, where
-# it has more than one line: the host does not take it, and is to say so. False: that is not all, for want
-# of room.
+# list_outputs: paths that match the job's globs, relative to its directory, each once. What is not sent has
+# a slash before it, and is as the host is told of it: what it is, and its percent-encoded name. False: that
+# is not all, for want of room.
 list_outputs() {
     cd "$work" || return 0
     real_work=$(readlink -f .)
@@ -39,15 +38,30 @@ list_outputs() {
     return "$listed"
 }
 
-# matches GLOB: spaces in it are part of names.
+# matches GLOB: spaces in it are part of names. Regular files are sent, but for those that a symbolic link
+# would take from outside, and those whose names have more than one line, of which the host is told a size.
 matches() {
     IFS=
     for path in $1; do
-        if [ -f "$path" ] && [ ! -L "$path" ] && inside "$path"; then
-            case $path in
-            *"$newline"*) encode "$path" && printf '/%s\n' "$encoded" ;;
-            *) printf '%s\n' "$path" ;;
-            esac
+        if [ -L "$path" ]; then
+            left_out='link'
+        elif [ -f "$path" ] && ! inside "$path"; then
+            left_out='outside'
+        elif [ -f "$path" ]; then
+            case $path in *"$newline"*) left_out=0 ;; *) left_out= ;; esac
+        elif [ -p "$path" ]; then
+            left_out='fifo'
+        elif [ -S "$path" ]; then
+            left_out='socket'
+        elif [ -c "$path" ] || [ -b "$path" ]; then
+            left_out='device'
+        else
+            continue # a directory, or nothing
+        fi
+        if [ -z "$left_out" ]; then
+            printf '%s\n' "$path"
+        else
+            encode "$path" && printf '/%s %s\n' "$left_out" "$encoded"
         fi
     done
     unset IFS
@@ -77,6 +91,9 @@ encode() {
 
 deliver_outputs() {
     if [ -s "$run/job/outputs" ]; then list_outputs; fi >"$run/outputs.list" || : >"$run/undelivered"
+    # No more than the host reads, and than there is room for on an output disk.
+    awk '/^\// { size += length; if (size < 524288) print substr($0, 2) }' "$run/outputs.list" >"$run/left-out" ||
+        : >"$run/undelivered"
     if [ "$VMJOBS_NETWORK" = none ]; then
         write_output_disk
         return
@@ -85,13 +102,16 @@ deliver_outputs() {
     # shellcheck disable=SC2034 # http.sh
     http_patience=
     while IFS= read -r path; do
-        case $path in
-        /*) encoded=${path#/} file=/dev/null size=0 ;;
-        *) encode "$path" && file=$work/$path && size=$(size_of "$file") ;;
-        esac
+        case $path in /*) continue ;; esac
+        encode "$path" && file=$work/$path && size=$(size_of "$file")
         post_file main "/v1/outputs/$encoded" "$file" "$size" ||
             say "vmjobs: error: output $path was not taken (status $http_status)"
     done <"$run/outputs.list"
+    [ -s "$run/left-out" ] || return 0
+    post_file main /v1/undelivered "$run/left-out" "$(size_of "$run/left-out")" || {
+        say "vmjobs: error: the names of outputs that are not sent were not taken (status $http_status)"
+        : >"$run/undelivered"
+    }
 }
 
 # write_output_disk: one tar stream, the exit status first, so that it arrives whatever follows.
@@ -112,25 +132,24 @@ write_output_disk() {
     ln -s "$work" "$collect/outputs"
     read -r left <"/sys/class/block/${output_disk##*/}/size" && left=$((left * 512 - 65536))
     left=$((left - $(size_of "$job/stdout" || echo 0) - $(size_of "$job/stderr" || echo 0)))
+    left=$((left - $(size_of "$run/left-out")))
     set --
     while IFS= read -r path; do
-        size=0
-        case $path in
-        /*) encoded=${path#/} ;;
-        *)
-            size=$(size_of "$work/$path")
-            # The header, with a long name, and what fills the last block.
-            if [ $((size + 2560)) -le "$left" ]; then
-                left=$((left - size - 2560))
-                set -- "$@" "outputs/$path"
-                continue
-            fi
+        case $path in /*) continue ;; esac
+        size=$(size_of "$work/$path")
+        # The header, with a long name, and what fills the last block.
+        if [ $((size + 2560)) -le "$left" ]; then
+            left=$((left - size - 2560))
+            set -- "$@" "outputs/$path"
+        else
             encode "$path"
-            ;;
-        esac
-        echo "$size $encoded" >>"$collect/undelivered"
+            echo "$size $encoded" >>"$run/left-out"
+        fi
     done <"$run/outputs.list"
-    [ ! -e "$collect/undelivered" ] || set -- undelivered "$@"
+    if [ -s "$run/left-out" ]; then
+        ln -s "$run/left-out" "$collect/undelivered"
+        set -- undelivered "$@"
+    fi
     set -- exit.json stdout stderr "$@"
     {
         bb tar -chf - -C "$collect" "$@" 2>"$run/tar.log" || {

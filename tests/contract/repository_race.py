@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import secrets
+import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from multiprocessing.context import SpawnContext
 from typing import Any
 
@@ -44,21 +46,27 @@ def stage(repository: Repository, job_and_attempt: str) -> None:
 def _work(config: Config, action: Action, items: Sequence[str], barrier: Any, results: Any) -> None:
     repository = open_repository(config, migrate=False)
     found: list[Any] = []
+    spans: list[tuple[float, float]] = []
     repository.ping()
     for item in items:
         barrier.wait(DEADLINE)
+        began = time.monotonic()
         try:
             found.append(action(repository, item))
         except VMJobsError as error:
             found.append(error.code)
-    results.put((action.__name__, found))
+        spans.append((began, time.monotonic()))
+    results.put((action.__name__, found, spans))
     repository.close()
 
 
 def race(
     config: Config, actions: Sequence[Action], items: Sequence[str]
 ) -> list[tuple[str, list[Any]]]:
-    """Run each action in a process of its own over all items, in step; (name, results) of each."""
+    """Run each action in a process of its own over all items, in step; (name, results) of each.
+
+    Two actions were under way at the same moment at least once: else there was no race.
+    """
     context: SpawnContext = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(len(actions)), context.Queue()
     workers = [
@@ -68,8 +76,12 @@ def race(
     for worker in workers:
         worker.start()
     try:
-        return sorted(results.get(timeout=DEADLINE) for _ in workers)
+        done = sorted(results.get(timeout=DEADLINE) for _ in workers)
     finally:
         for worker in workers:
             worker.join(5)
             worker.kill()
+    rounds = [sorted(spans) for spans in zip(*(spans for _, _, spans in done), strict=True)]
+    overlaps = sum(any(b < end for (_, end), (b, _) in pairwise(spans)) for spans in rounds)
+    assert overlaps, f"no two calls overlapped in any of {len(rounds)} rounds: {rounds}"
+    return [(name, found) for name, found, _ in done]

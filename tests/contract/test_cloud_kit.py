@@ -29,8 +29,12 @@ cat data/in.txt
 echo "$1 $WHO" >&2
 seq 1 200000
 mkdir sub; echo 1 > 'sub/a b%.csv'; echo 2 > other.txt
-[ "$1" != odd ] || { truncate -s 2T sub/large.csv && touch 'sub/new
-line.csv'; }
+[ "$1" != odd ] || {
+    truncate -s 2T sub/large.csv; touch 'sub/new
+line.csv'
+    ln -s none.csv sub/link.csv; mkfifo 'sub/a fifo.csv'; mkdir sub/directory.csv
+    touch "$(printf 'sub/\\377.csv')"
+}
 [ "$1" != wait ] || sleep 1000
 exit 7
 """
@@ -211,7 +215,10 @@ def test_what_cannot_be_taken_is_named_and_the_rest_is(guest: Guest, *, online: 
         assert read_output_disk(guest.place / "output.disk", tray, {}, 16 * MIB).complete
     assert list(tray.kept) == ["sub/a b%.csv"]
     assert tray.too_large
-    assert set(tray.lacking) == {"sub/large.csv", "sub/new\nline.csv"}
+    other = {"sub/link.csv": "symbolic link", "sub/a fifo.csv": "FIFO"}
+    assert set(tray.lacking) == {"sub/large.csv", "sub/new\nline.csv", "sub/\\udcff.csv", *other}
+    assert all(f"but a {what}" in tray.lacking[name] for name, what in other.items())
+    assert all("error: output" in line for line in guest.said if "error" in line)
 
 
 def test_an_output_disk_that_is_too_small_is_told(guest: Guest) -> None:

@@ -87,10 +87,13 @@ exit 7
         "sub dir/a b.txt": b"a\n",
         "data/in.txt": b"input\nmore\n",
     }
-    assert guest.report.rejected == ()
+    assert {entry.path: entry.why for entry in guest.report.rejected} == {
+        "link.txt": "not a regular file but a symbolic link",
+        "sub dir/etc/passwd": "it lies outside of the job's directory",
+    }
     assert all(member.isreg() for member in guest.members)
     assert guest.members[0].name == "exit.json"
-    assert len(guest.members) == 6
+    assert len(guest.members) == 7
     assert guest.said("ready") == ""
     assert guest.said("collecting") == "code=7"
     assert guest.said("exit") == "code=7"
@@ -355,16 +358,20 @@ def test_what_has_no_room_on_the_disk_is_no_success(generic: str, vms: Bench) ->
     assert guest.text.count("lost bytes") == 1
 
 
-#: One is larger than any disk, one than the job's, and one has a name that no host takes.
-LARGE, ODD = "truncate -s 2T a; truncate -s 400M b", "echo y >'d\ne'"
+#: Larger than any disk, and than the job's. A name that no host takes, and what is no regular file.
+LARGE = "truncate -s 2T a; truncate -s 400M b"
+ODD = r"""echo y >'d
+e'; mkdir f; ln -s c g; ln -s none 'h i'; mkfifo j; mknod k c 1 3
+perl -MSocket -e 'socket(S, PF_UNIX, SOCK_STREAM, 0) && bind(S, sockaddr_un("l")) || die'"""
+KINDS = {"g": "symbolic link", "h i": "symbolic link", "j": "FIFO", "k": "device", "l": "socket"}
 
 
 @pytest.mark.parametrize(
     ("network", "script", "lacking", "code"),
     [
-        (NetworkMode.NONE, f"{LARGE}; {ODD}", {"a", "b", "d\ne"}, ReasonCode.OUTPUT_TOO_LARGE),
-        (NetworkMode.REPOSITORY, f"{LARGE}; {ODD}", {"a", "b", "d\ne"}, ReasonCode.OUTPUT_TOO_LARGE),
-        (NetworkMode.NONE, ODD, {"d\ne"}, ReasonCode.OUTPUT_MISSING),
+        (NetworkMode.NONE, f"{LARGE}; {ODD}", {"a", "b"}, ReasonCode.OUTPUT_TOO_LARGE),
+        (NetworkMode.REPOSITORY, f"{LARGE}; {ODD}", {"a", "b"}, ReasonCode.OUTPUT_TOO_LARGE),
+        (NetworkMode.NONE, ODD, set(), ReasonCode.OUTPUT_MISSING),
     ],
 )
 def test_outputs_that_cannot_be_taken_are_named_and_the_rest_is(
@@ -372,7 +379,9 @@ def test_outputs_that_cannot_be_taken_are_named_and_the_rest_is(
 ) -> None:
     guest = vms.start(generic, f"{script}; echo x >c", network=network, outputs=("*",), disk=100).end()
     assert guest.outputs == {"c": b"x\n"}, guest.text
-    assert {entry.path for entry in guest.report.rejected} == lacking
+    why = {entry.path: entry.why for entry in guest.report.rejected}
+    assert set(why) == lacking | {"d\ne", *KINDS}
+    assert all(why[name] == f"not a regular file but a {kind}" for name, kind in KINDS.items())
     found = (guest.report.state, guest.report.reason.code, guest.exit)
     assert found == (JobState.FAILED, code, {"code": 0})
 

@@ -239,6 +239,10 @@ def _cut_short(disk: Path) -> None:
     os.truncate(disk, disk.stat().st_size // 2)
 
 
+def _without_root(disk: Path) -> None:
+    disk.with_name("root.overlay").unlink()
+
+
 def _of_no_file_system(disk: Path) -> None:
     disk.write_bytes(os.urandom(1 << 20) + bytes(disk.stat().st_size - (1 << 20)))
 
@@ -250,6 +254,7 @@ def _of_no_file_system(disk: Path) -> None:
         (_without_superblock, "cannot be mounted"),
         (_cut_short, "was cut short"),
         (_of_no_file_system, "cannot be mounted"),
+        (_without_root, "root.overlay is missing"),
     ],
 )
 def test_a_kept_disk_is_mended_or_left_as_it_is(

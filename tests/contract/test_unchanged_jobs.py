@@ -418,6 +418,7 @@ def test_a_node_whose_disk_is_full_says_so(site: Site, chirp: ChirpService) -> N
     said = chirp.attributes["ChirpVMReason"]
     assert said.startswith('"NODE_FAILED: the node failed: ')
     assert "No space left" in said
+    assert "Errno" not in said
 
 
 def test_a_job_for_which_its_machine_has_not_the_memory(site: Site, chirp: ChirpService) -> None:
@@ -443,6 +444,7 @@ def test_no_room_for_what_the_job_left(site: Site, chirp: ChirpService) -> None:
     said = chirp.attributes["ChirpVMReason"]
     assert said.startswith('"NODE_FAILED: output ')
     assert "No space left" in said
+    assert "Errno" not in said
 
 
 def test_a_node_that_the_repository_does_not_know_rests(site: Site) -> None:

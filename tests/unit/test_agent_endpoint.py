@@ -276,13 +276,22 @@ def chunked(body: bytes) -> bytes:
 
 
 def test_only_outputs_may_be_large(guest: Guest) -> None:
-    for url in ("/v1/log/out?offset=0", "/v1/ready", "/v1/exit", "/v1/collecting", "/v1/no-such"):
+    small = ("/v1/log/out?offset=0", "/v1/ready", "/v1/exit", "/v1/collecting", "/v1/undelivered")
+    for url in (*small, "/v1/no-such"):
         assert status_after(guest.path, url, f"Content-Length: {MAX_LOG_CHUNK + 1}") == 413
         body = chunked(b"x" * (MAX_LOG_CHUNK + MAX_HEADER))
         assert status_after(guest.path, url, CHUNKED, body) == 413
     assert status_after(guest.path, "/v1/outputs/a.csv", CHUNKED) == 411
     assert status_after(guest.path, "/v1/log/out?offset=0", CHUNKED, chunked(b"hello")) == 204
     assert guest.link.logs["out"].read_bytes() == b"hello"
+
+
+def test_outputs_that_the_guest_leaves_out_are_named(guest: Guest) -> None:
+    for _ in range(2):  # the answer may get lost
+        assert guest.ask("POST", "/v1/undelivered", b"link a.csv\n0 b%0a.csv\n")[0] == 204
+    assert guest.ask("POST", "/v1/outputs/%ff.csv", b"")[0] == 422
+    tray, names = guest.link.tray, ["a.csv", "b\n.csv", "\\udcff.csv"]
+    assert [entry.path for entry in tray.rejected] == list(tray.lacking) == names
 
 
 def test_an_output_that_is_far_too_large_is_named(guest: Guest) -> None:

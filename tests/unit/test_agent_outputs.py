@@ -175,14 +175,26 @@ def test_what_a_guest_leaves_out_is_refused(tmp_path: Path) -> None:
     """As is what it would not have left out of its own accord."""
     listing = (
         b"0 new%0aline\n2199023255552 large\n5 small\nx y\n0 ..%2fout\n99\n" + b"9" * 5000 + b" z\n"
+        b"link a%20b\nfifo pipe\nsocket s\ndevice d\noutside etc/passwd\nlink a%20b\nlink cut off"
     )
     write_disk(tmp_path / "disk", [entry("undelivered", listing), entry("outputs/there", b"1")])
     found, receiving, _ = read(tmp_path)
     assert found.complete
     assert receiving.too_large
     assert list(receiving.kept) == ["there"]
-    assert set(receiving.lacking) == {"new\nline", "large", "small"}
-    assert {entry.path for entry in receiving.rejected} == {"new\nline", "large", "small", "../out"}
+    named = {
+        "a b": "not a regular file but a symbolic link",
+        "pipe": "not a regular file but a FIFO",
+        "s": "not a regular file but a socket",
+        "d": "not a regular file but a device",
+    }
+    wanted = {"new\nline", "large", "small"}
+    assert set(receiving.lacking) == wanted | set(named)
+    outside = {"etc/passwd": "it lies outside of the job's directory"}
+    reasons = {entry.path: entry.why for entry in receiving.rejected}
+    assert set(reasons) == wanted | {"../out"} | set(named) | set(outside)
+    assert reasons.items() >= (named | outside).items()
+    assert len(receiving.rejected) == len(reasons), "each is listed once"
 
 
 def test_more_entries_than_are_looked_at_are_not_all(

@@ -105,6 +105,15 @@ def test_ids_must_be_plain(bad: str) -> None:
             describe([job], config(), Program())
 
 
+def test_the_environment_of_a_job_is_for_its_guest_alone() -> None:
+    """No program on the node is started with it."""
+    hostile = {"LD_PRELOAD": "./evil.so", "PYTHONPATH": "evil"}
+    for route in ("local", "site"):
+        submission = describe(batch(route=route, environment=hostile), config(), Program())
+        assert submission == describe(batch(route=route), config(), Program())
+        assert not any(word in str(submission) for word in ("LD_PRELOAD", "PYTHONPATH", "evil"))
+
+
 def test_jobs_of_one_submission_belong_together() -> None:
     for jobs in (batch() + batch(memory=64), []):
         with pytest.raises(ValueError, match="must share"):

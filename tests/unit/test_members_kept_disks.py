@@ -100,3 +100,42 @@ def test_a_disk_is_whole_or_not_there_whenever_the_agent_dies(
     kept_disks.make(tmp_path / "disks", OWNER, SIZE)
     kept_disks.check(tmp_path / "disks", OWNER)
     assert [path.name for path in tmp_path.iterdir()] == ["disks"]
+
+
+def test_a_root_that_was_there_is_never_replaced(disks: Path) -> None:
+    overlay, noted = disks / kept_disks.ROOT, disks / kept_disks.ROOT_MADE
+    lost = f"the kept disk {overlay} is missing.*restore it from a backup, or remove {noted} to begin"
+    for _ in range(2):
+        kept_disks.check(disks, OWNER)  # it never booted
+        overlay.touch()  # a kernel died before it had written anything
+        kept_disks.check(disks, OWNER)
+        overlay.unlink()
+        kept_disks.check(disks, OWNER)
+
+        overlay.write_bytes(b"root")  # by an earlier release, or the agent died before it was noted
+        kept_disks.check(disks, OWNER)
+        overlay.unlink()
+        with pytest.raises(HypervisorError, match=lost):
+            kept_disks.check(disks, OWNER)
+        overlay.touch()
+        with pytest.raises(HypervisorError, match=lost):
+            kept_disks.check(disks, OWNER)
+        kept_disks.forget_root(disks)
+    kept_disks.forget_root(disks)
+
+
+@pytest.mark.parametrize("step", ["os.fsync", "Path.touch", "sync_directory"])
+def test_a_root_is_noted_or_there_whenever_the_agent_dies(
+    disks: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def die(*_: object, **_named: object) -> None:
+        raise KeyboardInterrupt
+
+    (disks / kept_disks.ROOT).write_bytes(b"root")
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(f"vmjobs.agent.members.kept_disks.{step}", die)
+        kept_disks.note_root(disks)
+    kept_disks.check(disks, OWNER)
+    (disks / kept_disks.ROOT).unlink()
+    with pytest.raises(HypervisorError, match="is missing"):
+        kept_disks.check(disks, OWNER)

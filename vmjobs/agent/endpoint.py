@@ -32,7 +32,7 @@ from flask import Flask, Request, Response, g, request, send_file
 from werkzeug.routing import PathConverter
 
 from vmjobs.agent.inbox import ExitReported, Observer, Ready, ScriptEnded
-from vmjobs.agent.outputs import OutputTray, Refused
+from vmjobs.agent.outputs import MAX_UNDELIVERED, OutputTray, Refused, refuse_all
 from vmjobs.errors import Forbidden, VMJobsError
 from vmjobs.hypervisor.mconsole import short_path
 from vmjobs.model import ExitChannel, ExitStatus
@@ -300,9 +300,9 @@ def create_endpoint(link: GuestLink) -> Flask:
         link.inbox.put(ScriptEnded(ended, disk_full=words.get("disk") == "full"))
         return _plain("", 204)
 
-    @app.post(f"{OUTPUTS}<output:name>")
-    def _output(name: str) -> Response:
-        size = request.content_length
+    @app.post(f"{OUTPUTS}<output:_name>")
+    def _output(_name: str) -> Response:
+        name, size = _output_name(request.environ["PATH_INFO"]), request.content_length
         if size is None:
             return _plain("want a Content-Length", 411)
         try:
@@ -314,6 +314,11 @@ def create_endpoint(link: GuestLink) -> Flask:
             raise
         return _plain("", 201)
 
+    @app.post("/v1/undelivered")
+    def _undelivered() -> Response:
+        refuse_all(request.stream.read(MAX_UNDELIVERED), link.tray)
+        return _plain("", 204)
+
     @app.post("/v1/exit")
     def _exit() -> Response:
         words = _words(request)
@@ -324,6 +329,11 @@ def create_endpoint(link: GuestLink) -> Flask:
         return _plain("", 204)
 
     return app
+
+
+def _output_name(path: str) -> str:
+    """The name of an output whose path WSGI has so: of any bytes, so that no two become one."""
+    return path.removeprefix(OUTPUTS).encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 class _Unauthorized(waitress.utilities.Error):  # type: ignore[misc]  # it has no types
@@ -417,8 +427,7 @@ def _channel_of(link: GuestLink) -> type[waitress.channel.HTTPChannel]:
 
         @property
         def _output(self) -> str:
-            path: str = self.path  # as WSGI has it
-            return path.removeprefix(OUTPUTS).encode("latin-1").decode("utf-8", "replace")
+            return _output_name(self.path)
 
         def _note_refusal(self) -> None:
             """An output is too large for all of them: the application does not hear of it."""

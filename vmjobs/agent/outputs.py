@@ -28,6 +28,14 @@ MAX_EXIT_JSON = 4096
 #: Bytes of what a guest says of outputs that it left out, and digits of the size of one.
 MAX_UNDELIVERED = 1024 * 1024
 MAX_DIGITS = 19
+#: What it says in place of a size, of outputs that it cannot send.
+_LEFT_OUT = {
+    "link": "not a regular file but a symbolic link",
+    "fifo": "not a regular file but a FIFO",
+    "socket": "not a regular file but a socket",
+    "device": "not a regular file but a device",
+    "outside": "it lies outside of the job's directory",
+}
 #: What tarfile may read to find the next entry: headers that stand before it and say more of it
 #: (long names, pax, sparse maps) are read into memory, each within the one before. Bytes and reads
 #: for one entry, and bytes for all.
@@ -113,8 +121,9 @@ class OutputTray:
         """Note something that is not taken. place: where it lay, where that is not its name."""
         if len(self.lacking) < MAX_REJECTED and self._is_wanted(name):
             self.lacking[_shown(name)] = why
-        if len(self.rejected) < MAX_REJECTED:
-            self.rejected.append(rejected_entry(place or name, why))
+        entry = rejected_entry(place or name, why)
+        if len(self.rejected) < MAX_REJECTED and entry not in self.rejected:
+            self.rejected.append(entry)
 
     def missing(self) -> list[str]:
         """The globs that nothing answered to."""
@@ -244,7 +253,7 @@ def read_output_disk(
                 if entry.name == "exit.json" and content is not None:
                     found = parse_exit_json(content.read(MAX_EXIT_JSON))
                 elif entry.name == "undelivered" and content is not None:
-                    _refuse_all(content.read(MAX_UNDELIVERED), tray)
+                    refuse_all(content.read(MAX_UNDELIVERED), tray)
                 elif entry.name in streams and content is not None:
                     with streams[entry.name].open("wb") as sink:
                         _copy(content, sink, min(entry.size, max_stream))
@@ -272,15 +281,17 @@ def _entries(file: Guarded) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]
             cast(Any, tar).members.clear()  # it would keep all of them, with all that they say
 
 
-def _refuse_all(listing: bytes, tray: OutputTray) -> None:
-    """Outputs that the guest left out: size and percent-encoded name, one a line."""
-    for line in listing.decode("ascii", "replace").splitlines():
-        size, _, name = line.partition(" ")
+def refuse_all(listing: bytes, tray: OutputTray) -> None:
+    """Outputs that the guest left out: size, or what it is, and percent-encoded name, one a line."""
+    for line in listing.decode("ascii", "replace").split("\n")[:-1]:
+        what, _, name = line.partition(" ")
         name = unquote(name, errors="surrogateescape")
-        if not name or not size.isdigit() or len(size) > MAX_DIGITS:
+        if name and what in _LEFT_OUT:
+            tray.refuse(name, _LEFT_OUT[what])
+        if not name or not what.isdigit() or len(what) > MAX_DIGITS:
             continue
         try:
-            tray.check(name, int(size))
+            tray.check(name, int(what))
         except Refused:
             continue
         tray.refuse(name, "the guest left it out")

@@ -42,6 +42,7 @@ from vmjobs.errors import (
     Unauthenticated,
     Unavailable,
     VMJobsError,
+    reason_of,
 )
 from vmjobs.model import GIVEN_BACK, MIB, JobState, Node, ReasonCode, RejectedEntry, Report
 from vmjobs.ports import JobSource
@@ -550,7 +551,7 @@ def _needs(run: Run, named: str) -> protocol.ImageNeeds | None:
 
 def _node_failed(error: OSError) -> protocol.ErrorMessage:
     code = ReasonCode.NODE_FAILED.value
-    return protocol.ErrorMessage(code=code, message=f"the node failed: {error}", retry=False)
+    return protocol.ErrorMessage(code=code, message=f"the node failed: {reason_of(error)}", retry=False)
 
 
 @dataclass

@@ -16,7 +16,7 @@ import click
 
 from vmjobs.agent import protocol
 from vmjobs.cli.support import config
-from vmjobs.errors import VMJobsError
+from vmjobs.errors import VMJobsError, reason_of
 from vmjobs.model import ExitStatus
 
 #: Longer than a schedd takes to restart, shorter than a job's lease (40 minutes, by default).
@@ -77,7 +77,8 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         reporter.publish(outcomes.failure(error, time.time()))
         _give_up(own)
     except Exception as error:
-        reporter.publish(outcomes.attributes("NODE_FAILED", f"the node failed: {error!r}", time.time()))
+        why = f"the node failed: {reason_of(error)}"
+        reporter.publish(outcomes.attributes("NODE_FAILED", why, time.time()))
         _give_up(own)
     if end.rejected:
         reporter.publish(outcomes.rejected(end.rejected))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from vmjobs.agent.members import kept_disks
 from vmjobs.cli.declarations import Finding, GatewayDeclaration, read_gateway, refuse
 from vmjobs.cli.gateway_support import (
     all_gateways,
@@ -22,7 +23,7 @@ from vmjobs.cli.gateway_support import (
 )
 from vmjobs.cli.support import config, echo
 from vmjobs.errors import Conflict, Fault, InvalidRequest, InvalidSpec, NotFound
-from vmjobs.gateway.place import ROOT_DISK, GatewayPlace, Installed
+from vmjobs.gateway.place import GatewayPlace, Installed
 from vmjobs.gateway.spec import KIND, GatewayMachine
 from vmjobs.model import MIB
 
@@ -228,7 +229,7 @@ def _keep(
         for machine in _installed(installed, spec.machines):
             if before is not None and before.images.get(machine.name) != digests[machine.name]:
                 # An overlay is of use on the image alone that it was made for.
-                (place.disks(machine.name) / ROOT_DISK).unlink(missing_ok=True)
+                kept_disks.forget_root(place.disks(machine.name))
             place.prepare(installed, machine)
             name_image(installed, machine.name)
         place.keep(installed)

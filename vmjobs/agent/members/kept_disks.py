@@ -4,6 +4,10 @@ Their directory appears whole, with a formatted scratch disk, and what is in it 
 again. A ``kill -9`` before that leaves a directory of another name, which is made anew. So a scratch
 disk that is missing later is lost, and is never silently replaced by an empty one.
 
+The root overlay is made by the driver, when the VM boots for the first time. That there is one is noted
+beside it: before each boot at the latest, so also of one that an earlier release has made. From then on
+one that is missing is lost as well.
+
 Superblock: Linux ``Documentation/filesystems/ext4/super.rst``. UUID: RFC 9562, section 5.8.
 """
 
@@ -24,6 +28,8 @@ from vmjobs.subprocess import run
 #: The scratch disk, and what the VM has written to its root file system.
 SCRATCH: Final = "scratch.disk"
 ROOT: Final = "root.overlay"
+#: An empty file: there was an overlay with something in it.
+ROOT_MADE: Final = "root.made"
 
 #: Features of ext4 that kernels before 5.15, or their tools, do not know.
 _TOO_NEW: Final = "^metadata_csum_seed,^orphan_file"
@@ -64,7 +70,7 @@ def make(directory: Path, owner: str, size: int) -> None:
 
 
 def check(directory: Path, owner: str) -> None:
-    """Refuse a scratch disk that is lost, cut short, or another VM's. Nothing is written.
+    """Refuse a disk that is lost, or a scratch disk that is cut short or another VM's; all stay as is.
 
     A file system that was not made here (by an earlier release, or by the guest's administrator) is for
     the guest to judge.
@@ -72,6 +78,10 @@ def check(directory: Path, owner: str) -> None:
     Raises:
         HypervisorError: what is wrong with it, and what to do.
     """
+    note_root(directory)
+    if (noted := directory / ROOT_MADE).exists() and not _size(overlay := directory / ROOT):
+        remedy = f"restore it from a backup, or remove {noted} to begin with that of the image"
+        raise HypervisorError(f"the kept disk {overlay} is missing or empty: {remedy}")
     disk = directory / SCRATCH
     remedy = f"restore it from a backup, or remove {directory} to begin with an empty one"
     try:
@@ -90,6 +100,31 @@ def check(directory: Path, owner: str) -> None:
         raise HypervisorError(
             f"the kept disk {disk} was cut short to {actual} of {expected} bytes: {remedy}"
         )
+
+
+def note_root(directory: Path) -> None:
+    """Note durably that the VM has a root overlay, if it has: it is never made anew from then on.
+
+    One that is empty is none: a kernel was killed before it had written anything.
+    """
+    overlay, noted = directory / ROOT, directory / ROOT_MADE
+    if noted.exists() or not _size(overlay):
+        return
+    with overlay.open("rb") as file:
+        os.fsync(file.fileno())
+    noted.touch(0o600)
+    sync_directory(directory)
+
+
+def forget_root(directory: Path) -> None:
+    """Have the VM begin with a new root overlay."""
+    for name in (ROOT_MADE, ROOT):  # in between there is one, as before
+        (directory / name).unlink(missing_ok=True)
+
+
+def _size(file: Path) -> int:
+    """Bytes of a file; 0: there is none."""
+    return file.stat().st_size if file.exists() else 0
 
 
 def _file_system_size(superblock: bytes) -> int:

@@ -36,7 +36,14 @@ from vmjobs.agent.watch import Watch, watching
 from vmjobs.cluster.member import MemberCode, Phase
 from vmjobs.cluster.spec import Lifecycle
 from vmjobs.cluster.wire import MemberOrder, PoolToken
-from vmjobs.errors import HypervisorError, NoHypervisor, NoLogin, Unavailable, VMJobsError
+from vmjobs.errors import (
+    HypervisorError,
+    NoHypervisor,
+    NoLogin,
+    Unavailable,
+    VMJobsError,
+    reason_of,
+)
 from vmjobs.hypervisor.base import (
     DOOR_PORT,
     ENDPOINT_ADDRESS,
@@ -167,6 +174,7 @@ class MemberMachine:
                 links=self.parts.links(self.order),
             )
         )
+        self._note_root()
         self._look(place, record)
 
     # ------------------------------------------------------------------ from an earlier agent
@@ -175,6 +183,7 @@ class MemberMachine:
         """Go on with a machine that may still run: serve its endpoint, watch it, tell of its end."""
         self.driver, self.name = driver, record.machine
         self.ready = record.phase in {Phase.RUNNING, Phase.DRAINING}
+        self._note_root()
         self._serve(self._place, record)
         if driver.state(self.name) is MachineState.PAUSED:  # whoever paused it is gone
             driver.resume(self.name)
@@ -292,6 +301,13 @@ class MemberMachine:
         blank_disk(folder / "output.disk", BLOCK)
         return ticket
 
+    def _note_root(self) -> None:
+        if self._persistent:
+            try:
+                kept_disks.note_root(self._place.kept)
+            except OSError as error:  # it will be, before the next boot
+                log.warning("the root disk of %s is not noted: %s", self.name, reason_of(error))
+
     def _disks(self, place: MemberPlace, ticket: JobTicket) -> list[DataDisk]:
         folder = place.machine
         disks = [
@@ -361,6 +377,7 @@ class MemberMachine:
         """What endpoint and watch have seen; what ends the machine is told as that."""
         if isinstance(seen, Ready):
             self.ready = True
+            self._note_root()  # a kernel of UML makes it after its start
         if isinstance(seen, ExitReported):
             self._exit = self._exit or seen.exit
         console = self._place.console(self.incarnation)
