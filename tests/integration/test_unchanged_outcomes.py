@@ -324,6 +324,7 @@ def test_a_job_that_was_stopped_says_so(
             return state if there else None
 
         assert wait_for(look, f"job {cluster} to say how it left", PATIENT) == "PREEMPTED"
+        assert desk.changes() == ["ChirpVMState"] * 3, "STAGING, BOOTING, RUNNING"
     finally:
         remove(desk)
 
