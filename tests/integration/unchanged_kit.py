@@ -129,7 +129,7 @@ class Desk:
 
     def changes(self) -> list[str]:
         """Attributes whose changes are events in the job's log, in order."""
-        return re.findall(r"^(?:Changing|Setting) job attribute (\w+) ", self.read("log"), re.MULTILINE)
+        return re.findall(r"(?:Changing|Setting) job attribute (\w+) ", self.read("log"))
 
 
 @pytest.fixture
