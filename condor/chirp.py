@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 
 #: The longest line that the starter takes, in bytes.
 LINE_MAX: Final = 5000
-#: A value is cut to this many characters: job ads are mirrored in full, again and again.
-VALUE_MAX: Final = 1000
+#: A string is cut so that its literal has no more bytes: the starter takes 993 of what is for later,
+#: and job ads are mirrored in full, again and again.
+VALUE_MAX: Final = 990
 
 #: What a job needs no leave for: attributes that begin with ``Chirp``, but for those that its policy
 #: goes by. (HTCondor itself shows any attribute of the ad here, and takes names in any case.)
@@ -74,26 +75,40 @@ class ChirpReporter:
 
         Only what has changed since: each attribute is an event of the job's log.
         """
-        return self._tell(attributes, self._told, b"set_job_attr")
-
-    def publish_later(self, attributes: Mapping[str, Told]) -> bool:
-        """The same, but the starter passes them on with its own next update: they are no events, and
-        at the job's end they may not have come.
-        """
-        return self._tell(attributes, self._told_later, b"set_job_attr_delayed")
-
-    def _tell(self, attributes: Mapping[str, Told], told: dict[str, Told], command: bytes) -> bool:
-        unset = object()
-        fresh = {n: value for n, value in attributes.items() if told.get(n, unset) != value}
-        if not fresh or not self._config.is_file():
-            return True
         try:
-            self._send([set_command(name, value, command) for name, value in fresh.items()])
+            self._tell(attributes, self._told, b"set_job_attr")
         except (OSError, ValueError) as error:
             log.warning("progress did not get into the job ad: %s", error)
             return False
-        told.update(fresh)
         return True
+
+    def publish_later(self, attributes: Mapping[str, Told], *, last: bool = False) -> bool:
+        """The same, but the starter passes them on with its own next update, or with the job's end: the
+        ad has them before the job's policy is looked at. They are no events.
+
+        last: all of them, changed or not. An update may have been lost with its connection.
+        """
+        try:
+            self._tell(attributes, {} if last else self._told_later, b"set_job_attr_delayed")
+        except (OSError, ValueError) as error:
+            # A node may be set up to take none, and any to take a hundred names: the job's own count.
+            log.info("the starter takes nothing for later: %s", error)
+            return self.publish(attributes)
+        return True
+
+    def publish_state(self, attributes: Mapping[str, Told], *, last: bool = False) -> bool:
+        """Write a state at once, and the rest later: one event of the job's log for each state."""
+        state = {name: value for name, value in attributes.items() if name == names.VM_STATE}
+        rest = {name: value for name, value in attributes.items() if name not in state}
+        return self.publish_later(rest, last=last) & self.publish(state)
+
+    def _tell(self, attributes: Mapping[str, Told], told: dict[str, Told], command: bytes) -> None:
+        unset = object()
+        fresh = {n: value for n, value in attributes.items() if told.get(n, unset) != value}
+        if not fresh or not self._config.is_file():
+            return
+        self._send([set_command(name, value, command) for name, value in fresh.items()])
+        told.update(fresh)
 
     def _send(self, commands: Sequence[bytes]) -> None:
         host, port, cookie = self._config.read_text("ascii").split()
@@ -211,7 +226,7 @@ def set_command(name: str, value: Told, command: bytes = b"set_job_attr") -> byt
 def literal(value: ClassAdValue, limit: int = VALUE_MAX) -> str:
     """A value as a ClassAd literal: never an expression, whatever a string contains.
 
-    limit: a longer string is cut; 0 for no limit.
+    limit: bytes to which a longer string's literal is cut; 0 for no limit.
     """
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -223,7 +238,12 @@ def literal(value: ClassAdValue, limit: int = VALUE_MAX) -> str:
     # wherever it stands, and a backslash means one thing in the old syntax (starter, startd)
     # and another in the new one: before a quote it is an escape in both.
     text = "".join(c if c.isprintable() else " " for c in value[: limit or None])
-    return '"' + text.replace("$$", "$ $").replace("\\", "/").replace('"', '\\"') + '"'
+    pieces = text.replace("$$", "$ $").replace("\\", "/").replace('"', '\\"')
+    if limit:
+        pieces = pieces.encode()[: limit - 2].decode(errors="ignore")
+        if pieces.endswith("\\"):  # what it stood before is cut off
+            pieces = pieces[:-1]
+    return f'"{pieces}"'
 
 
 def _quote(word: str) -> bytes:

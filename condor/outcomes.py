@@ -3,7 +3,11 @@
 The job's own end is its own affair: exit status and signal pass through untouched. Otherwise
 ``vmjobs exec-unchanged`` writes an outcome into the job's ad, and the policy that
 ``condor/config/schedd.conf`` adds to such jobs acts on it when they exit. It begins with "again", so
-that its own death is no end of the job's:
+that its own death is no end of the job's.
+
+A job is at its own end where its state is COMPLETED, or FAILED without an outcome of "hold". That state
+is written at once, and again until the schedd has it. All others come with the job's exit, together:
+where that is lost, so are they, and the job is tried again.
 
 ========  ==============================================================================
 hold      whoever submitted the job has to change something: it is held (HoldReasonCode 3,
@@ -119,8 +123,8 @@ STARVED: Final = "OUT_OF_MEMORY"
 STARVED_WHY: Final = "the machine had no memory left, and its kernel killed processes"
 STARVED_REMEDY: Final = "ask for more with request_memory"
 #: Whether HTCondor has a job run: it does, brings its output back, or has suspended it.
-_RUNS: Final = "(JobStatus == 2 || JobStatus == 6 || JobStatus == 7)"
-#: Characters of what a job's ad says of how far it is.
+_RUNS: Final = "JobStatus == 2 || JobStatus == 6 || JobStatus == 7"
+#: Bytes of what a job's ad says of how far it is.
 _LAST_WORD: Final = 300
 UNKNOWN: Final = Outcome(AGAIN, 199, "something else")
 
@@ -157,13 +161,15 @@ def under_way(state: str, reason: str) -> dict[str, Told]:
     What runs it may be killed and have no time to say more, as by ``condor_vacate_job -fast``: then the
     same attributes say that, until something else is told.
     """
-    lost = f"{LOST}: {OUTCOMES[LOST].why}; its last word: "
+    lost, preempted = (
+        f"{LOST}: {OUTCOMES[LOST].why}; its last word: ",
+        literal(JobState.PREEMPTED.value),
+    )
+    is_lost = f"{names.VM_STATE} =?= {preempted}"
     return {
-        names.VM_STATE: Expression(
-            f"ifThenElse({_RUNS}, {literal(state)}, {literal(JobState.PREEMPTED.value)})"
-        ),
+        names.VM_STATE: Expression(f"ifThenElse({_RUNS}, {literal(state)}, {preempted})"),
         names.VM_REASON: Expression(
-            f'strcat(ifThenElse({_RUNS}, "", {literal(lost)}), {literal(reason, _LAST_WORD)})'
+            f'strcat(ifThenElse({is_lost}, {literal(lost)}, ""), {literal(reason, _LAST_WORD)})'
         ),
     }
 
@@ -185,7 +191,7 @@ def own(exit: ExitStatus, *, starved: bool = False) -> dict[str, ClassAdValue]:
     return {
         names.VM_STATE: (JobState.COMPLETED if exit.ok else JobState.FAILED).value,
         names.VM_REASON: f"{code}: {why}",
-        names.VM_OUTCOME: OWN,  # last: until then it counts as lost
+        names.VM_OUTCOME: OWN,
     }
 
 
@@ -205,10 +211,10 @@ def attributes(code: str, why: str, now: float) -> dict[str, ClassAdValue]:
     state = JobState.FAILED if outcome.deed == HOLD else JobState.PREEMPTED
     return {
         names.VM_SUBCODE: outcome.subcode,
-        names.VM_STATE: state.value,
         names.VM_REASON: f"{code}: {why}",
         names.VM_TRIED: int(now),
-        names.VM_OUTCOME: outcome.deed,  # last: where the others are missing nobody acts
+        names.VM_OUTCOME: outcome.deed,
+        names.VM_STATE: state.value,  # last: where the others are missing it is no end of the job's
     }
 
 

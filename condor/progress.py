@@ -37,22 +37,19 @@ _BYTES: Final[Mapping[str, str]] = {
 def tell(
     reporter: ChirpReporter, message: ProgressMessage | EndMessage, *, unchanged: bool = False
 ) -> None:
-    """Have the job's ad say what the agent says: states at once, what grows all the time along with
-    HTCondor's own numbers, and all of it at once at the end, when there will be no more of those.
+    """Have the job's ad say what the agent says: a state at once, the rest with HTCondor's numbers.
 
     unchanged: how the run ended is not how the job did, which is told apart from it.
     """
     report = message.report
-    told: dict[str, Told] = {**attributes(message.node, report)}
+    told: dict[str, Told] = {**attributes(message.node, report), **usage(report)}
     if report.state in _UNDER_WAY:
         told |= outcomes.under_way(report.state.value, _sentence(report))
     elif unchanged:
         del told[names.VM_STATE], told[names.VM_REASON]
-    reporter.publish(told)
-    used = usage(message.report)
-    reporter.publish_later(used)
     if isinstance(message, EndMessage):
-        reporter.publish(used | needs(message))
+        told |= needs(message)
+    reporter.publish_state(told, last=isinstance(message, EndMessage))
 
 
 def needs(message: EndMessage) -> dict[str, ClassAdValue]:
@@ -62,7 +59,7 @@ def needs(message: EndMessage) -> dict[str, ClassAdValue]:
     return {
         names.VM_IMAGE_KINDS: ",".join(message.needs.kinds),
         names.VM_IMAGE_ARCH: message.needs.architecture,
-        names.VM_IMAGE_NAMED: message.needs.named,  # last: what it makes count is there by then
+        names.VM_IMAGE_NAMED: message.needs.named,
     }
 
 

@@ -133,7 +133,7 @@ def hand_message(job: Ad, machine: Ad, directory: Path, account: tuple[str, str]
         "boot_seconds": job.number(names.WANTED_BOOT_TIMEOUT),
         "chirp": (directory / names.CHIRP_CONFIG).is_file(),
         "checkpoint": job.decided(names.WANTED_CHECKPOINT),
-        "anew": job.string(names.VM_OUTCOME) in {outcomes.OWN, outcomes.HOLD},
+        "anew": _has_ended(job),
     }
     if network := job.string(names.WANTED_NETWORK):
         wish["network"] = network.lower()
@@ -173,6 +173,18 @@ _SAID: Final = {
     "boot_seconds": names.WANTED_BOOT_TIMEOUT,
     "checkpoint": names.WANTED_CHECKPOINT,
 }
+
+
+def _has_ended(job: Ad) -> bool:
+    """Whether an earlier try came to an end: its own policy runs it again, or it was released."""
+    return job.lines.get(names.VM_STATE.lower()) in {'"COMPLETED"', '"FAILED"'}
+
+
+def was_held(path: Path) -> bool:
+    """Whether the job whose ad that is was held for its outcome before."""
+    with suppress(VMJobsError):
+        return read(path).string(names.VM_OUTCOME) == outcomes.HOLD
+    return False
 
 
 def times_vacated(path: Path) -> int:

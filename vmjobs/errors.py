@@ -56,6 +56,8 @@ class Fault:
 
 def reason_of(error: Exception) -> str:
     """Why something failed, for a sentence: the system's words without its error number."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error)

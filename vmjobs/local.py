@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from pydantic import ValidationError
+
 from vmjobs.errors import Conflict, Fault, InvalidSpec, reason_of
 from vmjobs.model import (
     AttemptClaim,
@@ -25,6 +27,7 @@ from vmjobs.model import (
     Output,
     Report,
     StreamName,
+    faults_of,
 )
 from vmjobs.paths import below
 from vmjobs.ports import ContentReceiver, ContentSource
@@ -37,7 +40,7 @@ def describe_inputs(files: Mapping[str, Path]) -> tuple[InputFile, ...]:
     """Hash the input files of a job.
 
     Raises:
-        InvalidSpec: with a fault for every file that is not there or cannot be read.
+        InvalidSpec: with a fault for every file that cannot be read, or have the name that it is given.
     """
     found, faults = [], []
     for name, path in files.items():
@@ -49,10 +52,16 @@ def describe_inputs(files: Mapping[str, Path]) -> tuple[InputFile, ...]:
             why = f"{path}: {reason_of(error)}"
             faults.append(Fault(f"inputs.{name}", "missing_input", why))
             continue
-        found.append(InputFile(name=name, digest=f"sha256:{digest}", size=size))
+        try:
+            found.append(InputFile(name=name, digest=f"sha256:{digest}", size=size))
+        except ValidationError as error:
+            faults += [
+                Fault(f"inputs.{name}", fault.code, f"{name!r}: {fault.message}")
+                for fault in faults_of(error)
+            ]
     if faults:
         listing = "; ".join(fault.message for fault in faults)
-        raise InvalidSpec(f"cannot read the input files: {listing}", faults=faults)
+        raise InvalidSpec(f"cannot use the input files: {listing}", faults=faults)
     return tuple(found)
 
 

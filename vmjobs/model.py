@@ -780,6 +780,7 @@ _PLAIN: Final = {
     "missing": "is missing",
     "extra_forbidden": "is not known here",
 }
+_IMAGE_NAMES: Final = "must be like muons:2026 or mygroup/muons:2026, in lower case"
 _SHOULD: Final = re.compile(r"^[A-Z][a-z]+ should ")
 
 
@@ -791,7 +792,9 @@ def faults_of(error: ValidationError, prefix: str = "") -> list[Fault]:
     found = []
     for item in error.errors(include_url=False, include_context=False):
         where = ".".join(str(part) for part in item["loc"])
-        found.append(Fault(f"{prefix}{where}", item["type"], _sentence(item["type"], item["msg"])))
+        is_name = where == "image" and item["type"] == "string_pattern_mismatch"
+        sentence = _IMAGE_NAMES if is_name else _sentence(item["type"], item["msg"])
+        found.append(Fault(f"{prefix}{where}", item["type"], sentence))
     return found
 
 

@@ -16,15 +16,21 @@ import classad2
 COOKIE = "c00kie-of-the-job"
 #: ``JobStatus`` of a job that waits, and of one that runs.
 IDLE, RUNNING = 1, 2
+#: Bytes of a value that a starter takes for later (io_proxy_handler.cpp).
+DELAYED_MAX = 993
 
 
 @dataclass
 class ChirpService:
-    """attributes: of the job's ad. folder: files of the submit host. notes: what the job's log got."""
+    """attributes: of the job's ad. folder: files of the submit host. notes: what the job's log got.
+
+    events: names of attributes that were set at once, in order; each is an event in the job's log.
+    """
 
     folder: Path
     attributes: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     port: int = 0
 
     @property
@@ -77,7 +83,11 @@ class ChirpService:
 
     def _of_the_job(self, words: list[str]) -> bytes:
         match words:
-            case ["set_job_attr" | "set_job_attr_delayed", name, value]:
+            case ["set_job_attr" | "set_job_attr_delayed" as command, name, value]:
+                if command == "set_job_attr":
+                    self.events.append(name)
+                elif len(value.encode()) > DELAYED_MAX:
+                    return b"-1\n"
                 self.attributes[name] = value
             case ["get_job_attr" | "get_job_attr_delayed", name]:
                 value = self.attributes.get(name, "")

@@ -40,6 +40,7 @@ from vmjobs.hypervisor.base import (
     DataDisk,
     Ending,
     Hypervisor,
+    Machine,
     MachineState,
     Network,
     Usage,

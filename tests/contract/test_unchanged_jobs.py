@@ -212,6 +212,8 @@ def test_ends_as_the_job_ends(
     job = site.run("/bin/sh", "-c", words, files={".chirp.config": chirp.config})
     assert job.status == status
     assert chirp.shown() == (state, reason)
+    # STAGING, BOOTING, RUNNING, COLLECTING, and its end: a line of the job's log for each.
+    assert chirp.events == ["ChirpVMState"] * 5
 
 
 def test_what_a_job_leaves_running_ends_with_it(site: Site) -> None:
@@ -321,6 +323,7 @@ def test_a_machine_that_is_killed_is_no_end_of_the_job(site: Site, chirp: ChirpS
     assert job.process.wait(60) == -signal.SIGKILL
     state, reason = chirp.shown(status=IDLE)
     assert (state, reason.partition(":")[0]) == ("PREEMPTED", "GUEST_LOST")
+    assert set(chirp.events) == {"ChirpVMState"}
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,9 @@ def test_a_job_that_was_stopped_says_so(
             return state if there else None
 
         assert wait_for(look, f"job {cluster} to say how it left", PATIENT) == "PREEMPTED"
+        changes = desk.changes()
+        assert set(changes) == {"ChirpVMState"}
+        assert len(changes) <= 4, "STAGING, BOOTING, RUNNING, and COLLECTING where there was time"
     finally:
         remove(desk)
 

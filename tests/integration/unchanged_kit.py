@@ -127,6 +127,10 @@ class Desk:
     def read(self, name: str) -> str:
         return self("cat", f"{self.folder}/{name}")
 
+    def changes(self) -> list[str]:
+        """Attributes whose changes are events in the job's log, in order."""
+        return re.findall(r"(?:Changing|Setting) job attribute (\w+) ", self.read("log"))
+
 
 @pytest.fixture
 def site(grid: Grid) -> Iterator[Desk]:
@@ -148,7 +152,7 @@ def _desk(desk: Desk) -> Iterator[Desk]:
 
 def where(desk: Desk, cluster: str) -> tuple[str, str]:
     """The node on which a job runs, and the agent's name for it."""
-    node = desk.running(cluster)["ChirpVMNode"].split(".")[0]
+    node = desk.running(cluster)["RemoteHost"].partition("@")[2].split(".")[0]
     said = f"grep -o 'condor.[0-9]* is job {cluster}.0 of' {LOG}"
     return node, desk.grid.on(node, "sh", "-c", said).splitlines()[-1].split()[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from cli_kit import Run
@@ -82,24 +83,33 @@ def test_a_script_may_have_an_option_json(typed: Run) -> None:
     [
         (["run", "--image", "own", "/nowhere"], "cannot read /nowhere: No such file or directory"),
         (["job", "list"], "cannot read a token from /none/token: No such file or directory"),
-        (["run", "--image", "Own Image"], "  image: is not written as it has to be"),
+        (["run", "--image", "Own Image"], "  image: must be like muons:2026 or mygroup/muons:2026"),
+        (["run", "--image", "own", "script"], "vmjobs: cannot read script: it is not UTF-8 text ["),
+        (["run", "--image", "own", "--input", "../a=script"], "input files: '../a': the path leaves "),
         (["run", "--image", "own", "--cpus", "0"], "  cpus: must be greater than or equal to 1"),
         (["run", "--image", "own", "--output", "a", "--output", "../b"], "  outputs, number 2: "),
     ],
 )
 def test_an_error_says_what_is_wrong_and_where_in_words(
-    arguments: list[str], line: str, typed: Run, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    line: str,
+    typed: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", "/none/token")
+    (tmp_path / "script").write_bytes(b"\x7fELF\xd0\x00")
     said = typed(*arguments).err
     assert line in said
-    for internal in ("Errno", "should", "pattern", "outputs.1", "^"):
+    assert said.count(line.strip("vmjobs :[")) == 1, "it is said once"
+    for internal in ("Errno", "should", "pattern", "outputs.1", "^", "codec", "Traceback"):
         assert internal not in said
 
 
 def test_an_error_shows_words_and_obeys_none(typed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: object) -> None:
-        faults = [Fault("name", "bad", HOSTILE)]
+        faults = [Fault("name", "bad", f"bad: {HOSTILE}")]
         raise InvalidRequest(f"two\nlines {HOSTILE}", faults=faults, hint=HOSTILE)
 
     monkeypatch.setattr("vmjobs.cli.main.cli.main", fail)

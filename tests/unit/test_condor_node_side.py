@@ -121,6 +121,7 @@ def test_a_string_stays_one_string_in_both_syntaxes(text: str) -> None:
     new = classad2.ExprTree(literal).eval()
     old = classad2.parseOne(f"A = 1\nX = {literal}\nB = 2\n")
     assert isinstance(new, str)
+    assert len(literal.encode()) <= chirp.VALUE_MAX
     assert old["X"] == new
     assert (old["A"], old["B"]) == (1, 2)
     assert "$$" not in new
@@ -176,23 +177,26 @@ class Noting(ChirpReporter):
         self.at_once += attributes
         return True
 
-    def publish_later(self, attributes: Mapping[str, Told]) -> bool:
+    def publish_later(self, attributes: Mapping[str, Told], *, last: bool = False) -> bool:
         self.later += attributes
         return True
 
 
-def test_what_was_used_is_told_along_with_htcondors_numbers_and_at_the_end_at_once() -> None:
+def test_the_state_alone_is_told_at_once() -> None:
+    """What is told at once is an event in the job's log."""
     moved = {"memory": 2**33, "output": 0, "of_the_future": 1}
     told = report(JobState.RUNNING, bytes=moved, cpu_seconds=1.5)
     used = progress.usage(told)
     assert used == {"ChirpVMMemoryBytes": 2**33, "ChirpVMOutputBytes": 0, "ChirpVMCpuSeconds": 1.5}
     assert all(chirp.set_command(name, value) for name, value in used.items())
-    reporter = Noting()
-    progress.tell(reporter, ProgressMessage(node="n1", report=told))
-    assert (set(reporter.later), set(reporter.at_once) & set(used)) == (set(used), set())
-    progress.tell(reporter, EndMessage(node="n1", report=told, exit_code=0))
-    assert set(used) < set(reporter.at_once)
-    assert len(reporter.later) == 2 * len(used), "what waits would be told last, and be of earlier"
+    for message in (
+        ProgressMessage(node="n1", report=told),
+        EndMessage(node="n1", report=told, exit_code=0),
+    ):
+        reporter = Noting()
+        progress.tell(reporter, message)
+        assert reporter.at_once == ["ChirpVMState"]
+        assert set(used) | {"ChirpVMNode", "ChirpVMReason"} == set(reporter.later)
 
 
 def test_how_the_run_of_an_unchanged_job_ended_is_not_how_the_job_did() -> None:
@@ -200,7 +204,7 @@ def test_how_the_run_of_an_unchanged_job_ended_is_not_how_the_job_did() -> None:
     reporter = Noting()
     for message in (ProgressMessage(**told), EndMessage(**told, exit_code=0)):
         progress.tell(reporter, message, unchanged=True)
-    assert set(reporter.at_once) == {"ChirpVMNode"}
+    assert (reporter.at_once, set(reporter.later)) == ([], {"ChirpVMNode"})
 
 
 def test_what_an_image_demands_of_nodes_is_told_where_this_one_does_not_have_it() -> None:
@@ -225,7 +229,7 @@ def test_every_amount_has_an_attribute() -> None:
     assert [name.lower() for name in used] == [f"chirpvm{a}bytes" for a in AMOUNTS]
 
 
-def test_what_is_told_later_is_told_at_once_as_well_if_need_be(tmp_path: Path) -> None:
+def test_what_is_told_later_is_told_once_and_again_at_the_end(tmp_path: Path) -> None:
     starter = Starter(tmp_path, [b"0\n"] * 2)
     reporter = ChirpReporter(starter.config)
     assert reporter.publish_later({names.VM_MEMORY_BYTES: 5})
@@ -233,9 +237,22 @@ def test_what_is_told_later_is_told_at_once_as_well_if_need_be(tmp_path: Path) -
     starter.close()
     assert starter.lines[1:] == [b"set_job_attr_delayed ChirpVMMemoryBytes 5\n"]
     starter = Starter(tmp_path, [b"0\n"] * 2)
-    assert reporter.publish({names.VM_MEMORY_BYTES: 5})
+    assert reporter.publish_later({names.VM_MEMORY_BYTES: 5}, last=True)
     starter.close()
-    assert starter.lines[1:] == [b"set_job_attr ChirpVMMemoryBytes 5\n"]
+    assert starter.lines[1:] == [b"set_job_attr_delayed ChirpVMMemoryBytes 5\n"]
+
+
+def test_where_nothing_is_taken_for_later_it_is_told_at_once(tmp_path: Path) -> None:
+    """By a node's settings, or because the job has told a hundred things of its own."""
+
+    starter = Starter(tmp_path, [b"0\n", b"-1\n"])
+
+    class Refused(ChirpReporter):
+        def publish(self, attributes: Mapping[str, Told]) -> bool:
+            return attributes == {names.VM_NODE: "n1"}
+
+    assert Refused(starter.config).publish_later({names.VM_NODE: "n1"})
+    starter.close()
 
 
 AD = """\

@@ -11,7 +11,7 @@ import pytest
 from reports_kit import ended
 
 from condor import names, outcomes
-from condor.chirp import Expression, set_command
+from condor.chirp import VALUE_MAX, Expression, Told
 from vmjobs.errors import NotFound
 from vmjobs.model import ExitStatus, ReasonCode
 from vmjobs.unchanged import End
@@ -51,7 +51,7 @@ def test_sub_codes_differ() -> None:
 
 def test_nobody_acts_before_all_is_told() -> None:
     told = outcomes.failure(NotFound("there is no image x"), NOW)
-    assert list(told)[-1] == names.VM_OUTCOME
+    assert list(told)[-1] == names.VM_STATE
     assert told[names.VM_OUTCOME] == outcomes.HOLD
     assert told[names.VM_STATE] == "FAILED"
     assert told[names.VM_REASON] == "NOT_FOUND: there is no image x"
@@ -116,18 +116,26 @@ def test_how_far_a_job_is_holds_only_as_long_as_it_runs(status: int, *, lost: bo
     ad = classad2.ClassAd({"JobStatus": status})
     for name, value in outcomes.under_way("RUNNING", 'PROGRESS: "run"').items():
         assert isinstance(value, Expression)
-        assert set_command(name, value)
+        assert len(value.text.encode()) <= VALUE_MAX
         ad[name] = classad2.ExprTree(value.text)
     assert ad.eval(names.VM_STATE) == ("PREEMPTED" if lost else "RUNNING")
     before = "EXEC_LOST: what runs the job on its node was killed; its last word: " if lost else ""
     assert ad.eval(names.VM_REASON) == f'{before}PROGRESS: "run"'
-    for long in ("\U0001f600 " * 999, '" ' * 999):  # gets into the ad all the same
-        assert all(set_command(*told) for told in outcomes.under_way("RUNNING", long).items())
+    ad[names.VM_STATE] = "COMPLETED"  # that is there before the reason that goes with it
+    assert ad.eval(names.VM_REASON) == 'PROGRESS: "run"'
+
+
+def test_however_long_the_last_word_is_it_gets_into_the_ad() -> None:
+    for text in ("\U0001f600 " * 999, '" ' * 999):
+        for value in outcomes.under_way("RUNNING", text).values():
+            assert isinstance(value, Expression)
+            assert len(value.text.encode()) <= VALUE_MAX
+            assert classad2.ExprTree(value.text)
 
 
 def test_the_schedds_policy_uses_the_same_words() -> None:
     policy = (ROOT / "condor/config/schedd.conf").read_text("utf-8")
-    for word in (names.VM_OUTCOME, names.VM_SUBCODE, names.VM_REASON, names.WANTED_IMAGE):
+    for word in (names.VM_STATE, names.VM_SUBCODE, names.VM_REASON, names.WANTED_IMAGE):
         assert word in policy
     assert f'=?= "{outcomes.HOLD}"' in policy
     assert f'=?= "{outcomes.AGAIN}"' in policy
@@ -150,7 +158,7 @@ def decided(name: str, **job: object) -> bool:
     ad = classad2.ClassAd({"VMJobImage": "x", "VMJobMaxStarts": 5, names.VM_VACATED: 0, **job})
     if job.get("VMJobImage", "") is None:
         del ad["VMJobImage"]
-    for needed in ("VMJobTries", "VMJobWanted", "VMJobAgain"):
+    for needed in ("VMJobTries", "VMJobWanted", "VMJobOver", "VMJobAgain"):
         ad[needed] = classad2.ExprTree(set_there[needed])
     return classad2.ExprTree(set_there[name]).eval(ad) is True
 
@@ -177,10 +185,35 @@ def test_a_job_with_an_image_has_the_policy_however_it_was_written(
 @pytest.mark.parametrize(("written", "wanted"), IMAGES)
 def test_a_job_is_held_however_its_image_was_written(written: str | None, *, wanted: bool) -> None:
     image = None if written is None else classad2.ExprTree(written)
-    told = {"VMJobImage": image, names.VM_OUTCOME: outcomes.HOLD, "NumJobStarts": 1}
-    assert decided("VMJobHold", **told) is wanted
-    told[names.VM_OUTCOME] = outcomes.AGAIN
+    told = {"VMJobImage": image, "NumJobStarts": 1}
     assert decided("VMJobAgain", **told) is wanted
+    told |= {names.VM_OUTCOME: outcomes.HOLD, names.VM_STATE: "FAILED"}
+    assert decided("VMJobHold", **told) is wanted
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome", "again", "held"),
+    [
+        (None, "again", True, False),  # nothing was told
+        ("COMPLETED", "again", False, False),  # what goes with that state may be lost
+        ("FAILED", "again", False, False),
+        ("FAILED", "own", False, False),
+        ("FAILED", "hold", False, True),
+        ("PREEMPTED", "again", True, False),
+        (outcomes.under_way("RUNNING", "it runs")[names.VM_STATE], "again", True, False),
+        (outcomes.begun(NOW)[names.VM_STATE], "hold", True, False),  # of an earlier try
+    ],
+)
+def test_the_jobs_own_end_is_by_its_state(
+    state: Told | None, outcome: str, *, again: bool, held: bool
+) -> None:
+    """That alone is told at once: an attribute that is told at once is an event in the job's log."""
+    told: dict[str, object] = {names.VM_OUTCOME: outcome, "NumJobStarts": 1, "JobStatus": 2}
+    if state is not None:
+        expression = isinstance(state, Expression)
+        told[names.VM_STATE] = classad2.ExprTree(state.text) if expression else state
+    assert decided("VMJobAgain", **told) is again
+    assert decided("VMJobHold", **told) is held
 
 
 def waits(tried: float | None, starts: int, outcome: str = outcomes.AGAIN) -> bool:

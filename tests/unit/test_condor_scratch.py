@@ -57,11 +57,18 @@ def test_whether_it_is_to_be_saved(tmp_path: Path, said: str, *, wanted: bool) -
 
 
 @pytest.mark.parametrize(
-    ("outcome", "anew"), [("again", False), ("own", True), ("hold", True), ("", False)]
+    ("state", "anew"),
+    [
+        ('"PREEMPTED"', False),
+        ('"COMPLETED"', True),
+        ('"FAILED"', True),
+        ('ifThenElse(JobStatus == 2, "RUNNING", "PREEMPTED")', False),
+        ("undefined", False),
+    ],
 )
-def test_one_that_has_ended_before_begins_anew(tmp_path: Path, outcome: str, *, anew: bool) -> None:
+def test_one_that_has_ended_before_begins_anew(tmp_path: Path, state: str, *, anew: bool) -> None:
     """It is run once more by its own policy, or was released: no machine of before is to go on."""
-    assert handed(tmp_path, f'ChirpVMOutcome = "{outcome}"').anew is anew
+    assert handed(tmp_path, f"ChirpVMState = {state}").anew is anew
 
 
 @pytest.mark.parametrize(

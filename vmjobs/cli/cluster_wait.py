@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from vmjobs.cli.cluster_support import machines, reason, try_again
-from vmjobs.cli.support import echo
+from vmjobs.cli.support import echo, is_quiet
 from vmjobs.cluster.member import Goal, MemberState
 from vmjobs.cluster.wire import Cluster, Member
 from vmjobs.errors import Conflict, NotFound
@@ -123,7 +123,7 @@ def _watched(
     """Look again and again, until it is over or the time is; what was seen last."""
     end = time.monotonic() + timeout
     terminal = Console(stderr=True)
-    watch = _Watch(quiet=terminal.is_terminal)
+    watch = _Watch(quiet=terminal.is_terminal or is_quiet())
     pause = FIRST_POLL
     with terminal.status("waiting") as status:
         while True:

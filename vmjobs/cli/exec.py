@@ -52,7 +52,7 @@ def exec_job(job: str, token_file: Path) -> None:
 
     def on_leave() -> None:
         # Of its starts this one is no try.
-        reporter.publish(outcomes.vacated(scratch.times_vacated(Path(names.JOB_AD))))
+        reporter.publish_later(outcomes.vacated(scratch.times_vacated(Path(names.JOB_AD))))
 
     token = read_token(token_file)
     try:
@@ -61,5 +61,5 @@ def exec_job(job: str, token_file: Path) -> None:
         # Every exit status may be a script's. Only an end by a signal tells HTCondor that the job
         # is to go back to the queue (on_exit_remove in condor/submit.py).
         log.error("%s; the job has to run elsewhere", error.message)
-        reporter.publish(outcomes.elsewhere(time.time()))
+        reporter.publish_later(outcomes.elsewhere(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)

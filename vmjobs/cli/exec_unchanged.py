@@ -54,7 +54,7 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
 
     def settle(end: End) -> bool:
         if (exit := end.exit) is not None:
-            _insist(lambda: reporter.publish(outcomes.own(exit, starved=end.starved)))
+            _insist(lambda: reporter.publish_state(outcomes.own(exit, starved=end.starved)))
         return exit is not None or outcomes.is_held(end.code)
 
     def run() -> End:
@@ -70,20 +70,22 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         handing = Handing(message, start, directory, chirp, settle)
         return run_handed(config().socket, handing, on_progress)
 
-    reporter.publish(outcomes.begun(time.time()))
+    reporter.publish_state(outcomes.begun(time.time()))
+    if scratch.was_held(own / names.JOB_AD):  # or else the job's own failure could be taken for that
+        reporter.publish({names.VM_OUTCOME: outcomes.AGAIN})
     try:
         end = run()
     except VMJobsError as error:
-        reporter.publish(outcomes.failure(error, time.time()))
+        reporter.publish_later(outcomes.failure(error, time.time()))
         _give_up(own)
     except Exception as error:
         why = f"the node failed: {reason_of(error)}"
-        reporter.publish(outcomes.attributes("NODE_FAILED", why, time.time()))
+        reporter.publish_later(outcomes.attributes("NODE_FAILED", why, time.time()))
         _give_up(own)
     if end.rejected:
-        reporter.publish(outcomes.rejected(end.rejected))
+        reporter.publish_later(outcomes.rejected(end.rejected))
     if end.stopped:
-        reporter.publish(outcomes.left(end, scratch.times_vacated(own / names.JOB_AD)))
+        reporter.publish_later(outcomes.left(end, scratch.times_vacated(own / names.JOB_AD)))
     if end.exit is not None:
         # One that was told to leave is not at its end for HTCondor, however it left.
         if not end.stopped:
@@ -91,7 +93,7 @@ def exec_unchanged(environment: Path, command: tuple[str, ...]) -> None:
         _end_like(end.exit)
     if end.stopped:
         _die(end.stopped)
-    reporter.publish(outcomes.attributes(end.code, end.why, time.time()))
+    reporter.publish_later(outcomes.attributes(end.code, end.why, time.time()))
     _give_up(own)
 
 

@@ -68,7 +68,7 @@ def _look(file: Path, description: Description, *, digest: bool) -> _Seen:
 
 
 def convert_with_bar(file: Path, description: Description, sink: Path) -> None:
-    """Convert to raw, with a progress bar on a terminal."""
+    """Convert to raw, with a progress bar."""
     with byte_bars() as shown:
         task = shown.add_task(f"unpacking {file.name}", total=description.virtual_size)
 
@@ -79,7 +79,7 @@ def convert_with_bar(file: Path, description: Description, sink: Path) -> None:
 
 
 def digest_of(raw: Path) -> str:
-    """The content digest of a raw disk, with a progress bar on a terminal."""
+    """The content digest of a raw disk, with a progress bar."""
     with byte_bars() as shown, raw.open("rb", buffering=0) as opened:
         size = raw.stat().st_size
         task = shown.add_task(f"reading {raw.name}", total=size)

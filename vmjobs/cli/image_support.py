@@ -148,7 +148,7 @@ class Bar:
 
 @contextmanager
 def bar(text: str, total: int) -> Iterator[Bar]:
-    """A bar with rate and time left on a terminal's standard error; silence elsewhere."""
+    """A bar with rate and time left; lines where there is no terminal."""
     with byte_bars(TextColumn("{task.fields[wire]}")) as shown:
         yield Bar(shown, text, total)
 

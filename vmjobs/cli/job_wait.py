@@ -42,7 +42,7 @@ def wait_and_show(api: Client, ids: Sequence[str], timeout: float | None, as_jso
             seen[job.id] = job.state
             counts = ", ".join(f"{n} {state}" for state, n in _count(seen.values()))
             status.update(counts)
-            if news and not terminal.is_terminal:
+            if news and not (as_json or terminal.is_terminal):
                 why = job.reason.message.partition("\n")[0]
                 echo(f"{job.id} {job.state}: {why}", err=True)
 

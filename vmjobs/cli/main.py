@@ -132,7 +132,8 @@ def main(arguments: list[str] | None = None) -> Any:
 
 def _tell(error: VMJobsError) -> None:
     lines = [f"vmjobs: {error.message} [{error.code}]"]
-    lines += [f"  {_place(fault.field)}: {fault.message}" for fault in error.faults]
+    if len(error.faults) > 1 or any(fault.message not in error.message for fault in error.faults):
+        lines += [f"  {_place(fault.field)}: {fault.message}" for fault in error.faults]
     if error.hint:
         lines.append(f"  hint: {error.hint}")
     _print(lines)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-from rich.console import Console
-from rich.text import Text
 
 from images.oci.reference import is_reference
 from images.store import ImageStore
 from vmjobs import __version__
+from vmjobs.cli.progress import step_bars
 from vmjobs.cli.support import config
-from vmjobs.terminal import printable
 from vmjobs.wire import ImageDetail, Origin
 
 if TYPE_CHECKING:
@@ -43,12 +38,17 @@ def resolve_image(ref: str, *, push: bool = False) -> str:
 
 
 def import_container(ref: str, access: Access, name: str = "", tag: str = "") -> ImportedImage:
-    """Import a container image into the local store, telling a terminal what is being done."""
+    """Import a container image into the local store, telling what is being done."""
     from images.oci.importer import import_reference  # noqa: PLC0415
 
     settings = config()
     work = settings.images.parent / "work"
-    with _steps(ref) as tell:
+    with step_bars(transient=True) as bars:
+        task = bars.add_task(ref, total=1.0)
+
+        def tell(step: str, fraction: float) -> None:
+            bars.update(task, description=f"{ref}: {step}", completed=fraction)
+
         return import_reference(
             ref, ImageStore(settings.images), work, tell, access=access, name=name, tag=tag
         )
@@ -66,14 +66,3 @@ def push_container(found: ImportedImage, namespace: str = "") -> ImageDetail:
     with brought, repository() as images:
         sent = send(images, settings.api_url, replace(brought, name=found.name), _PARALLEL)
         return publish(images, sent, Name(namespace, found.name, found.tag), Terms())
-
-
-@contextmanager
-def _steps(ref: str) -> Iterator[Callable[[str, float], None]]:
-    """Shows each step on a terminal's standard error; silence elsewhere."""
-    terminal = Console(stderr=True)
-    if not terminal.is_terminal:
-        yield lambda _step, _fraction: None
-        return
-    with terminal.status(Text(printable(ref))) as status:
-        yield lambda step, fraction: status.update(Text(printable(f"{ref}: {step} ({fraction:.0%})")))

@@ -59,7 +59,8 @@ def client() -> Client:
 
 def tell_wait(error: VMJobsError, seconds: float) -> None:
     """Say why a command seems to do nothing."""
-    echo(f"vmjobs: {error.message}; trying again for up to {seconds:.0f} s", err=True)
+    if not is_quiet():
+        echo(f"vmjobs: {error.message}; trying again for up to {seconds:.0f} s", err=True)
 
 
 def read_token(path: Path) -> str:
@@ -82,6 +83,12 @@ def json_option(command: _F) -> _F:
     """``--json`` beside the table. Errors are then JSON, too: see ``vmjobs.cli.main``."""
     text = "Print JSON; an error as a line of JSON on standard error."
     return click.option("--json", "as_json", is_flag=True, help=text)(command)
+
+
+def is_quiet() -> bool:
+    """Whether the command prints JSON: then standard error has nothing but errors."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.params.get("as_json"))
 
 
 def plain(value: Any) -> Any:
