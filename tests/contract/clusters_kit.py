@@ -11,13 +11,21 @@ from repository.images import Viewer
 from repository.service import Repository
 from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.cluster.wire import Applied, Member, MemberOrder, MemberReport, MemberReports
+from vmjobs.cluster.wire import Applied, Member, MemberOrder, MemberReport, MemberReports, PoolToken
 from vmjobs.errors import Unavailable
 from vmjobs.model import HypervisorInfo, HypervisorKind, Node, now
 from vmjobs.ports import IdleJobs, MachineKind, PoolMachine, ProbeState
 
 POOLS = {"site": "site.grid schedd.grid grid", "other": "other.grid other.grid grid"}
 OPERATOR = Viewer("root", admin=True)
+
+
+class Mint:
+    """Makes tokens that say what was asked for."""
+
+    def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
+        expires, whose = now() + timedelta(seconds=seconds), f"{machine.name} {machine.incarnation}"
+        return PoolToken(token=f"{pool} {whose} {seconds}", identity=machine.id, expires=expires)
 
 
 class Roll:
