@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from api_support import Site, make_site, serving
 from clusters_kit import World
+from objects_kit import Store
 from repository_kit import Clock, migrated_sqlite, prepare_library, push_library
 from run_kit import after_run, once
 from sqlalchemy import URL, Engine, event
@@ -26,7 +27,7 @@ from werkzeug.routing import Rule
 from repository import database as databases
 from repository.images import Images
 from repository.migrations import upgrade
-from repository.objects import open_objects
+from repository.objects import ObjectStore, open_objects
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 
@@ -98,7 +99,9 @@ def _nothing_is_done_twice() -> Iterator[None]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests have SQLite, and those that are marked so have PostgreSQL, too."""
-    if "database" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_databases"):
+    marked = metafunc.definition.get_closest_marker("both_databases")
+    chosen = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if marked and "database" in metafunc.fixturenames and "database" not in chosen:
         metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 
 
@@ -232,6 +235,18 @@ def other(config: Config, repository: Repository) -> Iterator[Repository]:
     opened = open_repository(config, migrate=False)
     yield opened
     opened.close()
+
+
+@pytest.fixture(params=["local", "s3"])
+def object_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A place for objects, with nothing in it."""
+    return Store("" if request.param == "local" else request.getfixturevalue("s3_url"), tmp_path)
+
+
+@pytest.fixture
+def objects(object_store: Store) -> ObjectStore:
+    """The store at that place."""
+    return object_store.open()
 
 
 @pytest.fixture
