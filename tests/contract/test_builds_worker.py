@@ -128,7 +128,6 @@ class Service:
         done = self.user("image", "build", "--remote", recipe)
         assert done.returncode == 70, done.stderr
         assert [word for word in words if word not in done.stderr] == []
-        self.nothing_is_left()
 
     def build(self, recipe: Path) -> str:
         """Ask for a build; its id."""
@@ -350,6 +349,7 @@ def test_a_build_whose_time_is_over(service: Service, folder: Path) -> None:
     service.start_builder()
     mine, _ = recipe(folder, 'probe = "sleep 900"')
     service.fails(mine, "the build was not done after 60 s", "BUILD_TIMED_OUT")
+    service.nothing_is_left()
     with service.images() as images:
         assert list(images.list()) == []
 
