@@ -19,6 +19,8 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 export VMJOBS_IMAGE_DIR := $(CURDIR)/build/images
+# To compile all tests again in each of a run's processes would take longer than many tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@sed -n 's/^# make/make/p' Makefile

@@ -9,22 +9,23 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import boto3
 import pytest
+from run_kit import after_run, once
 
 BUILD = Path(__file__).parent.parent / "deploy" / "s3-server.sh"
 READY_SECONDS = 30.0
 #: What boto3 reads, so that no test ever meets the account of the person who runs it.
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "vmjobs-tests",
-    "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20),
+    "AWS_SECRET_ACCESS_KEY": "the-same-in-all-processes-of-a-run",
     "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
     "AWS_CONFIG_FILE": "/dev/null",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _UNWANTED = (
     "AWS_PROFILE",
     "AWS_SESSION_TOKEN",
@@ -37,25 +38,24 @@ _UNWANTED = (
 class S3Server:
     """One server. ``data`` holds a directory for each bucket, and objects as files in it."""
 
-    def __init__(self, root: Path, data: Path | None = None) -> None:
-        self.data = data or root / "data"
+    def __init__(self, root: Path, data: Path | None = None, port: int = 0) -> None:
+        self._data = data or root / "data"
         self._meta = root / "meta"
         self._process: subprocess.Popen[bytes] | None = None
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = int(free.getsockname()[1])
+            self._port = port or int(free.getsockname()[1])
         self.endpoint = f"http://127.0.0.1:{self._port}"
-        made = subprocess.run([BUILD], stdout=subprocess.PIPE, check=True, text=True)
-        self._binary = made.stdout.strip()
-        for folder in (self.data, self._meta):
-            folder.mkdir(parents=True, exist_ok=True)
 
-    def start(self) -> None:
-        """Returns when it answers; it dies with this process."""
+    def start(self, *bound: str) -> int:
+        """Returns when it answers: its process. bound: a program to start it with."""
         assert self._process is None
+        made = subprocess.run([BUILD], stdout=subprocess.PIPE, check=True, text=True)
+        for folder in (self._data, self._meta):
+            folder.mkdir(parents=True, exist_ok=True)
         address = f"127.0.0.1:{self._port}"
         options = ["--quiet", "--keep-alive", "--port", address, "posix", "--sidecar", self._meta]
         self._process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", self._binary, *options, self.data],
+            [*(bound or DIES_WITH_US), made.stdout.strip(), *options, self._data],
             env={
                 "ROOT_ACCESS_KEY": ENVIRONMENT["AWS_ACCESS_KEY_ID"],
                 "ROOT_SECRET_KEY": ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
@@ -73,7 +73,7 @@ class S3Server:
                 assert time.monotonic() < deadline, "the S3 server does not get ready"
                 time.sleep(0.02)
             else:
-                return
+                return self._process.pid
 
     def kill(self) -> None:
         """As a power cut would."""
@@ -101,21 +101,17 @@ class S3Server:
         return f"s3://{bucket}/{prefix}?endpoint={self.endpoint}"
 
 
-@contextmanager
-def _serving() -> Iterator[S3Server]:
-    with tempfile.TemporaryDirectory(prefix="vmjobs-s3-") as root:
-        server = S3Server(Path(root))
-        server.start()
-        try:
-            yield server
-        finally:
-            server.kill()
-
-
 @pytest.fixture(scope="session")
-def _s3_process() -> Iterator[S3Server]:
-    with _serving() as server:
-        yield server
+def _s3_process(tmp_path_factory: pytest.TempPathFactory) -> S3Server:
+    def start() -> list[str]:
+        root = Path(tempfile.mkdtemp(prefix="vmjobs-s3-"))
+        server = S3Server(root)
+        process = server.start("setsid")
+        after_run('kill -KILL "$1"; rm -rf "$2"', str(process), root)
+        return [str(root), server.endpoint.rpartition(":")[2]]
+
+    root, port = once(tmp_path_factory, "s3", start)
+    return S3Server(Path(root), port=int(port))
 
 
 @pytest.fixture
@@ -129,15 +125,18 @@ def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def s3_server(_s3_process: S3Server, s3_keys: None) -> S3Server:
-    """The server that all tests of this process share; who kills one takes ``own_s3_server``."""
+    """The server that all tests of this run share; who kills one takes ``own_s3_server``."""
     return _s3_process
 
 
 @pytest.fixture
 def own_s3_server(s3_keys: None) -> Iterator[S3Server]:
     """A server that a test may kill."""
-    with _serving() as server:
+    with tempfile.TemporaryDirectory(prefix="vmjobs-s3-") as root:
+        server = S3Server(Path(root))
+        server.start()
         yield server
+        server.kill()
 
 
 @pytest.fixture

@@ -92,6 +92,15 @@ class Site:
         """The agent that runs a job."""
         return self.caller(self.issuer.job_token(job_id, owner))
 
+    def stage(self, job_id: str) -> str:
+        """Have a job claimed, and its files staged; the attempt's path."""
+        agent, path = self.agent(job_id), f"/v1/jobs/{job_id}/attempts"
+        claim = {"attempt": ATTEMPT, "node": "wn1"}
+        assert agent("POST", path, json=claim).status_code == 201
+        report = report_of(JobState.STAGING)
+        assert agent("POST", f"{path}/{ATTEMPT}/reports", json=report).status_code == 204
+        return f"{path}/{ATTEMPT}"
+
 
 @dataclass
 class Caller:

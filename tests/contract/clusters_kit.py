@@ -6,18 +6,30 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from repository.clusters.service import Clusters
 from repository.images import Viewer
 from repository.service import Repository
 from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.cluster.wire import Applied, Member, MemberOrder, MemberReport, MemberReports
+from vmjobs.cluster.wire import Applied, Member, MemberOrder, MemberReport, MemberReports, PoolToken
 from vmjobs.errors import Unavailable
 from vmjobs.model import HypervisorInfo, HypervisorKind, Node, now
 from vmjobs.ports import IdleJobs, MachineKind, PoolMachine, ProbeState
 
 POOLS = {"site": "site.grid schedd.grid grid", "other": "other.grid other.grid grid"}
 OPERATOR = Viewer("root", admin=True)
+#: What a node offers that has room for more machines than any test has.
+ROOMY = {"cluster_cpus": 100, "cluster_memory": 100000, "cluster_disk": 100000}
+
+
+class Mint:
+    """Makes tokens that say what was asked for."""
+
+    def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
+        expires, whose = now() + timedelta(seconds=seconds), f"{machine.name} {machine.incarnation}"
+        return PoolToken(token=f"{pool} {whose} {seconds}", identity=machine.id, expires=expires)
 
 
 class Roll:
@@ -108,13 +120,13 @@ def node_of(name: str, **more: Any) -> Node:
 class World:
     """A repository with nodes and a pool, and a clock that a test moves."""
 
-    def __init__(self, repository: Repository, *nodes: str) -> None:
+    def __init__(self, repository: Repository, *nodes: str, **offers: int) -> None:
         self.repository = repository
         self.clusters: Clusters = repository.clusters
         self.pool = Roll(self._id_of)
         self.later = timedelta()
         for name in nodes:
-            repository.put_node(node_of(name))
+            repository.put_node(node_of(name, **offers))
 
     def _id_of(self, name: str) -> str:
         clusters = [self.clusters.get(cluster.name) for cluster in self.clusters.list()]
@@ -124,6 +136,18 @@ class World:
         """What the worker does, once, after so many seconds."""
         self.later += timedelta(seconds=seconds)
         self.clusters.reconcile({"site": self.pool}, datetime.now(UTC) + self.later)
+
+    def step_killed_after(self, what: Any, name: str) -> None:
+        """A step of a worker that is killed when it has called this."""
+        real = getattr(what, name)
+
+        def killed(*arguments: object) -> None:
+            real(*arguments)
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(what, name, killed)
+            self.step()
 
     def apply(self, spec: ClusterSpec | None = None, **more: Any) -> Applied:
         return self.clusters.apply(OPERATOR, spec or declared(**more))

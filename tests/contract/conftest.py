@@ -1,4 +1,4 @@
-"""A repository on each database that vmjobs supports; PostgreSQL is a private cluster."""
+"""Repositories and sites, on each database that vmjobs supports where that makes a difference."""
 
 from __future__ import annotations
 
@@ -11,17 +11,28 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
-from repository_kit import migrated_sqlite, prepare_library, push_library
+from api_support import Site, make_site, serving
+from clusters_kit import World
+from objects_kit import Store
+from repository_kit import Clock, migrated_sqlite, prepare_library, push_library
+from run_kit import after_run, once
+from sqlalchemy import URL, Engine, event
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as SQLite
+from werkzeug.routing import Rule
 
+from repository import database as databases
+from repository.images import Images
 from repository.migrations import upgrade
+from repository.objects import ObjectStore, open_objects
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 
 #: Parameters and fixtures that start a server.
-_SERVERS = {"postgresql", "s3", "_s3_process", "own_s3_server"}
+_SERVERS = {"postgresql", "own_postgresql", "s3", "_s3_process", "own_s3_server"}
 #: What Python's audit events call the start of a process (docs.python.org/3/library/audit_events.html).
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"}
 _guarded: list[str] = []
@@ -56,27 +67,65 @@ def _guard(event: str, _arguments: object) -> None:
 
 sys.addaudithook(_guard)
 
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_done_twice() -> Iterator[None]:
+    """Compile routes and statements once, and wait for no disk: no test cuts the power."""
+    compile_builder, open_engine = Rule._compile_builder, databases._engine
+    builders: dict[tuple[object, ...], Any] = {}
+    statements: dict[str, Any] = {}
+
+    def builder(rule: Rule, append_unknown: bool = True) -> Any:
+        key = (rule.rule, *rule._trace, append_unknown)
+        if key not in builders:
+            builders[key] = compile_builder(rule, append_unknown)
+        return builders[key]
+
+    def engine(url: URL) -> Engine:
+        made = open_engine(url)
+        if made.dialect.name == "sqlite":
+            made._compiled_cache = statements.setdefault("sqlite", made._compiled_cache)
+            event.listen(made, "connect", lambda link, _: link.execute("PRAGMA synchronous=OFF"))
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rule, "_compile_builder", builder)
+        patch.setattr(databases, "_engine", engine)
+        patch.setattr(SQLite, "__eq__", lambda _, other: isinstance(other, SQLite))
+        patch.setattr(SQLite, "__hash__", lambda _: 0)
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests have SQLite, and those that are marked so have PostgreSQL, too."""
+    marked = metafunc.definition.get_closest_marker("both_databases")
+    chosen = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if marked and "database" in metafunc.fixturenames and "database" not in chosen:
+        metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+
+
 POSTGRESQL_HOMES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-
-
-def _unprivileged(arguments: list[str]) -> list[str]:
-    """PostgreSQL refuses to run as root."""
-    if os.geteuid() != 0:
-        return arguments
-    return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", "--", *arguments]
 
 
 class Cluster:
     """A PostgreSQL cluster of our own, on a Unix socket in ``root``."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @classmethod
+    def make(cls) -> Cluster:
+        """A cluster that runs, with a migrated database ``prepared``."""
         assert POSTGRESQL_HOMES, "PostgreSQL is not installed: these tests must run, not be skipped"
-        self._home = POSTGRESQL_HOMES[0]
-        self.root = Path(tempfile.mkdtemp(prefix="vmjobs-pg-"))
+        made = cls(Path(tempfile.mkdtemp(prefix="vmjobs-pg-")))
         if os.geteuid() == 0:
             user = pwd.getpwnam("postgres")
-            os.chown(self.root, user.pw_uid, user.pw_gid)
-        self._run("initdb", "-U", "vmjobs", "-A", "trust", "--no-sync")
+            os.chown(made.root, user.pw_uid, user.pw_gid)
+        made._run("initdb", "-U", "vmjobs", "-A", "trust", "--no-sync")
+        made.start()
+        upgrade(made.create("prepared"))
+        return made
 
     def start(self) -> None:
         options = f"-k {self.root} -c listen_addresses= -c fsync=off -c max_connections=200"
@@ -84,65 +133,93 @@ class Cluster:
 
     def stop(self) -> None:
         """As a power cut would."""
-        self._run("pg_ctl", "-w", "-m", "immediate", "stop")
+        self._run(*self.STOP)
 
-    def _run(self, program: str, *arguments: str) -> None:
-        command = [str(self._home / program), "-D", str(self.root / "data"), *arguments]
-        subprocess.run(_unprivileged(command), check=True, capture_output=True, cwd=self.root)
+    STOP = ("pg_ctl", "-w", "-m", "immediate", "stop")
+
+    def create(self, name: str, template: str = "template1") -> str:
+        """Make a database; its URL."""
+        with psycopg.connect(
+            host=str(self.root), user="vmjobs", dbname="postgres", autocommit=True
+        ) as connection:
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return f"postgresql://vmjobs@/{name}?host={self.root}"
+
+    def command(self, program: str, *arguments: str) -> list[str]:
+        """PostgreSQL refuses to run as root."""
+        user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", "--"]
+        words = [str(POSTGRESQL_HOMES[0] / program), "-D", str(self.root / "data"), *arguments]
+        return [*user, *words] if os.geteuid() == 0 else words
+
+    def _run(self, *words: str) -> None:
+        subprocess.run(self.command(*words), check=True, capture_output=True, cwd=self.root)
 
 
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[Cluster]:
-    """The cluster that all tests of this process share."""
-    cluster = Cluster()
-    cluster.start()
-    try:
-        upgrade(_create(cluster.root, "prepared"))
-        yield cluster
-    finally:
-        cluster.stop()
-        shutil.rmtree(cluster.root)
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """The cluster that all tests of this run share."""
+
+    def start() -> list[str]:
+        made = Cluster.make()
+        script = 'root=$1; shift; cd "$root"; "$@"; rm -rf "$root"'
+        after_run(script, made.root, *made.command(*made.STOP))
+        return [str(made.root)]
+
+    return Cluster(Path(*once(tmp_path_factory, "postgresql", start)))
 
 
-def _create(socket: Path, name: str, template: str = "template1") -> str:
-    with psycopg.connect(
-        host=str(socket), user="vmjobs", dbname="postgres", autocommit=True
-    ) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
-    return f"postgresql://vmjobs@/{name}?host={socket}"
+@pytest.fixture
+def own_postgresql() -> Iterator[Cluster]:
+    """A cluster that a test may stop."""
+    made = Cluster.make()
+    yield made
+    made.stop()
+    shutil.rmtree(made.root)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> str:
+    """The kind of database."""
+    return str(getattr(request, "param", "sqlite"))
+
+
+@pytest.fixture
+def empty_database(request: pytest.FixtureRequest, tmp_path: Path, database: str) -> str:
     """The URL of a database without tables."""
-    if request.param == "sqlite":
+    if database == "sqlite":
         return f"sqlite:///{tmp_path / 'empty.db'}"
-    return _create(request.getfixturevalue("postgresql").root, f"e{uuid.uuid4().hex}")
+    made: str = request.getfixturevalue(database).create(f"e{uuid.uuid4().hex}")
+    return made
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
-    """Settings with a fresh, migrated database."""
-    if request.param == "sqlite":
+def _settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What marks ``settings`` say, the nearest last."""
+    marks = reversed(list(request.node.iter_markers("settings")))
+    return {name: value for mark in marks for name, value in mark.kwargs.items()}
+
+
+@pytest.fixture
+def config(request: pytest.FixtureRequest, tmp_path: Path, database: str) -> Config:
+    """Settings with a fresh, migrated database, and those that the test is marked with."""
+    if database == "sqlite":
         url = migrated_sqlite(tmp_path / "vmjobs.db")
     else:
-        name = f"t{uuid.uuid4().hex}"
-        url = _create(request.getfixturevalue("postgresql").root, name, template="prepared")
-    return Config(
-        data_dir=tmp_path,
-        database_url=url,
-        max_cpus=8,
-        max_memory=4096,
-        max_disk=2048,
-        max_run_seconds=86400,
-        max_stream_bytes=1000,
-        routes={"site": "condor site.grid site.grid"},
-    )
+        url = request.getfixturevalue(database).create(f"t{uuid.uuid4().hex}", "prepared")
+    values = {
+        "max_cpus": 8,
+        "max_memory": 4096,
+        "max_disk": 2048,
+        "max_run_seconds": 86400,
+        "max_stream_bytes": 1000,
+        "routes": {"site": "condor site.grid site.grid"},
+        **_settings(request),
+    }
+    return Config(data_dir=tmp_path, database_url=url, **values)
 
 
 @pytest.fixture
 def repository(config: Config) -> Iterator[Repository]:
-    """A repository on either database; its library has one image, ``hep``."""
+    """A repository; its library has one image, ``hep``."""
     if config.database_url.startswith("sqlite"):
         prepare_library(config.data_dir)
     opened = open_repository(config, migrate=False)
@@ -150,3 +227,59 @@ def repository(config: Config) -> Iterator[Repository]:
         push_library(opened.images)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def other(config: Config, repository: Repository) -> Iterator[Repository]:
+    """The same repository as another process has it."""
+    opened = open_repository(config, migrate=False)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=["local", "s3"])
+def object_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A place for objects, with nothing in it."""
+    return Store("" if request.param == "local" else request.getfixturevalue("s3_url"), tmp_path)
+
+
+@pytest.fixture
+def objects(object_store: Store) -> ObjectStore:
+    """The store at that place."""
+    return object_store.open()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def images(config: Config, clock: Clock) -> Iterator[Images]:
+    """An image repository without images."""
+    database = databases.Database(config.database)
+    yield Images(database, open_objects(config), config, clock=clock)
+    database.close()
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    """An API with the settings that the test is marked with."""
+    made = make_site(tmp_path, **_settings(request))
+    yield made
+    made.repository.close()
+
+
+@pytest.fixture
+def url(site: Site) -> Iterator[str]:
+    """The site behind a real socket."""
+    with serving(site.app) as address:
+        yield address
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> World:
+    """Two nodes, with a site or a repository alone."""
+    with_site = "site" in request.fixturenames
+    repository = request.getfixturevalue("site" if with_site else "repository")
+    return World(repository.repository if with_site else repository, "n1", "n2")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+from sqlalchemy import event
+
 from images.content import SEGMENT, Layout, layout_of_bytes
 from images.manifest import ImageManifest, Part
 from images.segment import pack
+from repository.database import Database
 from repository.dispatch import Dispatch
 from repository.images import LIBRARY, Images, Viewer
 from repository.migrations import upgrade
@@ -41,6 +46,42 @@ WAY = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING
 
 
 ADMIN = Viewer("the operator", admin=True)
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def refused(error: type[Exception], *calls: Callable[[], object], match: str | None = None) -> None:
+    """Each of these calls raises this error."""
+    for call in calls:
+        with pytest.raises(error, match=match):
+            call()
+
+
+class Clock:
+    """A clock that stands where it is put."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def statements(database: Database) -> Iterator[list[tuple[str, Any]]]:
+    """What the database is asked meanwhile, with parameters."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(_link: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        if not statement.startswith("BEGIN"):
+            asked.append((statement, parameters))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
 
 
 def migrated_sqlite(path: Path) -> str:

@@ -6,9 +6,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,8 +14,8 @@ from unittest.mock import patch
 import pytest
 import requests
 from api_process import free_port, running
-from api_support import Caller, Site, make_site, serving
-from clusters_kit import POOLS, World
+from api_support import Caller, Site, make_site
+from clusters_kit import POOLS, Mint, World
 
 from api.serve import make_app, make_issuer
 from repository.models import NodeRow
@@ -26,29 +24,12 @@ from vmjobs.client import Client, ShareClient
 from vmjobs.client import agent as agent_client
 from vmjobs.cluster.member import Goal, MemberCode, MemberState, Phase
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.cluster.wire import MemberReport, MemberReports, Outcome, PoolToken
+from vmjobs.cluster.wire import MemberReport, MemberReports, Outcome
 from vmjobs.config import Config
 from vmjobs.errors import Conflict, Forbidden, InvalidSpec, NotFound, Unavailable
 from vmjobs.model import now
-from vmjobs.ports import PoolMachine
 
-
-class Mint:
-    """Makes tokens that say what was asked for."""
-
-    def mint(self, pool: str, machine: PoolMachine, seconds: int) -> PoolToken:
-        expires, whose = now() + timedelta(seconds=seconds), f"{machine.name} {machine.incarnation}"
-        return PoolToken(token=f"{pool} {whose} {seconds}", identity=machine.id, expires=expires)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path, pools=POOLS, minter=Mint(), pool_token_seconds=700)
-
-
-@pytest.fixture
-def world(site: Site) -> World:
-    return World(site.repository, "n1", "n2")
+pytestmark = pytest.mark.settings(pools=POOLS, minter=Mint(), pool_token_seconds=700)
 
 
 def body(**more: Any) -> dict[str, Any]:
@@ -308,12 +289,6 @@ def test_consoles_have_ranges(site: Site, world: World) -> None:
 
 
 # ------------------------------------------------------------------------- the client library
-
-
-@pytest.fixture
-def url(site: Site) -> Iterator[str]:
-    with serving(site.app) as found:
-        yield found
 
 
 def test_the_operators_client(site: Site, world: World, url: str) -> None:

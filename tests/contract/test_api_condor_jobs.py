@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from api_images_kit import DISK, open_upload, publication, put_content
-from api_support import Caller, Site, make_site
+from api_support import Caller, Site
 from test_api_checkpoints import document
 
 from images.content import Layout
@@ -29,13 +27,6 @@ MAKING = {
 }
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = make_site(tmp_path)
-    yield site
-    site.repository.close()
-
-
 def claimed(site: Site, attempt: str = FIRST, job: str = JOB) -> tuple[Caller, dict[str, Any] | None]:
     """Whoever has the job's token now, and what the job goes on from."""
     body = {"attempt": attempt, "owner": "ada@grid"}
@@ -45,15 +36,15 @@ def claimed(site: Site, attempt: str = FIRST, job: str = JOB) -> tuple[Caller, d
     return site.caller(ticket["token"]), ticket["checkpoint"]
 
 
-def kept(site: Site) -> tuple[Caller, Layout]:
-    """A job whose machine was saved in its first run; its token."""
+def kept(site: Site, status: int = 204, **change: Any) -> tuple[Caller, Layout]:
+    """A job whose machine is saved in its first run; its token."""
     who, found = claimed(site)
     assert found is None
     upload = open_upload(who)
     layout = put_content(who, upload, DISK)
     path = f"/v1/condor-jobs/{JOB}/attempts/{FIRST}/checkpoint?upload={upload}"
-    answer = who("PUT", path, json=document(FIRST, layout) | {"making": MAKING})
-    assert answer.status_code == 204, answer.text
+    answer = who("PUT", path, json=document(FIRST, layout) | {"making": MAKING, **change})
+    assert answer.status_code == status, answer.text
     return who, layout
 
 
@@ -135,13 +126,9 @@ def test_when_the_job_is_over_so_is_its_token(site: Site) -> None:
         {"making": None},
         {"making": MAKING | {"door": "short"}},
         {"making": MAKING | {"memory": 0}},
-        {"machine": "vmjobs-0123abcd-" + "9" * 32, "making": MAKING},
-        {"making": MAKING, "more": 1},
+        {"machine": "vmjobs-0123abcd-" + "9" * 32},
+        {"more": 1},
     ],
 )
 def test_what_is_no_checkpoint_is_refused(site: Site, change: dict[str, Any]) -> None:
-    who, _ = claimed(site)
-    upload = open_upload(who)
-    body = document(FIRST, put_content(who, upload, DISK)) | change
-    path = f"/v1/condor-jobs/{JOB}/attempts/{FIRST}/checkpoint?upload={upload}"
-    who.problem(422, "PUT", path, json=body)
+    kept(site, 422, **change)

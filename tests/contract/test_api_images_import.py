@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_process import free_port, running
+from api_process import running
 from containers_kit import Layer, write_layout
 from counting_proxy import proxy_to
-from test_api_images_push import PROGRAM, Desk, make_desk
+from test_api_images_push import PROGRAM, Desk, alone, make_desk
 
-from vmjobs.config import Config
 from vmjobs.model import MIB
 
 #: Kernel and tools, made by `make images` or the first import.
@@ -27,7 +26,7 @@ WORK = Path(__file__).parents[2] / "build" / "work"
 @contextmanager
 def desk_of(folder: Path) -> Iterator[tuple[Desk, Any]]:
     """A user, the service, and a proxy between them."""
-    config = Config(data_dir=folder / "data", listen=f"127.0.0.1:{free_port()}", api_workers=1)
+    config = alone(folder)
     with running(config, folder / "log"), proxy_to(config.listen) as proxy:
         desk = make_desk(config, proxy.url, folder / "home", "ada")
         WORK.mkdir(parents=True, exist_ok=True)

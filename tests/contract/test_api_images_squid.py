@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from repository_kit import ADMIN, push
 
 from api.serve import make_issuer
 from images.cache import ImageCache
-from images.content import SEGMENT, Layout, layout_of_bytes
-from images.segment import unpack
+from images.content import SEGMENT, layout_of_bytes
 from repository.images import LIBRARY, Viewer
 from repository.service import open_repository
 from vmjobs.client import ImageClient, Retries
@@ -89,38 +87,28 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(origin, url, *tokens, public, private)
 
 
-class squid:
+@contextmanager
+def squid(peer: str) -> Iterator[str]:
     """Squid before a service; its URL. Everything it writes is in a directory of its own."""
-
-    def __init__(self, peer: str) -> None:
-        self._peer = peer
-
-    def __enter__(self) -> str:
-        program = shutil.which("squid")
-        assert program, "squid is not installed: this must run, not be skipped"
-        self._folder = Path(tempfile.mkdtemp(prefix="vmjobs-squid-"))
-        port = free_port()
-        host, _, peer = self._peer.removeprefix("http://").partition(":")
-        text = (SQUID + WHERE).format(port=port, host=host, peer=peer, folder=self._folder)
-        (self._folder / "squid.conf").write_text(text)
-        if os.geteuid() == 0:
-            user = pwd.getpwnam("proxy")
-            os.chown(self._folder, user.pw_uid, user.pw_gid)
-        command = [program, "-N", "-f", str(self._folder / "squid.conf")]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    program = shutil.which("squid")
+    assert program, "squid is not installed: this must run, not be skipped"
+    folder, port = Path(tempfile.mkdtemp(prefix="vmjobs-squid-")), free_port()
+    host, _, number = peer.removeprefix("http://").partition(":")
+    text = (SQUID + WHERE).format(port=port, host=host, peer=number, folder=folder)
+    (folder / "squid.conf").write_text(text)
+    if os.geteuid() == 0:
+        shutil.chown(folder, "proxy", "proxy")
+    command = [program, "-N", "-f", str(folder / "squid.conf")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
         url = f"http://127.0.0.1:{port}"
-        until(lambda: answers(url) or self._process.poll() is not None, 40)
-        assert self._process.poll() is None, (self._folder / "cache.log").read_text()
-        return url
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(20)
-        shutil.rmtree(self._folder)
+        until(lambda: answers(url) or process.poll() is not None, 40)
+        assert process.poll() is None, (folder / "cache.log").read_text()
+        yield url
+    finally:
+        process.kill()
+        process.wait(20)
+        shutil.rmtree(folder)
 
 
 def answers(url: str) -> bool:
@@ -188,11 +176,3 @@ def test_a_second_node_of_the_site_costs_the_service_nothing(site: Site, tmp_pat
         assert image.root.read_bytes() == DISK
         moved = site.origin.down - before
     assert moved < 10_000
-
-
-def test_what_the_cache_gives_is_checked(site: Site) -> None:
-    layout = layout_of_bytes(DISK)
-    client = ImageClient(site.url, site.node, retries=QUICK)
-    found = Layout.parse(client.layout(site.public, layout.digest), layout.digest)
-    data = [unpack(client.segment(site.public, digest), digest) for _, digest in found.stored()]
-    assert b"".join(data) == DISK

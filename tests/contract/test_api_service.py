@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from api_support import Site, make_site
+from api_support import Site
 from openapi_spec_validator import validate
 
 from api.app import create_app
@@ -17,11 +16,6 @@ from vmjobs import __version__
 from vmjobs.errors import Unavailable
 
 pytestmark = pytest.mark.in_process
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path)
 
 
 def node(name: str = "wn1.grid", **changes: Any) -> dict[str, Any]:
@@ -85,23 +79,17 @@ def test_a_node_speaks_for_itself_only(site: Site) -> None:
     agent.problem(403, "POST", "/v1/jobs", json={})
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
+def test_bad_nodes(site: Site) -> None:
+    agent = site.node("wn1.grid")
+    for change, field in (
         ({"cpus": 0}, "cpus"),
         ({"memory": -1}, "memory"),
         ({"hypervisors": [{"kind": "bhyve", "works": True}]}, "hypervisors.0.kind"),
         ({"images": ["latest"]}, "images.0"),
         ({"name": "a/b"}, "name"),
-    ],
-)
-def test_bad_nodes(site: Site, change: dict[str, Any], field: str) -> None:
-    agent = site.caller(site.issuer.node_token("wn1.grid"))
-    problem = agent.problem(422, "PUT", "/v1/nodes/wn1.grid", json=node(**change))
-    assert [fault["field"] for fault in problem["errors"]] == [field]
-
-
-def test_bad_node_names(site: Site) -> None:
+    ):
+        problem = agent.problem(422, "PUT", "/v1/nodes/wn1.grid", json=node(**change))
+        assert [fault["field"] for fault in problem["errors"]] == [field]
     for name in ("..", "-a", "a%20b", "%00"):
         assert site.user()("GET", f"/v1/nodes/{name}").status_code in {404, 422}
 
@@ -126,13 +114,8 @@ def test_unhealthy_names_what_is_down_and_no_more(site: Site) -> None:
     def down() -> None:
         raise Unavailable("broker", "amqp://user:secret@host refuses")
 
-    app = create_app(
-        site.config,
-        site.repository,
-        dispatcher=site.queue,
-        issuer=site.issuer,
-        checks={"broker": down},
-    )
+    parts = {"dispatcher": site.queue, "issuer": site.issuer, "checks": {"broker": down}}
+    app = create_app(site.config, site.repository, **parts)
     answer = app.test_client().get("/healthz")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
     body = answer.get_json()
@@ -148,8 +131,9 @@ def test_broken_database_is_named_and_nothing_else_is_told(site: Site) -> None:
         file.unlink()
     (site.config.data_dir / "vmjobs.db").write_bytes(b"this was a database " * 1000)
     answer = site.user()("GET", "/v1/jobs")
-    problem = site.user().problem(503, "GET", "/v1/jobs")
-    assert (problem["code"], problem["service"]) == ("UNAVAILABLE", "database")
+    for path in ("/v1/jobs", "/metrics"):
+        problem = site.user().problem(503, "GET", path)
+        assert (problem["code"], problem["service"]) == ("UNAVAILABLE", "database")
     assert int(answer.headers["Retry-After"]) > 0
     assert "SELECT" not in answer.text
     health = site.caller()("GET", "/healthz")
@@ -167,23 +151,15 @@ def test_unknown_routes_and_methods(site: Site) -> None:
 # ----------------------------------------------------------------- OpenAPI
 
 
-def test_document_is_valid_openapi(site: Site) -> None:
+def test_the_document_is_valid_and_has_every_route_once(site: Site) -> None:
     document = site.caller()("GET", "/openapi.json").get_json()
     assert document["openapi"].startswith("3.1")
     validate(document)
-
-
-def test_every_route_is_in_the_document_and_vice_versa(site: Site) -> None:
-    document = site.caller()("GET", "/openapi.json").get_json()
     methods = {"get", "put", "post", "delete", "head", "patch"}
     written = {(p, m) for p, item in document["paths"].items() for m in item if m in methods}
     routed = {(url_template(rule), method.lower()) for rule, method, _ in declared(site.app)}
     assert written == routed
     assert all(operation_of(view) for view in site.app.view_functions.values())
-
-
-def test_operations_are_told_apart_and_guarded(site: Site) -> None:
-    document = site.caller()("GET", "/openapi.json").get_json()
     found = [op for item in document["paths"].values() for op in item.values()]
     names = [op["operationId"] for op in found]
     assert len(names) == len(set(names))

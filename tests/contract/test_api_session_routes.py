@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-from api_support import Site, make_site
+from api_support import Site
 from clusters_kit import POOLS, World
 
 from api import sessions
 from vmjobs.cluster.member import Phase
 from vmjobs.cluster.session import MAX_PIECE
 
-pytestmark = pytest.mark.in_process
+pytestmark = [pytest.mark.in_process, pytest.mark.settings(pools=POOLS)]
 
 KEY = "ssh-ed25519 " + "K" * 68
 HOST_KEY = "ssh-ed25519 " + "H" * 68
 URL = "/v1/clusters/vc/members/vc-0/sessions"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path, pools=POOLS)
 
 
 @pytest.fixture
@@ -61,17 +55,8 @@ def test_bytes_pass_and_the_login_is_in_the_history(
 ) -> None:
     world.run("vc-0")
     made, session = answered(site, pool, host_key=HOST_KEY)
-    assert (made.status_code, made.get_json()) == (
-        201,
-        {
-            "id": session,
-            "cluster": "vc",
-            "machine": "vc-0",
-            "node": "n1",
-            "user": "root",
-            "host_key": HOST_KEY,
-        },
-    )
+    shown = {"id": session, "cluster": "vc", "machine": "vc-0", "node": "n1", "user": "root"}
+    assert (made.status_code, made.get_json()) == (201, {**shown, "host_key": HOST_KEY})
     operator, agent = f"/v1/sessions/{session}", f"/v1/nodes/n1/sessions/{session}"
     root, node = site.admin(), site.node("n1")
     sent = root("POST", f"{operator}/bytes?offset=0", data=b"\0ssh")
@@ -86,17 +71,11 @@ def test_bytes_pass_and_the_login_is_in_the_history(
         assert root("DELETE", operator).status_code == 204
         assert node("DELETE", agent).status_code == 204
     over = node.problem(404, "GET", f"{agent}/bytes?offset=4")
-    assert (over["code"], over["detail"]) == (
-        "SESSION_OVER",
-        "the session is over: its node has left",
-    )
+    assert over["code"] == "SESSION_OVER"
+    assert over["detail"] == "the session is over: its node has left"
     (line,) = [e for e in world.clusters.events("vc") if e.code == "LOGIN"]
-    assert (line.member, line.node, line.state, line.message) == (
-        "vc-0",
-        "n1",
-        "LOGIN",
-        "root logs in as root",
-    )
+    assert (line.member, line.node, line.state) == ("vc-0", "n1", "LOGIN")
+    assert line.message == "root logs in as root"
 
 
 def test_a_machine_that_lets_nobody_in(site: Site, world: World, pool: ThreadPoolExecutor) -> None:

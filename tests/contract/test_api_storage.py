@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
 import pytest
-from api_support import ATTEMPT, ROOT_DISK, Site, make_site, report_of
-from objects_kit import held, small_disk
+from api_support import ROOT_DISK, make_site
+from objects_kit import small_disk
+from repository_kit import digest_of
 from s3_kit import S3Server
 
-from vmjobs.model import MIB, JobState
-
-
-def digest_of(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def start(site: Site, job: str) -> str:
-    """Claim a job; the attempt's path."""
-    agent = site.agent(job)
-    agent("POST", f"/v1/jobs/{job}/attempts", json={"attempt": ATTEMPT, "node": "wn1"})
-    path = f"/v1/jobs/{job}/attempts/{ATTEMPT}"
-    assert agent("POST", f"{path}/reports", json=report_of(JobState.STAGING)).status_code == 204
-    return path
+from vmjobs.model import MIB
 
 
 def test_files_and_images_in_s3(tmp_path: Path, s3_url: str) -> None:
@@ -35,7 +22,7 @@ def test_files_and_images_in_s3(tmp_path: Path, s3_url: str) -> None:
     assert [user("PUT", path, data=data).status_code for _ in range(2)] == [201, 200]
     inputs = [{"name": "in", "digest": digest_of(data), "size": len(data)}]
     (job,) = user.submit(inputs=inputs, outputs=["*"])
-    attempt, agent = start(site, job), site.agent(job)
+    attempt, agent = site.stage(job), site.agent(job)
     assert agent("GET", f"/v1/jobs/{job}/inputs/in").data == data
     assert agent("PUT", f"{attempt}/outputs/out", data=data[::-1]).status_code == 201
     part = user("GET", f"/v1/jobs/{job}/outputs/out", headers={"Range": "bytes=5-99999"})
@@ -45,20 +32,6 @@ def test_files_and_images_in_s3(tmp_path: Path, s3_url: str) -> None:
     part = user("GET", disk, headers={"Range": "bytes=70000-80000"})
     assert (part.status_code, part.data) == (206, ROOT_DISK[70000:80001])
     assert not list(tmp_path.glob("objects/**/*"))
-
-
-def test_an_output_that_is_damaged_in_s3_is_named_and_refused(tmp_path: Path, s3_url: str) -> None:
-    site = make_site(tmp_path, storage_url=s3_url)
-    (job,) = site.user().submit(outputs=["*"])
-    data = b"good bytes"
-    site.agent(job)("PUT", f"{start(site, job)}/outputs/a", data=data)
-    name = digest_of(data).removeprefix("sha256:")
-    objects = site.repository.objects
-    (key,) = [key for key, _ in held(objects) if name in key]
-    objects.put_bytes(key, b"evil bytes")
-    problem = site.user().problem(502, "GET", f"/v1/jobs/{job}/outputs/a")
-    assert problem["code"] == "DIGEST_MISMATCH"
-    assert name in problem["detail"]
 
 
 def test_storage_that_dies_is_named_and_serves_again_when_it_is_back(

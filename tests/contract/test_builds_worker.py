@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from api_process import free_port
 from images_kit import ROOT, WORK, need
 from sqlalchemy import select
 
@@ -87,14 +87,8 @@ class Service:
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """A process group of the service."""
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [*self.command, *words],
-                env=self.environment,
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            where = {"env": self.environment, "cwd": self.folder, "start_new_session": True}
+            return subprocess.Popen([*self.command, *words], stdout=log, stderr=log, **where)
 
     def start_builder(self) -> None:
         self.builder = self.start("builder", "worker", "--builds")
@@ -122,6 +116,18 @@ class Service:
         return Images(
             f"http://127.0.0.1:{self.port}", (self.folder / "token").read_text("ascii").strip()
         )
+
+    def built(self, *words: str | Path) -> str:
+        """Have an image built; what was printed."""
+        done = self.user("image", "build", "--remote", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def fails(self, recipe: Path, *words: str) -> None:
+        """Have an image built in vain, and these words printed."""
+        done = self.user("image", "build", "--remote", recipe)
+        assert done.returncode == 70, done.stderr
+        assert [word for word in words if word not in done.stderr] == []
 
     def build(self, recipe: Path) -> str:
         """Ask for a build; its id."""
@@ -187,12 +193,6 @@ def soon(look: Callable[[], T], seconds: float = SECONDS, why: Callable[[], obje
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def running(service: Service) -> Iterator[Service]:
     made = service.user("token", "user", "ada", "--file", str(service.folder / "token"))
@@ -252,9 +252,8 @@ def recipe(folder: Path, text: str = "") -> tuple[Path, str]:
 
 def test_an_image_is_built_booted_published_and_runs_elsewhere(service: Service, folder: Path) -> None:
     mine, nonce = recipe(folder, 'probe = "grep -q . /etc/nonce"')
-    done = service.user("image", "build", "--remote", mine, "--public")
-    assert done.returncode == 0, done.stderr
-    name, digest = done.stdout.split()
+    printed = service.built(mine, "--public")
+    name, digest = printed.split()
     assert name == "ada/tiny:1"
     with service.images() as images:
         found = images.detail("tiny:1")
@@ -270,8 +269,7 @@ def test_an_image_is_built_booted_published_and_runs_elsewhere(service: Service,
     script.write_text("#!/bin/sh\ncat /etc/nonce\n")
     ran = service.user("run", "--image", "ada/tiny:1", "--memory", "128", script, **elsewhere)
     assert (ran.returncode, ran.stdout) == (0, nonce), ran.stderr
-    again = service.user("image", "build", "--remote", mine)
-    assert again.stdout == done.stdout
+    assert service.built(mine) == printed
 
 
 @pytest.mark.soak_for("BUILDING")
@@ -318,8 +316,7 @@ def test_a_build_is_canceled_while_packages_are_installed(service: Service, fold
     check_canceling(service, build)
     assert not [*(folder / "builder" / "work" / "packages").glob("*.part.tar")]
     other, _ = recipe(folder)
-    done = service.user("image", "build", "--remote", other)
-    assert done.returncode == 0, done.stderr
+    service.built(other)
 
 
 def test_a_build_is_canceled_while_its_image_boots(service: Service, folder: Path) -> None:
@@ -351,10 +348,7 @@ def test_a_build_whose_time_is_over(service: Service, folder: Path) -> None:
     service.settings["VMJOBS_BUILD_SECONDS"] = "60"
     service.start_builder()
     mine, _ = recipe(folder, 'probe = "sleep 900"')
-    done = service.user("image", "build", "--remote", mine)
-    assert done.returncode == 70
-    assert "the build was not done after 60 s" in done.stderr
-    assert "BUILD_TIMED_OUT" in done.stderr
+    service.fails(mine, "the build was not done after 60 s", "BUILD_TIMED_OUT")
     service.nothing_is_left()
     with service.images() as images:
         assert list(images.list()) == []
@@ -382,8 +376,7 @@ def test_a_builder_whose_child_is_killed_each_time(service: Service, folder: Pat
     assert "4 times" in failed.message
     # The builder itself is well, and the next build is not held up by this one.
     other, _ = recipe(folder)
-    done = service.user("image", "build", "--remote", other)
-    assert done.returncode == 0, done.stderr
+    service.built(other)
 
 
 def _children(pid: int) -> set[int]:
@@ -394,10 +387,7 @@ def _children(pid: int) -> set[int]:
 
 def test_an_image_that_fails_its_probe_is_not_published(service: Service, folder: Path) -> None:
     mine, _ = recipe(folder, 'probe = "echo the cause; exit 3"')
-    done = service.user("image", "build", "--remote", mine)
-    assert done.returncode == 70
-    for word in ("fails its boot test", "the cause", "status 3", "BUILD_FAILED"):
-        assert word in done.stderr
+    service.fails(mine, "fails its boot test", "the cause", "status 3", "BUILD_FAILED")
     with service.images() as images:
         (build,) = images.builds()
         assert (build.state, build.code, build.digest) == (BuildState.FAILED, "BUILD_FAILED", "")
@@ -410,7 +400,4 @@ def test_recipes_that_cannot_be_built(service: Service, folder: Path) -> None:
         '[[files]]\npath = "/etc"\ntext = ""\n': "is a directory",
         'packages = ["there-is-no-such-package"]': "there-is-no-such-package",
     }.items():
-        mine, _ = recipe(folder, text)
-        done = service.user("image", "build", "--remote", mine)
-        assert done.returncode == 70, done.stderr
-        assert word in done.stderr
+        service.fails(recipe(folder, text)[0], word)

@@ -25,10 +25,25 @@ def open_url(url: str) -> ObjectStore:
     return open_objects(Config(storage_url=url))
 
 
-def refused(call: Callable[[], object], words: str) -> None:
-    with pytest.raises(Unavailable, match=words) as told:
-        call()
-    assert told.value.service == "storage"
+def unavailable(words: str, *calls: Callable[[], object]) -> None:
+    for call in calls:
+        with pytest.raises(Unavailable, match=words) as told:
+            call()
+        assert told.value.service == "storage"
+
+
+def everything(objects: ObjectStore) -> list[Callable[[], object]]:
+    """All that may be asked of a store."""
+    return [
+        objects.check,
+        objects.clean,
+        lambda: objects.open("a"),
+        lambda: objects.size("a"),
+        lambda: objects.delete("a"),
+        lambda: list(objects.keys("a")),
+        lambda: objects.put_bytes("a", b"x"),
+        lambda: objects.put("a", io.BytesIO(bytes(LARGE)), LARGE),
+    ]
 
 
 class Killing(io.BytesIO):
@@ -53,9 +68,11 @@ def test_a_server_that_dies_in_mid_put_and_comes_back(
     objects = open_url(own_s3_server.url(own_s3_server.bucket()))
     objects.put_bytes("a", b"old")
     for key in ("a", "b"):
-        refused(lambda key=key: objects.put(key, Killing(own_s3_server, size), size), "does not answer")  # type: ignore[misc]
-        for ask in (objects.check, lambda: objects.open("a"), lambda: objects.size("b")):
-            refused(ask, "does not answer")
+        with pytest.raises(Unavailable, match="does not answer"):
+            objects.put(key, Killing(own_s3_server, size), size)
+        unavailable(
+            "does not answer", objects.check, lambda: objects.open("a"), lambda: objects.size("b")
+        )
         own_s3_server.start()
         objects.check()
         assert held(objects) == [("a", 3)]
@@ -78,7 +95,7 @@ def test_reading_goes_on_where_the_server_left_off(own_s3_server: S3Server) -> N
     with objects.open("a") as reader:
         reader.read(CHUNK)
         own_s3_server.kill()
-        refused(reader.read, "does not answer")
+        unavailable("does not answer", reader.read)
 
 
 def test_a_full_server(s3_keys: None, tmp_path: Path) -> None:
@@ -104,17 +121,7 @@ def test_wrong_keys(s3_server: S3Server, s3_url: str, monkeypatch: pytest.Monkey
         words = "refuses us" if value == secret else "refuses us|has no such bucket"
         monkeypatch.setenv(name, value)
         objects = open_url(s3_url)
-        for ask in (
-            objects.check,
-            objects.clean,
-            lambda objects=objects: objects.open("a"),
-            lambda objects=objects: objects.size("a"),
-            lambda objects=objects: objects.delete("a"),
-            lambda objects=objects: list(objects.keys("a")),
-            lambda objects=objects: objects.put_bytes("a", b"x"),
-            lambda objects=objects: objects.put("a", io.BytesIO(bytes(LARGE)), LARGE),
-        ):
-            refused(ask, words)
+        unavailable(words, *everything(objects))
         with pytest.raises(Unavailable) as told:
             objects.check()
         assert secret not in told.value.message
@@ -124,7 +131,7 @@ def test_wrong_keys(s3_server: S3Server, s3_url: str, monkeypatch: pytest.Monkey
 def test_no_keys(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    refused(open_url(s3_url).check, "no keys are set up")
+    unavailable("no keys are set up", open_url(s3_url).check)
 
 
 def test_a_profile_that_is_not_there(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,27 +142,17 @@ def test_a_profile_that_is_not_there(s3_url: str, monkeypatch: pytest.MonkeyPatc
 
 def test_no_such_bucket(s3_server: S3Server) -> None:
     objects = open_url(s3_server.url("never-made"))
-    for ask in (
-        objects.check,
-        objects.clean,
-        lambda: objects.open("a"),
-        lambda: objects.size("a"),
-        lambda: objects.delete("a"),
-        lambda: list(objects.keys("a")),
-        lambda: objects.put_bytes("a", b"x"),
-        lambda: objects.put("a", io.BytesIO(bytes(LARGE)), LARGE),
-    ):
-        refused(ask, "has no such bucket")
-    refused(objects.check, "never-made")
+    unavailable("has no such bucket", *everything(objects))
+    unavailable("never-made", objects.check)
 
 
 def test_no_server(s3_keys: None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unheard:
         port = unheard.getsockname()[1]
     objects = open_url(f"s3://bucket?endpoint=http://127.0.0.1:{port}")
-    refused(objects.check, "does not answer")
-    refused(objects.check, str(port))  # for the operator
-    refused(lambda: objects.put_bytes("a", b"x"), "does not answer$")  # for anybody
+    unavailable("does not answer", objects.check)
+    unavailable(str(port), objects.check)  # for the operator
+    unavailable("does not answer$", lambda: objects.put_bytes("a", b"x"))  # for anybody
 
 
 @pytest.mark.parametrize("size", [1, LARGE])
@@ -166,7 +163,7 @@ def test_bytes_that_change_on_their_way_are_refused(
     checksum = "repository.objects.s3._md5"
     with monkeypatch.context() as patch:
         patch.setattr(checksum, lambda data: "AAAAAAAAAAAAAAAAAAAAAA==")
-        refused(lambda: objects.put("a", io.BytesIO(bytes(size)), size), "fails")
+        unavailable("fails", lambda: objects.put("a", io.BytesIO(bytes(size)), size))
     assert "BadDigest" in caplog.text
     assert held(objects) == []
 

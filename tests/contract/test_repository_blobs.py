@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from objects_kit import Store, held, small_disk
+from repository_kit import digest_of, refused
 
 from repository.blobs import BlobStore
 from repository.objects import ObjectStore
@@ -28,23 +29,6 @@ from vmjobs.errors import (
 pytestmark = pytest.mark.in_process
 
 LIMIT = 16 * CHUNK
-
-
-def digest_of(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-@pytest.fixture(params=["local", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """A place for objects, with nothing in it."""
-    url = "" if request.param == "local" else request.getfixturevalue("s3_url")
-    return Store(url, tmp_path)
-
-
-@pytest.fixture
-def objects(place: Store) -> ObjectStore:
-    """The objects at that place."""
-    return place.open()
 
 
 @pytest.fixture
@@ -86,37 +70,32 @@ def test_a_corrupt_blob_is_named_and_never_read_to_its_end(
 
 def test_wrong_bytes_leave_nothing(store: BlobStore, objects: ObjectStore, tmp_path: Path) -> None:
     wrong = digest_of(b"other")
-    with pytest.raises(DigestMismatch):
-        store.put(io.BytesIO(b"data"), digest=wrong, limit=LIMIT)
-    with pytest.raises(PayloadTooLarge):
-        store.put(io.BytesIO(b"data"), limit=3)
-    for size in (3, 5):
-        with pytest.raises(InvalidRequest):
-            store.put(io.BytesIO(b"data"), size=size, limit=LIMIT)
+
+    def put(**more: Any) -> None:
+        store.put(io.BytesIO(b"data"), **{"limit": LIMIT, **more})
+
+    refused(DigestMismatch, lambda: put(digest=wrong))
+    refused(PayloadTooLarge, lambda: put(limit=3))
+    refused(InvalidRequest, lambda: put(size=3), lambda: put(size=5))
     assert not store.has(wrong)
     assert not store.has(digest_of(b"data"))
     assert held(objects) == []
     assert list((tmp_path / "spool").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["", "sha256:", "sha256:" + "g" * 64, "../x", "sha256:../../x"])
-def test_names_that_are_no_digests(store: BlobStore, name: str) -> None:
-    for ask in (store.has, store.open, store.size):
-        with pytest.raises(InvalidRequest):
-            ask(name)
-
-
-def test_missing(store: BlobStore) -> None:
+def test_names_of_no_blob(store: BlobStore) -> None:
+    for name in ("", "sha256:", "sha256:" + "g" * 64, "../x", "sha256:../../x"):
+        for ask in (store.has, store.open, store.size):
+            refused(InvalidRequest, lambda ask=ask, name=name: ask(name))
     digest = "sha256:" + "0" * 64
-    with pytest.raises(NotFound, match=digest):
-        store.open(digest)
+    refused(NotFound, lambda: store.open(digest), match=digest)
     assert store.size(digest) is None
 
 
 def test_a_spool_that_cannot_be_used(objects: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(Unavailable):
-        BlobStore(objects, tmp_path / "file").put(io.BytesIO(b"x"), limit=LIMIT)
+    store = BlobStore(objects, tmp_path / "file")
+    refused(Unavailable, lambda: store.put(io.BytesIO(b"x"), limit=LIMIT))
 
 
 @pytest.mark.starts_processes
@@ -152,11 +131,11 @@ BlobStore(objects, Path(sys.argv[1]) / "spool").put(Endless(), limit=CHUNK * 100
 
 @pytest.mark.starts_processes
 def test_a_killed_writer_leaves_no_blob(
-    place: Store, store: BlobStore, objects: ObjectStore, tmp_path: Path
+    object_store: Store, store: BlobStore, objects: ObjectStore, tmp_path: Path
 ) -> None:
     digest = digest_of(bytes(15 * CHUNK))
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path), place.url],
+        [sys.executable, "-c", WRITER, str(tmp_path), object_store.url],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

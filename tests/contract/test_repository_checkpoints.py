@@ -1,4 +1,4 @@
-"""Machines of jobs that were saved, as the repository keeps them: on both databases."""
+"""Machines of jobs that were saved, as the repository keeps them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from repository_images_kit import MIB, noise, send, stored, sweeper
-from repository_kit import bring, claim, one, push, told
+from repository_kit import bring, claim, one, push, refused, told
 
 from images.content import Layout
 from images.segment import unpack
@@ -24,8 +24,7 @@ from vmjobs.errors import (
 )
 from vmjobs.model import AttemptClaim, Checkpoint, HypervisorKind, Job, JobState, ReasonCode, SavedFile
 
-#: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
-pytestmark = [pytest.mark.in_process, pytest.mark.soak_for("postgresql")]
+pytestmark = pytest.mark.in_process
 
 S = JobState
 ADA = Viewer("ada")
@@ -76,6 +75,7 @@ def again(repository: Repository, job: Job) -> Checkpoint | None:
     return repository.claim(job.id, AttemptClaim(attempt="c" * 32, node="node2")).checkpoint
 
 
+@pytest.mark.both_databases
 def test_the_next_attempt_goes_on_from_it(repository: Repository) -> None:
     job, attempt, layout = kept(repository)
     repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.CHECKPOINTED))
@@ -98,21 +98,22 @@ def test_it_belongs_to_its_job_alone(repository: Repository) -> None:
     _, _, layout = kept(repository)
     other, _ = running(repository)
     for wrong in (other.id, "0" * 32):
-        with pytest.raises(NotFound):
-            repository.images.checkpoint_layout(wrong, layout.digest)
-        with pytest.raises(NotFound):
-            repository.images.open_checkpoint_segment(wrong, layout.segments[0])
+        refused(
+            NotFound,
+            lambda wrong=wrong: repository.images.checkpoint_layout(wrong, layout.digest),
+            lambda wrong=wrong: repository.images.open_checkpoint_segment(wrong, layout.segments[0]),
+        )
     assert again(repository, other) is None
 
 
+@pytest.mark.both_databases
 def test_it_stays_through_collections_until_the_job_has_ended(repository: Repository) -> None:
     before = stored(repository.images)
     job, attempt, layout = kept(repository)
     sweeper(repository.images).collect()
     assert repository.images.checkpoint_layout(job.id, layout.digest)
     repository.report(job.id, attempt, told(S.FAILED, ReasonCode.NODE_FAILED))
-    with pytest.raises(NotFound):
-        repository.images.checkpoint_layout(job.id, layout.digest)
+    refused(NotFound, lambda: repository.images.checkpoint_layout(job.id, layout.digest))
     sweeper(repository.images).collect()
     assert stored(repository.images) == before
 
@@ -126,8 +127,7 @@ def test_the_last_one_counts(repository: Repository) -> None:
     found = again(repository, job)
     assert found is not None
     assert found.ran == 30.0
-    with pytest.raises(NotFound):
-        repository.images.checkpoint_layout(job.id, first.digest)
+    refused(NotFound, lambda: repository.images.checkpoint_layout(job.id, first.digest))
 
 
 def test_what_was_not_brought_is_not_kept(repository: Repository) -> None:
@@ -138,24 +138,24 @@ def test_what_was_not_brought_is_not_kept(repository: Repository) -> None:
     send(repository.images, ADA, own, MEMORY)
     empty = repository.images.open_upload(replace(ADA, job=job.id), 1).id
     for wrong in (empty, own, theirs, "0" * 32):
-        with pytest.raises(MissingBlocks):
-            repository.keep(job.id, attempt, wrong, saved(attempt, layout, ran=30.0))
+        checkpoint = saved(attempt, layout, ran=30.0)
+        refused(MissingBlocks, lambda w=wrong, c=checkpoint: repository.keep(job.id, attempt, w, c))
 
 
 def test_what_is_refused(repository: Repository) -> None:
     job, attempt = running(repository)
     opened, layout = upload(repository, job)
-    with pytest.raises(InvalidRequest, match="has 3145728 bytes"):
-        wrong = SavedFile(name="machine.memory", size=1, digest=layout.digest)
-        repository.keep(job.id, attempt, opened, saved(attempt, layout, files=(wrong,)))
-    with pytest.raises(InvalidRequest, match="none of job"):
-        repository.keep(job.id, attempt, opened, saved("d" * 32, layout))
-    _, others = running(repository)
-    with pytest.raises(InvalidRequest, match="none of job"):
-        repository.keep(job.id, attempt, opened, saved(others, layout))
+    wrong = SavedFile(name="machine.memory", size=1, digest=layout.digest)
+    for checkpoint, why in (
+        (saved(attempt, layout, files=(wrong,)), "has 3145728 bytes"),
+        (saved("d" * 32, layout), "none of job"),
+        (saved(running(repository)[1], layout), "none of job"),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            repository.keep(job.id, attempt, opened, checkpoint)
     again(repository, job)
-    with pytest.raises(AttemptSuperseded):
-        repository.keep(job.id, attempt, opened, saved(attempt, layout))
+    mine = saved(attempt, layout)
+    refused(AttemptSuperseded, lambda: repository.keep(job.id, attempt, opened, mine))
 
 
 def test_a_job_that_is_not_to_be_saved_is_not(repository: Repository) -> None:
@@ -166,8 +166,7 @@ def test_a_job_that_is_not_to_be_saved_is_not(repository: Repository) -> None:
         repository.keep(job.id, attempt, opened, saved(attempt, layout))
     ended, last = running(repository)
     repository.report(ended.id, last, told(S.FAILED, ReasonCode.NODE_FAILED))
-    with pytest.raises(JobFinal):
-        repository.keep(ended.id, last, opened, saved(last, layout))
+    refused(JobFinal, lambda: repository.keep(ended.id, last, opened, saved(last, layout)))
 
 
 def test_it_counts_against_the_owners_quota(repository: Repository) -> None:
@@ -184,16 +183,13 @@ def test_what_no_run_can_go_on_from_is_given_up(repository: Repository) -> None:
     """Once it may have been the node's fault."""
     job, attempt, layout = kept(repository)
     for node in "cd":
-        repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.NOT_RESUMED))
-        repository.report(
-            job.id, attempt, told(S.PREEMPTED, ReasonCode.NOT_RESUMED)
-        )  # it was not heard
+        for _ in range(2):  # it was not heard
+            repository.report(job.id, attempt, told(S.PREEMPTED, ReasonCode.NOT_RESUMED))
         attempt = node * 32
         found = repository.claim(job.id, AttemptClaim(attempt=attempt, node=node)).checkpoint
         assert (found is None) == (node == "d")
         repository.report(job.id, attempt, told(S.STAGING))
-    with pytest.raises(NotFound):
-        repository.images.checkpoint_layout(job.id, layout.digest)
+    refused(NotFound, lambda: repository.images.checkpoint_layout(job.id, layout.digest))
 
 
 def test_a_job_has_one_upload_at_a_time(repository: Repository) -> None:
@@ -201,8 +197,7 @@ def test_a_job_has_one_upload_at_a_time(repository: Repository) -> None:
     job, _ = running(repository)
     first, _ = upload(repository, job)
     upload(repository, job)
-    with pytest.raises(NotFound):
-        repository.images.upload(replace(ADA, job=job.id), first)
+    refused(NotFound, lambda: repository.images.upload(replace(ADA, job=job.id), first))
 
 
 def test_uploads_of_jobs_and_of_people_do_not_mix(repository: Repository) -> None:
@@ -210,16 +205,15 @@ def test_uploads_of_jobs_and_of_people_do_not_mix(repository: Repository) -> Non
     other, _ = running(repository)
     opened, _ = upload(repository, job)
     for who in (ADA, replace(ADA, job=other.id)):
-        with pytest.raises(NotFound):
-            repository.images.upload(who, opened)
-        with pytest.raises(NotFound):
-            repository.images.drop_upload(who, opened)
-        with pytest.raises(NotFound):
-            send(repository.images, who, opened, MEMORY)
+        refused(
+            NotFound,
+            lambda who=who: repository.images.upload(who, opened),
+            lambda who=who: repository.images.drop_upload(who, opened),
+            lambda who=who: send(repository.images, who, opened, MEMORY),
+        )
     for _ in range(repository.config.max_open_uploads):  # as many as anybody may have
         repository.images.open_upload(ADA, 1)
-    with pytest.raises(Conflict):
-        repository.images.open_upload(ADA, 1)
+    refused(Conflict, lambda: repository.images.open_upload(ADA, 1))
     upload(repository, other)
 
 

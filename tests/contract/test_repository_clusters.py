@@ -1,15 +1,14 @@
-"""Virtual clusters in the repository: declared, placed, admitted, and let go; on both databases."""
+"""Virtual clusters in the repository: declared, placed, admitted, and let go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from clusters_kit import OPERATOR, POOLS, World, declared, node_of
-from repository_kit import push, push_library
+from repository_kit import push, push_library, refused
 
+from repository.clusters import declaring, history
 from repository.clusters.reconciling import Reconciling
+from repository.clusters.tables import ClusterEventRow
 from repository.images import Viewer
 from repository.images.tables import HoldingRow
 from repository.models import NodeRow
@@ -30,30 +29,16 @@ from vmjobs.errors import (
 from vmjobs.model import now
 from vmjobs.ports import ProbeState
 
-pytestmark = pytest.mark.in_process
-
-
-@pytest.fixture
-def config(config: Config) -> Config:
-    return config.model_copy(update={"pools": POOLS, "node_lease_seconds": 300})
-
-
-@pytest.fixture
-def world(repository: Repository) -> World:
-    return World(repository, "n1", "n2")
-
-
-@pytest.fixture
-def again(config: Config) -> Iterator[Repository]:
-    """The same repository in another process."""
-    opened = open_repository(config, migrate=False)
-    yield opened
-    opened.close()
+pytestmark = [
+    pytest.mark.in_process,
+    pytest.mark.settings(pools=POOLS, node_lease_seconds=300),
+]
 
 
 # ------------------------------------------------------------------------- declaring
 
 
+@pytest.mark.both_databases
 def test_declaring_the_same_again_changes_nothing(world: World) -> None:
     first = world.apply(size=2)
     assert (first.outcome, first.cluster.generation, first.cluster.target) == (Outcome.CREATED, 1, 2)
@@ -105,7 +90,8 @@ def test_a_pool_that_is_taken_out_of_the_settings_is_told_once(world: World, con
 
 
 def test_what_is_not_there(world: World) -> None:
-    for call in (
+    refused(
+        NotFound,
         lambda: world.clusters.get("vc"),
         lambda: world.clusters.events("vc"),
         lambda: world.clusters.scale("vc", 1, "root"),
@@ -113,9 +99,7 @@ def test_what_is_not_there(world: World) -> None:
         lambda: world.clusters.resume("vc", "root"),
         lambda: world.clusters.delete("vc", Goal.DRAIN, "root"),
         lambda: world.clusters.open_console("vc", "vc-0"),
-    ):
-        with pytest.raises(NotFound):
-            call()
+    )
 
 
 def test_an_assessment_changes_nothing(world: World) -> None:
@@ -129,13 +113,13 @@ def test_an_assessment_changes_nothing(world: World) -> None:
     # In place of what there is.
     assert world.clusters.assess(OPERATOR, declared(size=8)).pending == 0
     assert [c.name for c in world.clusters.list()] == ["vc"]
-    with pytest.raises(InvalidSpec):
-        world.clusters.assess(OPERATOR, declared(image="nothing"))
+    refused(InvalidSpec, lambda: world.clusters.assess(OPERATOR, declared(image="nothing")))
 
 
 # ------------------------------------------------------------------------- placing, admitting
 
 
+@pytest.mark.both_databases
 def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
     world.apply(size=2, attributes={"Color": "red"}, start="TARGET.x == 1")
     world.step()
@@ -166,17 +150,11 @@ def test_from_a_declaration_to_machines_that_take_jobs(world: World) -> None:
     assert world.orders("n1")["vc-0"].admitted == 1
     assert world.clusters.share("n1").revision > revision
     assert world.clusters.get("vc").up == world.clusters.list()[0].up == 1
-    assert [state for name, state, _ in world.codes() if name == "vc-0"] == [
-        "ASSIGNED",
-        "STAGING",
-        "BOOTING",
-        "JOINING",
-        "PROBING",
-        "UP",
-    ]
+    passed = [state for name, state, _ in world.codes() if name == "vc-0"]
+    assert passed == ["ASSIGNED", "STAGING", "BOOTING", "JOINING", "PROBING", "UP"]
 
 
-def test_a_step_with_nothing_to_do_writes_nothing(world: World, again: Repository) -> None:
+def test_a_step_with_nothing_to_do_writes_nothing(world: World, other: Repository) -> None:
     world.apply(size=2)
     world.bring_up()
     assert set(world.states().values()) == {MemberState.UP}
@@ -185,7 +163,7 @@ def test_a_step_with_nothing_to_do_writes_nothing(world: World, again: Repositor
     for _ in range(5):
         world.step()
     assert world.pool.calls == calls  # nobody waits for it
-    again.clusters.reconcile({"site": world.pool})
+    other.clusters.reconcile({"site": world.pool})
     assert before == (world.clusters.share("n1"), world.clusters.get("vc"), world.codes())
     world.step(20)
     assert world.pool.calls == calls + 1
@@ -220,11 +198,8 @@ def test_one_that_does_not_join_is_condemned_and_tried_again(world: World) -> No
         world.members()["vc-0"], Phase.WAITING, failures=1, code=MemberCode.JOIN_TIMED_OUT, retry=now()
     )
     found = world.members()["vc-0"]
-    assert (found.state, found.failures, found.code) == (
-        MemberState.BACKOFF,
-        1,
-        MemberCode.JOIN_TIMED_OUT,
-    )
+    assert (found.state, found.failures) == (MemberState.BACKOFF, 1)
+    assert found.code is MemberCode.JOIN_TIMED_OUT
     world.run("vc-0", 2)
     world.step()
     assert world.states()["vc-0"] is MemberState.UP
@@ -331,11 +306,7 @@ def test_scaling(world: World) -> None:
     assert {m.generation for m in cluster.members} == {2}
     world.clusters.scale("vc", 1, "root")
     world.step()
-    assert world.states() == {
-        "vc-0": MemberState.UP,
-        "vc-1": MemberState.DRAINING,
-        "vc-2": MemberState.DRAINING,
-    }
+    assert list(world.states().values()) == [MemberState.UP, *[MemberState.DRAINING] * 2]
     world.obey("n1", "n2")
     assert list(world.members()) == ["vc-0"]
     # One that its agent has not told of may have had a token.
@@ -398,6 +369,7 @@ def test_machines_are_replaced_one_at_a_time(world: World) -> None:
     assert len(set(seen)) > 2
 
 
+@pytest.mark.both_databases
 def test_a_failing_replacement_ends_it(world: World) -> None:
     world.apply(size=2)
     world.bring_up()
@@ -470,6 +442,7 @@ def test_a_node_that_lost_what_it_knew_gets_other_members(world: World) -> None:
     assert world.pool.withdrawn == [("vc-0", incarnation) for incarnation in range(1, 7)]
 
 
+@pytest.mark.both_databases
 def test_reports_that_were_overtaken_are_passed_over(world: World) -> None:
     world.apply()
     world.step()
@@ -502,27 +475,26 @@ def test_draining_and_resuming(world: World) -> None:
     assert len(world.members()) == 2
 
 
+@pytest.mark.both_databases
 def test_deleting_lets_jobs_end(world: World) -> None:
     world.apply(size=2)
     world.bring_up()
     assert world.clusters.delete("vc", Goal.DRAIN, "root").deleting
     world.step()
     assert {o.goal for o in world.orders("n1").values()} == {Goal.DRAIN}
-    for call in (
+    refused(
+        Conflict,
         lambda: world.apply(size=3),
         lambda: world.clusters.scale("vc", 3, "root"),
         lambda: world.clusters.resume("vc", "root"),
-    ):
-        with pytest.raises(Conflict):
-            call()
+    )
     world.clusters.delete("vc", Goal.STOP, "root")
     world.clusters.delete("vc", Goal.DRAIN, "root")  # it stays with stopping
     world.step()
     assert {o.goal for o in world.orders("n1").values()} == {Goal.STOP}
     world.obey("n1", "n2")
     world.step()
-    with pytest.raises(NotFound):
-        world.clusters.get("vc")
+    refused(NotFound, lambda: world.clusters.get("vc"))
     assert world.orders("n1") == {}
     assert world.apply(size=1).outcome is Outcome.CREATED
 
@@ -542,14 +514,8 @@ def test_a_member_is_kept_until_its_pool_has_forgotten_it(world: World) -> None:
     assert world.clusters.list() == []
 
 
-class Killed(BaseException):
-    """The worker is killed at this place."""
-
-
 @pytest.mark.parametrize("asked", ["machines", "probes", "withdraw"])
-def test_a_worker_that_is_killed_when_it_has_asked_a_pool(
-    world: World, monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
+def test_a_worker_that_is_killed_when_it_has_asked_a_pool(world: World, asked: str) -> None:
     world.apply(size=2)
     world.step()
     for name in world.members():
@@ -560,17 +526,9 @@ def test_a_worker_that_is_killed_when_it_has_asked_a_pool(
         world.step()
         for member in world.members().values():
             world.report(member, Phase.GONE)
-    real, before = getattr(world.pool, asked), world.clusters.get("vc")
-
-    def killed(*arguments: object) -> None:
-        real(*arguments)
-        raise Killed
-
-    monkeypatch.setattr(world.pool, asked, killed)
-    with pytest.raises(Killed):
-        world.step()
+    before = world.clusters.get("vc")
+    world.step_killed_after(world.pool, asked)
     assert world.clusters.get("vc") == before
-    monkeypatch.setattr(world.pool, asked, real)
     world.step()
     world.step()
     if asked == "withdraw":
@@ -589,27 +547,18 @@ def test_who_may_have_a_token(world: World) -> None:
     member = world.members()["vc-0"]
     other = "n2" if member.node == "n1" else "n1"
     assert world.clusters.order_for(member.node, member.id, 1).name == "vc-0"
-    for node, who, incarnation in (
-        (other, member.id, 1),
-        (member.node, "0" * 32, 1),
-        (member.node, "no id", 1),
-        (member.node, member.id, 2),
-    ):
-        with pytest.raises(Forbidden):
-            world.clusters.order_for(node, who, incarnation)
+    ask, node, mine = world.clusters.order_for, member.node, member.id
+    for asked in ((other, mine, 1), (node, "0" * 32, 1), (node, "no id", 1), (node, mine, 2)):
+        refused(Forbidden, lambda asked=asked: ask(*asked))
     world.report(member, Phase.RUNNING, 3)
     for incarnation in (3, 4):
-        world.clusters.order_for(member.node, member.id, incarnation)
-    for incarnation in (2, 5):
-        with pytest.raises(Forbidden):
-            world.clusters.order_for(member.node, member.id, incarnation)
+        ask(node, mine, incarnation)
+    refused(Forbidden, lambda: ask(node, mine, 2), lambda: ask(node, mine, 5))
     world.step(61)
-    with pytest.raises(Forbidden, match="is to end"):
-        world.clusters.order_for(member.node, member.id, 3)
+    refused(Forbidden, lambda: ask(node, mine, 3), match="is to end")
     world.clusters.delete("vc", Goal.STOP, "root")
     world.step()
-    with pytest.raises(Forbidden, match="no machine any more"):
-        world.clusters.order_for(member.node, member.id, 4)
+    refused(Forbidden, lambda: ask(node, mine, 4), match="no machine any more")
 
 
 def test_consoles_of_this_machine_and_the_one_before(world: World) -> None:
@@ -628,15 +577,11 @@ def test_consoles_of_this_machine_and_the_one_before(world: World) -> None:
         world.clusters.append_console(node, member.id, incarnation, 0, text)
         world.report(member, Phase.RUNNING, incarnation)
     assert (console(), console(2)) == (b"machine 3", b"machine 2")
-    with pytest.raises(NotFound, match="is not kept"):
-        console(1)
-    with pytest.raises(Conflict):
-        world.clusters.append_console(node, member.id, 3, 100, b"later")
-    for who, incarnation in ((member.id, 1), (member.id, 5), ("0" * 32, 3)):
-        with pytest.raises(Forbidden):
-            world.clusters.append_console(node, who, incarnation, 0, b"x")
-    with pytest.raises(Forbidden):
-        world.clusters.append_console("n9", member.id, 3, 0, b"x")
+    append = world.clusters.append_console
+    refused(NotFound, lambda: console(1), match="is not kept")
+    refused(Conflict, lambda: append(node, member.id, 3, 100, b"later"))
+    for who in ((node, member.id, 1), (node, member.id, 5), (node, "0" * 32, 3), ("n9", member.id, 3)):
+        refused(Forbidden, lambda who=who: append(*who, 0, b"x"))
     folder = world.repository.config.data_dir / "streams" / member.id[-2:] / member.id
     assert sorted(int(path.name, 16) for path in folder.iterdir()) == [2, 3]
     world.clusters.delete("vc", Goal.STOP, "root")
@@ -647,7 +592,7 @@ def test_consoles_of_this_machine_and_the_one_before(world: World) -> None:
 
 
 def test_no_console_is_left_of_a_member_though_the_worker_is_killed_once_it_is_forgotten(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
     world.apply()
     world.step()
@@ -656,36 +601,29 @@ def test_no_console_is_left_of_a_member_though_the_worker_is_killed_once_it_is_f
     world.clusters.delete("vc", Goal.STOP, "root")
     world.step()
     world.report(member, Phase.GONE, 1)
-    write = Reconciling._write
-
-    def write_and_die(*about: Any) -> list[str]:
-        write(*about)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Reconciling, "_write", write_and_die)
-    with pytest.raises(KeyboardInterrupt):
-        world.step()
+    world.step_killed_after(Reconciling, "_write")
     folder = world.repository.config.data_dir / "streams" / member.id[-2:] / member.id
     assert not folder.exists()
 
 
-@pytest.mark.soak_for("postgresql")
-def test_the_history_keeps_its_last_thousand_lines(world: World) -> None:
+def test_the_history_keeps_its_last_lines(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (history, declaring):
+        monkeypatch.setattr(module, "KEPT", 20)
+    monkeypatch.setattr(history, "_AT_ONCE", 5)
     world.apply()
-    for number in range(1005):
+    for number in range(25):
         world.clusters.scale("vc", number % 2 + 1, "root")
     events = world.clusters.events("vc")
-    assert len(events) == 1000
-    assert [e.seq for e in events] == list(range(events[-1].seq - 999, events[-1].seq + 1))
-    assert [e.seq for e in world.clusters.events("vc", events[-3].seq)] == [
-        events[-2].seq,
-        events[-1].seq,
-    ]
+    assert [e.seq for e in events] == list(range(6, 26))
+    assert world.clusters.events("vc", events[-3].seq) == events[-2:]
+    with world.repository.database.read() as session:
+        assert session.query(ClusterEventRow).count() < 26
 
 
 # ------------------------------------------------------------------------- images
 
 
+@pytest.mark.both_databases
 def test_an_image_that_a_cluster_needs_stays(world: World) -> None:
     images = world.repository.images
     ada = Viewer("ada", admin=True)
@@ -706,6 +644,7 @@ def test_an_image_that_a_cluster_needs_stays(world: World) -> None:
     images.remove(ada, digest)
 
 
+@pytest.mark.both_databases
 def test_an_expired_image_is_not_collected_while_a_cluster_needs_it(world: World) -> None:
     images = world.repository.images
     ada = Viewer("ada", admin=True)
@@ -719,5 +658,4 @@ def test_an_expired_image_is_not_collected_while_a_cluster_needs_it(world: World
     world.clusters.delete("vc", Goal.STOP, "root")
     world.step()
     images.collect()
-    with pytest.raises(NotFound):
-        images.manifest(Viewer("n1", node=True), digest)
+    refused(NotFound, lambda: images.manifest(Viewer("n1", node=True), digest))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from clusters_kit import POOLS, World
-from sqlalchemy import Table, event, insert, text
+from repository_kit import statements
+from sqlalchemy import Table, insert, text
 from sqlalchemy.orm import Session
 
 from repository.clusters.history import KEPT
@@ -19,21 +19,19 @@ from repository.metrics import figures
 from repository.service import Repository
 from vmjobs.cluster.member import MemberState
 from vmjobs.cluster.wire import MemberReports
-from vmjobs.config import Config
 from vmjobs.model import now
 
-pytestmark = pytest.mark.in_process
+pytestmark = [
+    pytest.mark.in_process,
+    pytest.mark.both_databases,
+    pytest.mark.settings(pools=POOLS),
+]
 
 MANY = 10_000
 CLUSTERS = 20
 NODES = 100
 #: Names that a statement has where it goes by an index, as both databases tell their plans.
 _SCAN = re.compile(r"(?:SCAN|Seq Scan on) (cluster_members|cluster_events)\b")
-
-
-@pytest.fixture
-def config(config: Config) -> Config:
-    return config.model_copy(update={"pools": POOLS})
 
 
 @pytest.fixture
@@ -72,29 +70,8 @@ def _row(session: Session, table: Any) -> dict[str, Any]:
 
 def _member(made: dict[str, Any], n: int, each: int) -> dict[str, Any]:
     cluster = f"c{n // each}"
-    own = {
-        "id": f"{n:032x}",
-        "cluster": cluster,
-        "name": f"{cluster}-{n % each}",
-        "node": f"m{n % NODES}",
-    }
-    return {**made, **own, "state": MemberState.UP.value}
-
-
-@contextmanager
-def statements(repository: Repository) -> Iterator[list[tuple[str, Any]]]:
-    """What the database is asked meanwhile."""
-    asked: list[tuple[str, Any]] = []
-
-    def note(_c: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
-        if statement != "BEGIN":
-            asked.append((statement, parameters))
-
-    event.listen(repository.database.engine, "before_cursor_execute", note)
-    try:
-        yield asked
-    finally:
-        event.remove(repository.database.engine, "before_cursor_execute", note)
+    own = {"id": f"{n:032x}", "cluster": cluster, "name": f"{cluster}-{n % each}"}
+    return {**made, **own, "node": f"m{n % NODES}", "state": MemberState.UP.value}
 
 
 def scanned(repository: Repository, asked: list[tuple[str, Any]]) -> set[str]:
@@ -141,11 +118,11 @@ def test_questions_about_many_machines_take_few_statements(
     world: World, repository: Repository
 ) -> None:
     for what, (ask, limit, whole) in CASES.items():
-        with statements(repository) as asked:
+        with statements(repository.database) as asked:
             ask(repository)
         assert len(asked) <= limit, (what, [statement for statement, _ in asked])
         assert scanned(repository, asked) <= whole, what
     world.step()  # there may be something to note at first
-    with statements(repository) as asked:
+    with statements(repository.database) as asked:
         world.step(1)
     assert len(asked) <= 25, len(asked)

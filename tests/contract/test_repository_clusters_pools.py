@@ -5,31 +5,25 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from clusters_kit import POOLS, World, node_of
+from clusters_kit import POOLS, ROOMY, World
 
 from repository.clusters import pools as looking
 from repository.service import Repository
 from vmjobs.cluster.member import MemberCode, MemberState, Phase
-from vmjobs.config import Config
 from vmjobs.errors import Unavailable
 from vmjobs.ports import PoolMachine, ProbeState
 
-#: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
-pytestmark = [pytest.mark.in_process, pytest.mark.soak_for("postgresql")]
+pytestmark = [
+    pytest.mark.in_process,
+    pytest.mark.settings(pools=POOLS, node_lease_seconds=100000),
+]
 
 EARLIER = "e" * 32
 
 
 @pytest.fixture
-def config(config: Config) -> Config:
-    return config.model_copy(update={"pools": POOLS, "node_lease_seconds": 100000})
-
-
-@pytest.fixture
 def world(repository: Repository) -> World:
-    found = World(repository)
-    repository.put_node(node_of("n1", cluster_cpus=100, cluster_memory=100000, cluster_disk=100000))
-    return found
+    return World(repository, "n1", **ROOMY)
 
 
 class Clock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -23,17 +22,7 @@ from vmjobs.config import Config
 from vmjobs.errors import Conflict, NotFound
 from vmjobs.model import now
 
-
-@pytest.fixture
-def config(config: Config) -> Config:
-    return config.model_copy(update={"pools": POOLS})
-
-
-@pytest.fixture
-def others(config: Config) -> Iterator[Repository]:
-    """The same repository in another process."""
-    with closing(open_repository(config, migrate=False)) as opened:
-        yield opened
+pytestmark = [pytest.mark.both_databases, pytest.mark.settings(pools=POOLS)]
 
 
 class Agents(threading.Thread):
@@ -96,7 +85,7 @@ def test_a_worker_brings_clusters_up_though_it_is_killed(tmp_path: Path) -> None
     assert agents.faults == []
 
 
-def test_operators_agents_and_the_worker_at_once(repository: Repository, others: Repository) -> None:
+def test_operators_agents_and_the_worker_at_once(repository: Repository, other: Repository) -> None:
     """Nothing is lost, nothing deadlocks, and in the end all is as it was declared last."""
     world = World(repository, "n1", "n2")
     world.apply(size=4)
@@ -107,18 +96,18 @@ def test_operators_agents_and_the_worker_at_once(repository: Repository, others:
     def operate() -> None:
         for _ in range(25):
             try:
-                others.clusters.scale("vc", chance.randrange(7), "root")
-                others.clusters.apply(OPERATOR, declared(size=4, memory=chance.choice([200, 210])))
+                other.clusters.scale("vc", chance.randrange(7), "root")
+                other.clusters.apply(OPERATOR, declared(size=4, memory=chance.choice([200, 210])))
             except (Conflict, NotFound) as error:
                 faults.append(error)
 
     def work() -> None:
         while not over.is_set():
-            for order in (o for n in ("n1", "n2") for o in others.clusters.share(n).members):
+            for order in (o for n in ("n1", "n2") for o in other.clusters.share(n).members):
                 world.pool.join(order.name, id=order.id)
             world.step()
 
-    with Agents(others, "n1", "n2") as agents, ThreadPoolExecutor(3) as pool:
+    with Agents(other, "n1", "n2") as agents, ThreadPoolExecutor(3) as pool:
         operators = [pool.submit(operate) for _ in range(2)]
         worker_thread = pool.submit(work)
         for operator in operators:
@@ -132,9 +121,9 @@ def test_operators_agents_and_the_worker_at_once(repository: Repository, others:
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_one_cluster_declared_by_many_at_once(repository: Repository, others: Repository) -> None:
+def test_one_cluster_declared_by_many_at_once(repository: Repository, other: Repository) -> None:
     with ThreadPoolExecutor(8) as pool:
-        declaring = [r.clusters for r in (repository, others) for _ in range(4)]
+        declaring = [r.clusters for r in (repository, other) for _ in range(4)]
         done = list(pool.map(lambda clusters: clusters.apply(OPERATOR, declared()), declaring))
     outcomes = [applied.outcome for applied in done]
     assert sorted(outcomes) == [Outcome.CREATED, *[Outcome.UNCHANGED] * 7]

@@ -14,11 +14,13 @@ from repository_race import stage as stage_job
 from repository_race import submit as submit_jobs
 
 from repository import dispatch
-from repository.service import Repository, open_repository
+from repository.service import Repository
 from vmjobs.config import Config
 from vmjobs.errors import AttemptSuperseded, NotFound, Unavailable
 from vmjobs.model import JobState
 from vmjobs.ports import BatchStatus
+
+pytestmark = pytest.mark.both_databases
 
 S = JobState
 ROUNDS = 12
@@ -46,11 +48,8 @@ def test_one_key_at_once(config: Config, repository: Repository) -> None:
     done = [answers for _, answers in race(config, [submit_jobs] * 3, keys)]
     for answers in zip(*done, strict=True):
         assert len({array for array, _, _ in answers}) == 1
-        assert sorted((created, published) for _, created, published in answers) == [
-            (False, 0),
-            (False, 0),
-            (True, 1),
-        ]
+        said = sorted((created, published) for _, created, published in answers)
+        assert said == [(False, 0), (False, 0), (True, 1)]
     assert len(repository.jobs("ada").jobs) == 3 * ROUNDS
 
 
@@ -77,9 +76,8 @@ def test_one_report_at_once(config: Config, repository: Repository) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_cancel_against_submission_to_the_scheduler(
-    config: Config, repository: Repository, count: int
+    repository: Repository, other: Repository, count: int
 ) -> None:
-    other = open_repository(config, migrate=False)
     for _ in range(ROUNDS):
         schedd = Ledger()
         array, jobs, _ = repository.submit("ada", submission(count))
@@ -104,13 +102,11 @@ def test_cancel_against_submission_to_the_scheduler(
         left = [s.job_id for s in schedd.queue.values() if s.status is BatchStatus.IDLE]
         assert sorted(left) == sorted(job.id for job in jobs[1:])
         assert schedd.submitted == len(schedd.queue)
-    other.close()
 
 
-def test_a_message_before_its_commit(config: Config, repository: Repository) -> None:
+def test_a_message_before_its_commit(repository: Repository, other: Repository) -> None:
     """A worker that is quicker than the commit finds nothing, and tries again."""
     schedd, early = Ledger(), []
-    other = open_repository(config, migrate=False)
 
     def publish(array: str) -> None:
         if repository.database.url.get_backend_name() == "postgresql":
@@ -122,14 +118,13 @@ def test_a_message_before_its_commit(config: Config, repository: Repository) -> 
     dispatch.submit_array(dispatcher(other, schedd), array)
     assert early == [array]
     assert schedd.submitted == 1
-    other.close()
 
 
-@pytest.mark.parametrize("config", ["postgresql"], indirect=True)
-def test_a_database_that_falls_over_and_comes_back(repository: Repository, postgresql: Any) -> None:
+@pytest.mark.parametrize("database", ["own_postgresql"], indirect=True)
+def test_a_database_that_falls_over_and_comes_back(repository: Repository, own_postgresql: Any) -> None:
     job = one(repository)
     repository.jobs("ada")
-    postgresql.stop()
+    own_postgresql.stop()
     try:
         for ask in (lambda: repository.job(job.id), lambda: claim(repository, job.id), repository.ping):
             with pytest.raises(Unavailable) as caught:
@@ -141,15 +136,14 @@ def test_a_database_that_falls_over_and_comes_back(repository: Repository, postg
         ):
             assert not alone
     finally:
-        postgresql.start()
+        own_postgresql.start()
     assert repository.job(job.id) == job
     claim(repository, job.id)
 
 
 def test_an_exclusive_block_is_alone_and_ends_with_its_owner(
-    config: Config, repository: Repository
+    repository: Repository, other: Repository
 ) -> None:
-    other = open_repository(config, migrate=False)
     with repository.database.exclusive("track") as first:
         assert first
         with other.database.exclusive("track") as second:
@@ -160,7 +154,6 @@ def test_an_exclusive_block_is_alone_and_ends_with_its_owner(
         for database in (repository.database, other.database):
             with database.exclusive("track") as again:
                 assert again
-    other.close()
 
 
 def test_a_build_never_holds_up_what_is_done_every_few_seconds(repository: Repository) -> None:

@@ -1,9 +1,10 @@
-"""Machines of jobs that HTCondor alone knows, as the repository keeps them: on both databases."""
+"""Machines of jobs that HTCondor alone knows, as the repository keeps them."""
 
 from __future__ import annotations
 
 import pytest
 from repository_images_kit import MIB, noise, send, stored, sweeper
+from repository_kit import refused
 from test_repository_checkpoints import MEMORY, saved
 
 from images.content import Layout
@@ -21,8 +22,7 @@ from vmjobs.errors import (
 from vmjobs.model import Checkpoint, Making, NetworkMode
 from vmjobs.wire import CondorJobClaim
 
-#: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
-pytestmark = [pytest.mark.in_process, pytest.mark.soak_for("postgresql")]
+pytestmark = pytest.mark.in_process
 
 JOB, OTHER = "htc" + "a" * 29, "htc" + "b" * 29
 FIRST, SECOND = "1" * 32, "2" * 32
@@ -57,14 +57,14 @@ def kept(repository: Repository, data: bytes = MEMORY, making: Making = MAKING) 
     return checkpoint
 
 
+@pytest.mark.both_databases
 def test_the_next_run_goes_on_from_it(repository: Repository) -> None:
     assert begin(repository) is None
     checkpoint = kept(repository)
     assert begin(repository, SECOND) == checkpoint
     (digest,) = (file.digest for file in checkpoint.files if file.digest)
     assert repository.images.checkpoint_layout(JOB, digest)
-    with pytest.raises(NotFound):
-        repository.images.checkpoint_layout(OTHER, digest)
+    refused(NotFound, lambda: repository.images.checkpoint_layout(OTHER, digest))
 
 
 def test_a_run_that_was_replaced_keeps_nothing_and_ends_nothing(repository: Repository) -> None:
@@ -73,20 +73,19 @@ def test_a_run_that_was_replaced_keeps_nothing_and_ends_nothing(repository: Repo
     begin(repository, SECOND)
     opened, layout = upload(repository)
     late = saved(FIRST, layout, making=MAKING, ran=99.0)
-    for tell in (
+    refused(
+        AttemptSuperseded,
         lambda: repository.keep_condor_job(JOB, FIRST, opened, late),
         lambda: repository.condor_job_not_resumed(JOB, FIRST),
         lambda: repository.end_condor_job(JOB, FIRST),
-    ):
-        with pytest.raises(AttemptSuperseded):
-            tell()
+    )
     assert begin(repository, SECOND) == checkpoint
 
 
 def test_a_job_has_one_owner(repository: Repository) -> None:
     checkpoint = kept(repository)
-    with pytest.raises(Forbidden):
-        repository.claim_condor_job(JOB, CondorJobClaim(attempt=SECOND, owner="bob@grid"))
+    his = CondorJobClaim(attempt=SECOND, owner="bob@grid")
+    refused(Forbidden, lambda: repository.claim_condor_job(JOB, his))
     repository.condor_job_not_resumed(JOB, FIRST)  # it is that attempt's still
     assert begin(repository, SECOND) == checkpoint
 
@@ -106,13 +105,12 @@ def test_a_machine_keeps_its_name_and_no_other_may_have_it(repository: Repositor
 def test_what_is_refused(repository: Repository) -> None:
     begin(repository)
     opened, layout = upload(repository)
+    keep, checkpoint = repository.keep_condor_job, saved(FIRST, layout, making=MAKING)
     with pytest.raises(InvalidRequest, match="what the machine was made of"):
-        repository.keep_condor_job(JOB, FIRST, opened, saved(FIRST, layout))
+        keep(JOB, FIRST, opened, saved(FIRST, layout))
     theirs, _ = upload(repository, job=OTHER)
-    with pytest.raises(MissingBlocks):
-        repository.keep_condor_job(JOB, FIRST, theirs, saved(FIRST, layout, making=MAKING))
-    with pytest.raises(NotFound):
-        repository.keep_condor_job(OTHER, FIRST, opened, saved(FIRST, layout, making=MAKING))
+    refused(MissingBlocks, lambda: keep(JOB, FIRST, theirs, checkpoint))
+    refused(NotFound, lambda: keep(OTHER, FIRST, opened, checkpoint))
 
 
 def test_the_end_leaves_nothing(repository: Repository) -> None:
@@ -126,6 +124,7 @@ def test_the_end_leaves_nothing(repository: Repository) -> None:
     assert stored(repository.images) == before
 
 
+@pytest.mark.both_databases
 def test_a_job_of_which_nobody_tells_is_forgotten_in_the_end(repository: Repository) -> None:
     """Its user has removed it while it waited: HTCondor tells no node of that."""
     kept(repository)

@@ -2,71 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 from repository_images_kit import ADA, BOB, EVE, noise, packed, pieces, push, stored, sweeper
-from sqlalchemy import event
+from repository_kit import Clock, refused, statements
 
 from images.content import SEGMENT
 from images.segment import unpack
-from repository.database import Database
 from repository.images import Images, Viewer
-from repository.images.serving import AHEAD, FRESH_SECONDS
-from repository.objects import open_objects
-from vmjobs.config import Config
+from repository.images.serving import FRESH_SECONDS
 from vmjobs.errors import NotFound
 from vmjobs.wire import ImageChange, ImageDetail, Share, Visibility
 
-#: Locking and SQL are those of other tests: PostgreSQL's rows are for the soak.
-pytestmark = [pytest.mark.in_process, pytest.mark.soak_for("postgresql")]
+pytestmark = pytest.mark.in_process
 
 NODE = Viewer("node1", node=True)
 #: Three segments, few of whose bytes differ.
 DISK = b"".join(noise(1000, n) + bytes(SEGMENT - 1000) for n in range(3))
 SEGMENTS = [digest for digest, _ in pieces(DISK)]
 BOB_TOO = [{"kind": "user", "name": "bob"}]
-
-
-class Clock:
-    """A clock that stands where it is put."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def images(config: Config, clock: Clock) -> Iterator[Images]:
-    """An image repository on either database."""
-    database = Database(config.database)
-    yield Images(database, open_objects(config), config, clock=clock)
-    database.close()
-
-
-@contextmanager
-def questions(images: Images) -> Iterator[list[str]]:
-    """What the database is asked meanwhile."""
-    asked: list[str] = []
-
-    def note(connection: object, cursor: object, statement: str, *more: object) -> None:
-        del connection, cursor, more
-        if statement.startswith("SELECT"):
-            asked.append(statement)
-
-    event.listen(images.database.engine, "before_cursor_execute", note)
-    try:
-        yield asked
-    finally:
-        event.remove(images.database.engine, "before_cursor_execute", note)
 
 
 def served(
@@ -78,23 +31,28 @@ def served(
         return unpack(reader.read(), SEGMENTS[number]), seen_by
 
 
+@pytest.mark.both_databases
 def test_segments_are_what_they_were_and_asked_for_once(images: Images) -> None:
     done = push(images, ADA, DISK, name="hep")
     for viewer in (ADA, NODE, Viewer("any", image=done.digest)):
-        with questions(images) as asked:
+        with statements(images.database) as asked:
             for number, (_, piece) in enumerate(pieces(DISK)):
                 assert served(images, viewer, done, number) == (piece, Visibility.PRIVATE)
             assert served(images, viewer, done, 1)[0] == pieces(DISK)[1][1]
         assert len(asked) == 1, "those that follow come with the first"
 
 
-def test_so_many_come_with_the_first_and_no_more(images: Images) -> None:
-    data = b"".join(noise(16, n) + bytes(SEGMENT - 16) for n in range(AHEAD + 2))
+def test_so_many_come_with_the_first_and_no_more(
+    images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repository.images.serving.AHEAD", 2)
+    data = b"".join(noise(16, n) + bytes(SEGMENT - 16) for n in range(4))
     done = push(images, ADA, data, name="hep")
     digests = [digest for digest, _ in pieces(data)]
-    with questions(images) as asked:
+    reader = Viewer("another", image=done.digest)  # a question of its own: they are kept
+    with statements(images.database) as asked:
         for digest in digests:
-            images.serve_segment(NODE, done.digest, digest)[0].close()
+            images.serve_segment(reader, done.digest, digest)[0].close()
     assert len(asked) == 2
 
 
@@ -105,8 +63,7 @@ def test_a_share_that_is_taken_back_ends_after_some_seconds(images: Images, cloc
     clock.now += FRESH_SECONDS - 0.01
     served(images, BOB, done)
     clock.now += 0.01  # reading has not made it longer
-    with pytest.raises(NotFound):
-        served(images, BOB, done)
+    refused(NotFound, lambda: served(images, BOB, done))
     served(images, ADA, done)
 
 
@@ -118,16 +75,14 @@ def test_nobody_lets_in_another(images: Images) -> None:
         served(images, viewer, done)
     images.serve_segment(EVE, own.digest, pieces(noise(10))[0][0])[0].close()
     for viewer in (EVE, Viewer("node1"), Viewer("any"), Viewer("any", image=own.digest)):
-        with pytest.raises(NotFound):
-            served(images, viewer, done)
-    with pytest.raises(NotFound):  # an image that is read does not open the segments of another
-        served(images, EVE, own)
+        refused(NotFound, lambda viewer=viewer: served(images, viewer, done))
+    # An image that is read does not open the segments of another.
+    refused(NotFound, lambda: served(images, EVE, own))
 
 
 def test_a_refusal_is_not_remembered(images: Images) -> None:
     done = push(images, ADA, DISK, name="hep")
-    with pytest.raises(NotFound):
-        served(images, BOB, done)
+    refused(NotFound, lambda: served(images, BOB, done))
     images.change(ADA, done.digest, ImageChange(shares=(Share(kind="user", name="bob"),)))
     served(images, BOB, done)
 
@@ -146,8 +101,7 @@ def test_what_is_collected_is_gone_at_once(images: Images) -> None:
     images.remove(ADA, done.digest)
     sweeper(images).collect()
     assert stored(images) == []
-    with pytest.raises(NotFound):
-        served(images, NODE, done)
+    refused(NotFound, lambda: served(images, NODE, done))
 
 
 def test_a_segment_that_is_replaced_is_served_anew(images: Images) -> None:

@@ -18,7 +18,7 @@ from repository.migrations import alembic_config, upgrade
 from repository.models import Base, BlobOwnerRow, BuildRow
 from vmjobs.model import now
 
-pytestmark = pytest.mark.in_process
+pytestmark = [pytest.mark.in_process, pytest.mark.both_databases]
 
 
 def test_models_and_migrations_agree(empty_database: str) -> None:
