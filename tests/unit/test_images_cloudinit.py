@@ -107,7 +107,14 @@ def test_the_kit_offers_what_lies_in_the_work_directory(
     (work / "sub" / "d.txt").write_text("d")
     (work / "out").symlink_to(job)
     globs = ["*.txt", "a.*", "sub/*", "out/*.txt", "../*.txt", "none"]
-    assert list(cloud_kit.outputs(globs)) == ["a.txt", "b c.txt", "sub/d.txt"]
+    found = dict(cloud_kit.outputs(globs))
+    assert [name for name, left_out in found.items() if not left_out] == [
+        "a.txt",
+        "b c.txt",
+        "sub/d.txt",
+    ]
+    outside = dict.fromkeys(("out/secret.txt", "../secret.txt"), "outside")
+    assert {n: why for n, why in found.items() if why} == {"link.txt": "link"} | outside
 
 
 def test_the_kit_runs_scripts_and_writes_the_output_disk(
