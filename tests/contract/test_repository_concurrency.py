@@ -156,6 +156,7 @@ def test_an_exclusive_block_is_alone_and_ends_with_its_owner(
                 assert again
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # whose locks are files
 def test_a_build_never_holds_up_what_is_done_every_few_seconds(repository: Repository) -> None:
     # As many builds as there are lock files of a kind, and more: some share their number with it.
     for number in range(3000):
