@@ -20,12 +20,16 @@ IDLE, RUNNING = 1, 2
 
 @dataclass
 class ChirpService:
-    """attributes: of the job's ad. folder: files of the submit host. notes: what the job's log got."""
+    """attributes: of the job's ad. folder: files of the submit host. notes: what the job's log got.
+
+    served: how many requests came.
+    """
 
     folder: Path
     attributes: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     port: int = 0
+    served: int = 0
 
     @property
     def config(self) -> bytes:
@@ -44,6 +48,7 @@ class ChirpService:
         with connection, connection.makefile("rwb") as stream, suppress(ConnectionError):
             known = False
             while line := stream.readline():
+                self.served += 1
                 words = [
                     re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL)
                     for word in re.findall(r"(?:[^\\\s]|\\.)+", line.decode())
