@@ -25,6 +25,7 @@ class ChirpService:
     """attributes: of the job's ad. folder: files of the submit host. notes: what the job's log got.
 
     events: names of attributes that were set at once, in order; each is an event in the job's log.
+    served: how many requests came.
     """
 
     folder: Path
@@ -32,6 +33,7 @@ class ChirpService:
     notes: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     port: int = 0
+    served: int = 0
 
     @property
     def config(self) -> bytes:
@@ -50,6 +52,7 @@ class ChirpService:
         with connection, connection.makefile("rwb") as stream, suppress(ConnectionError):
             known = False
             while line := stream.readline():
+                self.served += 1
                 words = [
                     re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL)
                     for word in re.findall(r"(?:[^\\\s]|\\.)+", line.decode())

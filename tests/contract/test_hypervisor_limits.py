@@ -15,7 +15,7 @@ from pathlib import Path
 import hypervisor_host
 import pytest
 from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
-from hypervisor_host import Bench, endpoint, said, wait_until
+from hypervisor_host import BOOT, Bench, endpoint, said, wait_until
 
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import mconsole, netproc, procs, sandbox
@@ -104,7 +104,8 @@ def test_a_greedy_machine_keeps_to_its_share_without_its_starter(uml: Bench) -> 
     uml.until(limited, "spinning")
     found = share(limited.name, 3)
     assert 0.2 < found < 0.4
-    assert share(free.name, 1) > found + 0.05
+    # A busy node may not have that much for a while.
+    wait_until(lambda: share(free.name, 1) > found + 0.05, BOOT, "the free one gets more")
     assert uml.driver.state(limited.name) is MachineState.RUNNING
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -12,29 +13,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import pytest
-from chirp_service import ChirpService, chirp_service
+from chirp_service import ChirpService
 from hypervisor_host import wait_until
-from unchanged_kit import BOOT, GID, UID, Job, Site, serving_site
+from unchanged_kit import GID, UID, Job, Site
 
 from vmjobs.agent.entrance import MOST
 
 AD = 'VMJobImage = "generic"\n'
+pytest_plugins = ["unchanged_kit"]
 PROGRAM = str(Path(sys.executable).with_name("vmjobs"))
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with serving_site() as site:
-        yield site
-
-
-@pytest.fixture
-def chirp(tmp_path: Path) -> Iterator[ChirpService]:
-    with chirp_service(tmp_path) as service:
-        yield service
 
 
 def chirping(site: Site, chirp: ChirpService, script: str, ad: str = AD) -> Job:
@@ -118,12 +110,9 @@ def test_many_connections_at_once(site: Site, chirp: ChirpService) -> None:
 def resident(site: Site) -> Iterator[Job]:
     """A job that stays."""
     script = "echo mine >of-the-job; echo up; sleep 1000"
-    job = site.start("/bin/sh", "-c", script, environment={"GREETING": "two words"})
-    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    job = site.resident(script, environment={"GREETING": "two words"})
     yield job
-    job.process.kill()
-    job.process.wait(10)
-    wait_until(lambda: not site.machines(), 30, "the machine to be gone")
+    site.end(job)
 
 
 def surroundings(site: Site, slot: int) -> dict[str, str]:
@@ -131,14 +120,17 @@ def surroundings(site: Site, slot: int) -> dict[str, str]:
     return {**own, "VMJOBS_SOCKET": str(site.socket)}
 
 
-def entering(site: Site, slot: int, command: str, uid: int = UID) -> subprocess.Popen[bytes]:
-    """Somebody who belongs to the job of a slot."""
+def entering(
+    site: Site, slot: int, command: str = "", uid: int = UID, terminal: int = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
+    """Somebody who belongs to the job of a slot. command: none for a shell in a terminal."""
+    asked = {"SSH_ORIGINAL_COMMAND": command} if command else {"TERM": "vt100"}
     return subprocess.Popen(
         [PROGRAM, "enter"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**surroundings(site, slot), "SSH_ORIGINAL_COMMAND": command},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**surroundings(site, slot), **asked},
         user=uid,
         group=GID,
         extra_groups=[],
@@ -166,16 +158,7 @@ def test_bytes_pass_untouched(site: Site, resident: Job) -> None:
 def test_a_shell_in_a_terminal(site: Site, resident: Job) -> None:
     screen, terminal = pty.openpty()
     os.set_blocking(screen, False)
-    visitor = subprocess.Popen(
-        [PROGRAM, "enter"],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env={**surroundings(site, resident.process.pid), "TERM": "vt100"},
-        user=UID,
-        group=GID,
-        extra_groups=[],
-    )
+    visitor = entering(site, resident.process.pid, terminal=terminal)
     os.close(terminal)
     seen = bytearray()
 
@@ -211,19 +194,20 @@ def test_the_console_is_shown_without_the_machines_help(site: Site, resident: Jo
 
 
 def test_the_console_is_followed_to_the_jobs_end(site: Site) -> None:
-    job = site.start("/bin/sh", "-c", "echo up; sleep 5")
-    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    job = site.resident("echo up; sleep 5")
     out, err = entering(site, job.process.pid, "vmjobs-console -f").communicate(timeout=120)
     assert b"exit code=0" in out, err
     assert job.process.wait(60) == 0
 
 
 def test_who_is_somebody_else_stays_outside(site: Site, resident: Job) -> None:
-    visitor = entering(site, resident.process.pid, "id", uid=UID + 1)
-    out, err = visitor.communicate(timeout=60)
-    assert out == b""
-    assert b"no machine of this job's runs here" in err
-    assert visitor.returncode == 125
+    """And so does who belongs to no job."""
+    for slot, uid in ((resident.process.pid, UID + 1), (os.getpid(), UID)):
+        visitor = entering(site, slot, "id", uid=uid)
+        out, err = visitor.communicate(timeout=60)
+        assert out == b""
+        assert b"no machine of this job's runs here" in err
+        assert visitor.returncode == 125
 
 
 def test_no_token_is_in_sight_in_there(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,12 +244,6 @@ def test_no_token_is_in_sight_in_there(site: Site, monkeypatch: pytest.MonkeyPat
     assert [token for tokens in made.values() for token in tokens if token in job.out] == []
 
 
-def test_nobody_enters_where_no_machine_is(site: Site) -> None:
-    visitor = entering(site, os.getpid(), "id")
-    _, err = visitor.communicate(timeout=60)
-    assert visitor.returncode == 125, err
-
-
 def test_no_more_than_some_are_inside(site: Site, resident: Job) -> None:
     slot = resident.process.pid
     visitors = [entering(site, slot, "echo in; sleep 1000") for _ in range(MOST)]
@@ -291,9 +269,14 @@ def test_who_leaves_while_nobody_reads_leaves_room(site: Site, resident: Job) ->
         assert visitor.stdout is not None
         assert visitor.stdout.readline() == b"in\n"
         threading.Thread(target=_pour, args=(visitor.stdin.fileno(),), daemon=True).start()
-        time.sleep(0.3)  # for what is on its way to come to a stand
+        wait_until(partial(is_full, visitor.stdin), 30, "what is on its way stands")
         visitor.kill()
         visitor.wait(10)
+
+
+def is_full(pipe: IO[bytes]) -> bool:
+    """Whether for a while nothing can be written."""
+    return not select.select([], [pipe], [], 0.3)[1]
 
 
 def _pour(handle: int) -> None:
@@ -307,17 +290,21 @@ def test_a_job_ends_while_it_does_not_read_its_answers(site: Site, chirp: ChirpS
         read -r address port cookie <.chirp.config; echo up
         bash -c 'exec 3<>"/dev/tcp/$1/$2"; yes "cookie x" >&3' bash "$address" "$port"
     """
-    job = site.start("/bin/sh", "-c", script, files={".chirp.config": chirp.config})
-    wait_until(lambda: "up" in job.out, BOOT, "the job")
-    time.sleep(3)  # until all that can be on its way is
+    job = site.resident(script, files={".chirp.config": chirp.config})
+    seen = [0]
+
+    def stands() -> bool:
+        seen.append(chirp.served)
+        return chirp.served > 0 and len(seen) > 50 and len(set(seen[-50:])) == 1
+
+    wait_until(stands, 60, "all that can be on its way is")
     job.process.send_signal(signal.SIGTERM)
-    job.process.wait(60)
-    wait_until(lambda: not site.machines(), 30, "the machine to be gone")
+    assert job.process.wait(60) == -signal.SIGTERM
+    site.wait_empty()
 
 
 def test_the_job_ends_under_a_visitor(site: Site) -> None:
-    job = site.start("/bin/sh", "-c", "echo up; while [ ! -e over ]; do sleep 0.2; done; exit 4")
-    wait_until(lambda: "up" in job.out, BOOT, "the job")
+    job = site.resident("echo up; while [ ! -e over ]; do sleep 0.2; done; exit 4")
     command = "trap '' TERM HUP; echo in; touch over; while :; do sleep 1; done"
     visitor = entering(site, job.process.pid, command)
     assert visitor.stdout is not None

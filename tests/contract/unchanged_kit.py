@@ -7,11 +7,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+from chirp_service import ChirpService, chirp_service
+from hypervisor_host import wait_until
 from wrapper_kit import build_wrapper
 
 from images.store import ImageStore
@@ -113,6 +115,22 @@ class Site:
         """Machines of this node."""
         return [name for name in self.driver.list() if name.startswith(self.prefix)]
 
+    def resident(self, script: str, **wish: Any) -> Job:
+        """Start a shell script, and wait until it says ``up``."""
+        job = self.start("/bin/sh", "-c", script, **wish)
+        wait_until(lambda: "up" in job.out, BOOT, "the job")
+        return job
+
+    def end(self, job: Job) -> None:
+        """End a job as a starter that waits no longer."""
+        job.process.kill()
+        job.process.wait(10)
+        self.wait_empty()
+
+    def wait_empty(self) -> None:
+        """Wait until no machine of this node is left."""
+        wait_until(lambda: not self.machines(), 30, "the machine to be gone")
+
     def run(self, *command: str, **wish: Any) -> Job:
         """Run a job to its end."""
         job = self.start(*command, **wish)
@@ -144,8 +162,14 @@ class Job:
         return (self.place / "_condor_stderr").read_text("utf-8", "replace")
 
 
-@contextmanager
-def serving_site() -> Iterator[Site]:
+@pytest.fixture
+def chirp(tmp_path: Path) -> Iterator[ChirpService]:
+    with chirp_service(tmp_path) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
     """A node whose agent takes unchanged jobs; nothing is left of them in the end."""
     with tempfile.TemporaryDirectory(prefix="unchanged-") as name:
         folder = Path(name)
