@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ def nothing_fits() -> Iterator[None]:
 @contextmanager
 def files_left(count: int) -> Iterator[None]:
     """This process may open ``count`` more files."""
+    gc.collect()  # or files of earlier tests are closed meanwhile
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)
