@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 from chirp_service import IDLE, ChirpService
 from hypervisor_host import kill_all, wait_until
-from unchanged_kit import BOOT, GID, UID, Site
+from unchanged_kit import BOOT, GID, UID, AgentNode
 from wrapper_kit import build_evil
 
 from condor import outcomes
@@ -31,13 +31,13 @@ from vmjobs.ports import ImageSource
 pytest_plugins = ["unchanged_kit"]
 
 
-def test_it_is_the_same_job_in_there(site: Site) -> None:
+def test_it_is_the_same_job_in_there(node: AgentNode) -> None:
     script = """
         id -u; id -g; id -un; pwd; echo "$GREETING"; cat data/in; cat; ls -A | grep -c condor_std
         grep -q "hostfs\\|ubd" /proc/cmdline && echo machine
         echo "to you" >&2; exit 3
     """
-    job = site.run(
+    job = node.run(
         "/bin/sh",
         "-c",
         script,
@@ -52,10 +52,10 @@ def test_it_is_the_same_job_in_there(site: Site) -> None:
     assert job.status == 3
 
 
-def test_arguments_and_variables_pass_untouched(site: Site) -> None:
+def test_arguments_and_variables_pass_untouched(node: AgentNode) -> None:
     program = b"#!/bin/sh\nprintf '<%s>' \"$@\"\necho\ntr '\\0' '\\n' </proc/$$/environ\n"
     words = ["", " a  b ", "it's", '"', "\\", "$(id)", "*", "new\nline", "-x", "é"]
-    job = site.run(
+    job = node.run(
         "./pro=gram",
         *words,
         files={"pro=gram": program},
@@ -67,7 +67,7 @@ def test_arguments_and_variables_pass_untouched(site: Site) -> None:
     assert {"odd.name=1", "odd-name=2"} <= set(job.out.splitlines())
 
 
-def test_variables_that_command_programs_are_the_jobs_alone(site: Site, tmp_path: Path) -> None:
+def test_variables_that_command_programs_are_the_jobs_alone(node: AgentNode, tmp_path: Path) -> None:
     """On the node they command none; in the guest they are all there, as they were."""
     mark = tmp_path / "mark"
     evil = build_evil(tmp_path, mark).read_bytes()
@@ -87,7 +87,7 @@ def test_variables_that_command_programs_are_the_jobs_alone(site: Site, tmp_path
     # (A program of busybox's is static, as this shell need not be.)
     command = ("/bin/busybox", "cat", "/proc/self/environ")
     ad = 'VMJobImage = "generic"'
-    job = site.run(*command, ad=ad, files={"evil.so": evil}, environment=with_ad(said), wrapped=True)
+    job = node.run(*command, ad=ad, files={"evil.so": evil}, environment=with_ad(said), wrapped=True)
     assert job.status == 0, job.err
     assert not mark.exists()
     found = dict(word.split("=", 1) for word in job.out.split("\0")[:-1])
@@ -100,7 +100,7 @@ def with_ad(variables: dict[str, str]) -> dict[str, str]:
     return {**variables, "_CONDOR_JOB_AD": ".job.ad"}
 
 
-def test_links_that_lead_out_lead_to_files_of_the_guest(site: Site, chirp: ChirpService) -> None:
+def test_links_that_lead_out_lead_to_files_of_the_guest(node: AgentNode, chirp: ChirpService) -> None:
     """HTCondor would follow them on the node."""
     script = """
         mkdir -p in/deep; echo mine >in/file; echo x >/tmp/outside; chmod 640 /tmp/outside
@@ -113,7 +113,7 @@ def test_links_that_lead_out_lead_to_files_of_the_guest(site: Site, chirp: Chirp
 '
         cat /etc/passwd
     """
-    job = site.run("/bin/sh", "-c", script, files={".chirp.config": chirp.config})
+    job = node.run("/bin/sh", "-c", script, files={".chirp.config": chirp.config})
     assert job.status == 0, job.err
     place = job.place
     for name in ("a", "in/deep/b", "hard", "hard2"):
@@ -134,7 +134,7 @@ def test_links_that_lead_out_lead_to_files_of_the_guest(site: Site, chirp: Chirp
     assert said.count(";") == 6, said
 
 
-def test_changes_come_back_and_nothing_else(site: Site) -> None:
+def test_changes_come_back_and_nothing_else(node: AgentNode) -> None:
     script = """
         echo more >>changed; rm gone; mkdir -p made/deep; echo new >made/deep/file; ln -s made link
         chmod 750 made; mv moved elsewhere; echo x >'odd
@@ -145,7 +145,7 @@ name'; touch -d 2001-01-01 old; ln changed second; rm -r was && echo now >was; m
     def age(place: Path) -> None:
         os.utime(place / "same", (1, 1))
 
-    job = site.run("/bin/sh", "-c", script, files=files, prepare=age)
+    job = node.run("/bin/sh", "-c", script, files=files, prepare=age)
     assert job.status == 0, job.err
     place = job.place
     assert (place / "changed").read_text() == "one\nmore\n"
@@ -165,10 +165,10 @@ name'; touch -d 2001-01-01 old; ln changed second; rm -r was && echo now >was; m
     assert {path.stat(follow_symlinks=False).st_uid for path in mine} == {UID}
 
 
-def test_a_directory_that_was_moved_comes_with_all_it_holds(site: Site) -> None:
+def test_a_directory_that_was_moved_comes_with_all_it_holds(node: AgentNode) -> None:
     files = {"data/a": b"a", "data/deep/b": b"b", "one/x": b"1", "two/x": b"2"}
     script = "mv data results; mv one t; mv two one; mv t two; mkdir ro; echo x >ro/f; chmod 555 ro"
-    job = site.run("/bin/sh", "-c", script, files=files)
+    job = node.run("/bin/sh", "-c", script, files=files)
     assert job.status == 0, job.err
     place = job.place
     assert not (place / "data").exists()
@@ -179,8 +179,8 @@ def test_a_directory_that_was_moved_comes_with_all_it_holds(site: Site) -> None:
     (place / "ro").chmod(0o755)
 
 
-def test_a_job_that_removes_all_removes_nothing_of_the_starters(site: Site) -> None:
-    job = site.run("/bin/sh", "-c", "find . -mindepth 1 -delete; echo 'a b c' >.chirp.config")
+def test_a_job_that_removes_all_removes_nothing_of_the_starters(node: AgentNode) -> None:
+    job = node.run("/bin/sh", "-c", "find . -mindepth 1 -delete; echo 'a b c' >.chirp.config")
     assert job.status == 0, job.err
     assert {".job.ad", ".machine.ad"} <= {path.name for path in job.place.iterdir()}
     assert not (job.place / ".chirp.config").exists()
@@ -196,41 +196,41 @@ def test_a_job_that_removes_all_removes_nothing_of_the_starters(site: Site) -> N
     ],
 )
 def test_ends_as_the_job_ends(
-    site: Site, chirp: ChirpService, words: str, status: int, state: str, reason: str
+    node: AgentNode, chirp: ChirpService, words: str, status: int, state: str, reason: str
 ) -> None:
-    job = site.run("/bin/sh", "-c", words, files={".chirp.config": chirp.config})
+    job = node.run("/bin/sh", "-c", words, files={".chirp.config": chirp.config})
     assert job.status == status
     assert chirp.shown() == (state, reason)
     # STAGING, BOOTING, RUNNING, COLLECTING, and its end: a line of the job's log for each.
     assert chirp.events == ["ChirpVMState"] * 5
 
 
-def test_what_a_job_leaves_running_ends_with_it(site: Site) -> None:
+def test_what_a_job_leaves_running_ends_with_it(node: AgentNode) -> None:
     """Not even the kernel is harmed, whatever it is doing for them then."""
     script = "for n in 1 2 3; do (while :; do (:) & wait; done) & done; sleep 1; echo ended; exit 3"
-    job = site.run("/bin/sh", "-c", script)
+    job = node.run("/bin/sh", "-c", script)
     assert (job.status, job.out) == (3, "ended\n"), job.err
 
 
-def test_a_program_that_is_not_there(site: Site) -> None:
-    job = site.run("./nothing")
+def test_a_program_that_is_not_there(node: AgentNode) -> None:
+    job = node.run("./nothing")
     assert job.status == 127
     assert "nothing" in job.err
 
 
 def test_the_ad_of_a_job_that_was_cut_short_does_not_say_that_it_runs(
-    site: Site, chirp: ChirpService
+    node: AgentNode, chirp: ChirpService
 ) -> None:
     """What a starter kills at once says nothing any more: HTCondor itself has the job idle then."""
     files = {".chirp.config": chirp.config}
-    job = site.resident("echo up; sleep 1000", files=files)
+    job = node.resident("echo up; sleep 1000", files=files)
     state, reason = chirp.shown()
     assert (state, reason.partition(":")[0]) == ("RUNNING", "PROGRESS")
     job.process.kill()
     job.process.wait(10)
     lost = f"EXEC_LOST: what runs the job on its node was killed; its last word: {reason}"
     assert chirp.shown(status=IDLE) == ("PREEMPTED", lost)
-    site.wait_empty()
+    node.wait_empty()
 
 
 #: What the ad of a job says that was told to leave, by SIGTERM.
@@ -252,42 +252,42 @@ TOLD_TO_LEAVE = "EVICTED: HTCondor told the job to leave its node (signal 15)"
     ids=["it does something about it", "it does nothing"],
 )
 def test_a_signal_reaches_the_job(
-    site: Site, chirp: ChirpService, script: str, status: int, out: str, how: str
+    node: AgentNode, chirp: ChirpService, script: str, status: int, out: str, how: str
 ) -> None:
-    job = site.resident(script, files={".chirp.config": chirp.config})
+    job = node.resident(script, files={".chirp.config": chirp.config})
     job.process.send_signal(signal.SIGTERM)
     assert job.process.wait(90) == status
     assert job.out == out
     assert chirp.shown() == ("PREEMPTED", f"{TOLD_TO_LEAVE}, and {how}")
     assert (job.place / "state").exists() is ("stopped" in out), "what it does then comes back"
-    site.wait_empty()
+    node.wait_empty()
 
 
-def test_a_job_that_does_not_leave_goes_with_whoever_ends_it(site: Site) -> None:
-    job = site.resident("trap '' TERM; echo up; while :; do sleep 0.1; done")
+def test_a_job_that_does_not_leave_goes_with_whoever_ends_it(node: AgentNode) -> None:
+    job = node.resident("trap '' TERM; echo up; while :; do sleep 0.1; done")
     job.process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         job.process.wait(15)
-    site.end(job)
+    node.end(job)
 
 
-def test_a_job_that_is_suspended_stands_still(site: Site) -> None:
-    job = site.start("/bin/sh", "-c", "while :; do echo; sleep 0.1; done")
+def test_a_job_that_is_suspended_stands_still(node: AgentNode) -> None:
+    job = node.start("/bin/sh", "-c", "while :; do echo; sleep 0.1; done")
     wait_until(lambda: len(job.out) > 3, BOOT, "the job")
     job.process.send_signal(signal.SIGSTOP)
-    (name,) = site.machines()
-    wait_until(lambda: site.driver.state(name) is MachineState.PAUSED, 10, "the machine to stand still")
+    (name,) = node.machines()
+    wait_until(lambda: node.driver.state(name) is MachineState.PAUSED, 10, "the machine to stand still")
     job.process.send_signal(signal.SIGCONT)
-    wait_until(lambda: site.driver.state(name) is MachineState.RUNNING, 10, "the machine to go on")
+    wait_until(lambda: node.driver.state(name) is MachineState.RUNNING, 10, "the machine to go on")
     before = len(job.out)
     wait_until(lambda: len(job.out) > before + 3, 10, "the job to go on")
-    site.end(job)
+    node.end(job)
 
 
-def test_a_machine_that_is_killed_is_no_end_of_the_job(site: Site, chirp: ChirpService) -> None:
+def test_a_machine_that_is_killed_is_no_end_of_the_job(node: AgentNode, chirp: ChirpService) -> None:
     files = {".chirp.config": chirp.config}
-    job = site.resident("echo up; sleep 1000", files=files)
-    (name,) = site.machines()
+    job = node.resident("echo up; sleep 1000", files=files)
+    (name,) = node.machines()
     kill_all(name)
     assert job.process.wait(60) == -signal.SIGKILL
     state, reason = chirp.shown(status=IDLE)
@@ -305,22 +305,22 @@ def test_a_machine_that_is_killed_is_no_end_of_the_job(site: Site, chirp: ChirpS
         'VMJobImage = "generic"\nVMJobBootTimeout = -5',
     ],
 )
-def test_what_cannot_be_is_no_end_of_the_job(site: Site, ad: str) -> None:
+def test_what_cannot_be_is_no_end_of_the_job(node: AgentNode, ad: str) -> None:
     began = time.monotonic()
-    job = site.run("/bin/true", ad=ad)
+    job = node.run("/bin/true", ad=ad)
     assert job.status == -signal.SIGKILL
     assert time.monotonic() - began < 20
     assert job.out == job.err == ""
 
 
-def test_more_than_the_disk_holds(site: Site) -> None:
-    job = site.run("/bin/sh", "-c", "dd if=/dev/zero of=big bs=1M count=4096 2>/dev/null")
+def test_more_than_the_disk_holds(node: AgentNode) -> None:
+    job = node.run("/bin/sh", "-c", "dd if=/dev/zero of=big bs=1M count=4096 2>/dev/null")
     assert job.status == -signal.SIGKILL
     assert not (job.place / "big").exists()
 
 
 @pytest.mark.soak
-def test_large_and_many_files(site: Site) -> None:
+def test_large_and_many_files(node: AgentNode) -> None:
     def many(place: Path) -> None:
         (place / "many").mkdir()
         for number in range(2000):
@@ -330,7 +330,7 @@ def test_large_and_many_files(site: Site) -> None:
                 file.write(os.urandom(MIB))
 
     script = "cd many; for n in 1 2 3; do echo changed >$n; done; cd ..; md5sum <large; cp large copy"
-    job = site.run("/bin/sh", "-c", script, prepare=many)
+    job = node.run("/bin/sh", "-c", script, prepare=many)
     assert job.status == 0, job.err
     done = subprocess.run(["cmp", "large", "copy"], cwd=job.place, check=False)
     assert done.returncode == 0
@@ -339,21 +339,21 @@ def test_large_and_many_files(site: Site) -> None:
     shutil.rmtree(job.place)
 
 
-def test_more_memory_than_the_node_has(site: Site) -> None:
+def test_more_memory_than_the_node_has(node: AgentNode) -> None:
     def large(place: Path) -> None:
         (place / ".machine.ad").write_text("Cpus = 1\nMemory = 4096\nDisk = 1\n")
 
-    job = site.run("/bin/true", prepare=large)
+    job = node.run("/bin/true", prepare=large)
     assert job.status == -signal.SIGKILL
 
 
-def test_root_has_no_jobs(site: Site) -> None:
+def test_root_has_no_jobs(node: AgentNode) -> None:
     import socket
 
     from vmjobs.agent import protocol
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.connect(str(site.socket))
+        client.connect(str(node.socket))
         message = protocol.HandMessage(
             job="1.0",
             image="generic",
@@ -381,11 +381,11 @@ def small_disk(place: Path, mib: int) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def test_a_node_whose_disk_is_full_says_so(site: Site, chirp: ChirpService) -> None:
+def test_a_node_whose_disk_is_full_says_so(node: AgentNode, chirp: ChirpService) -> None:
     """There is no room to note how it ended, either."""
-    with small_disk(site.folder / "runs", 2):
+    with small_disk(node.folder / "runs", 2):
         files = {"large": bytes(4 * MIB), ".chirp.config": chirp.config}
-        job = site.run("/bin/true", files=files)
+        job = node.run("/bin/true", files=files)
     assert job.status == -signal.SIGKILL
     said = chirp.attributes["ChirpVMReason"]
     assert said.startswith('"NODE_FAILED: the node failed: ')
@@ -393,9 +393,9 @@ def test_a_node_whose_disk_is_full_says_so(site: Site, chirp: ChirpService) -> N
     assert "Errno" not in said
 
 
-def test_a_job_for_which_its_machine_has_not_the_memory(site: Site, chirp: ChirpService) -> None:
+def test_a_job_for_which_its_machine_has_not_the_memory(node: AgentNode, chirp: ChirpService) -> None:
     """It ends as it does anywhere, and its ad says why that may be."""
-    job = site.run("/bin/sh", "-c", "exec tail /dev/zero", files={".chirp.config": chirp.config})
+    job = node.run("/bin/sh", "-c", "exec tail /dev/zero", files={".chirp.config": chirp.config})
     assert job.status == -signal.SIGKILL
     assert chirp.attributes["ChirpVMOutcome"] == '"own"'
     state, reason = chirp.shown()
@@ -404,11 +404,11 @@ def test_a_job_for_which_its_machine_has_not_the_memory(site: Site, chirp: Chirp
     assert reason.endswith(outcomes.STARVED_REMEDY)
 
 
-def test_no_room_for_what_the_job_left(site: Site, chirp: ChirpService) -> None:
+def test_no_room_for_what_the_job_left(node: AgentNode, chirp: ChirpService) -> None:
     script = "echo up; sleep 5; head -c 1000000 /dev/urandom >made"
-    with small_disk(site.folder / "handed", 1026):
-        job = site.resident(script, files={".chirp.config": chirp.config})
-        with (site.folder / "handed" / "filler").open("wb") as filler, suppress(OSError):
+    with small_disk(node.folder / "handed", 1026):
+        job = node.resident(script, files={".chirp.config": chirp.config})
+        with (node.folder / "handed" / "filler").open("wb") as filler, suppress(OSError):
             while True:
                 filler.write(bytes(MIB))
         assert job.process.wait(60) == -signal.SIGKILL
@@ -418,22 +418,22 @@ def test_no_room_for_what_the_job_left(site: Site, chirp: ChirpService) -> None:
     assert "Errno" not in said
 
 
-def test_a_node_that_the_repository_does_not_know_rests(site: Site) -> None:
+def test_a_node_that_the_repository_does_not_know_rests(node: AgentNode) -> None:
     """It would fail each job at once, and get the next one for that."""
 
     def nobody(_name: str) -> str:
         raise Unauthenticated("the token is not valid")
 
-    assert site.agent.hands is not None
-    hands, standing = site.agent.hands, site.agent.standing
-    site.agent.hands, site.agent.standing = replace(hands, resolve=nobody), Standing()
+    assert node.agent.hands is not None
+    hands, standing = node.agent.hands, node.agent.standing
+    node.agent.hands, node.agent.standing = replace(hands, resolve=nobody), Standing()
     try:
         for _ in range(3):
-            assert not site.agent.node().fault
-            assert site.run("/bin/true").status == -signal.SIGKILL
-        assert "3 jobs in a row failed" in site.agent.node().fault
+            assert not node.agent.node().fault
+            assert node.run("/bin/true").status == -signal.SIGKILL
+        assert "3 jobs in a row failed" in node.agent.node().fault
     finally:
-        site.agent.hands, site.agent.standing = hands, standing
+        node.agent.hands, node.agent.standing = hands, standing
 
 
 class Changed:
@@ -470,16 +470,16 @@ def only_uml(
     ],
 )
 def test_what_an_image_wants_of_a_node_is_told_where_this_one_has_it_not(
-    site: Site, chirp: ChirpService, fields: dict[str, Any], wish: str, told: dict[str, str]
+    node: AgentNode, chirp: ChirpService, fields: dict[str, Any], wish: str, told: dict[str, str]
 ) -> None:
-    parts = site.agent.parts
+    parts = node.agent.parts
     changed = cast("ImageSource", Changed(parts.images, **fields))
-    site.agent.parts = replace(parts, images=changed, choose=partial(only_uml, site.driver))
+    node.agent.parts = replace(parts, images=changed, choose=partial(only_uml, node.driver))
     try:
         ad = f'VMJobImage = "generic"\n{wish}'
-        job = site.run("/bin/true", ad=ad, files={".chirp.config": chirp.config})
+        job = node.run("/bin/true", ad=ad, files={".chirp.config": chirp.config})
     finally:
-        site.agent.parts = parts
+        node.agent.parts = parts
     assert job.status == -signal.SIGKILL
     assert chirp.attributes["ChirpVMReason"].startswith('"NO_HYPERVISOR: ')
     found = {n: v for n, v in chirp.attributes.items() if n.startswith("ChirpVMImage")}

@@ -20,7 +20,7 @@ from typing import IO
 import pytest
 from chirp_service import ChirpService
 from hypervisor_host import wait_until
-from unchanged_kit import GID, UID, Job, Site
+from unchanged_kit import GID, UID, AgentNode, Job
 
 from vmjobs.agent.entrance import MOST
 
@@ -29,12 +29,12 @@ pytest_plugins = ["unchanged_kit"]
 PROGRAM = str(Path(sys.executable).with_name("vmjobs"))
 
 
-def chirping(site: Site, chirp: ChirpService, script: str, ad: str = AD) -> Job:
+def chirping(node: AgentNode, chirp: ChirpService, script: str, ad: str = AD) -> Job:
     """Run a script to its end in which there is a Chirp service."""
-    return site.run("/bin/sh", "-c", script, ad=ad, files={".chirp.config": chirp.config})
+    return node.run("/bin/sh", "-c", script, ad=ad, files={".chirp.config": chirp.config})
 
 
-def test_a_job_that_asked_for_it_does_all_that_chirp_does(site: Site, chirp: ChirpService) -> None:
+def test_a_job_that_asked_for_it_does_all_that_chirp_does(node: AgentNode, chirp: ChirpService) -> None:
     data = os.urandom(200_000)
     (chirp.folder / "there").write_bytes(data)
     script = """
@@ -50,7 +50,7 @@ def test_a_job_that_asked_for_it_does_all_that_chirp_does(site: Site, chirp: Chi
         ! condor_chirp get_job_attr Nothing
         /usr/libexec/condor/condor_chirp set_job_attr_delayed ChirpDone 1
     """
-    job = chirping(site, chirp, script, AD + "WantIOProxy = true\n")
+    job = chirping(node, chirp, script, AD + "WantIOProxy = true\n")
     assert (job.status, job.out) == (0, '"two  words\\"\\\\ \'and more"\n'), job.err
     assert job.err.splitlines() == [
         "condor_chirp: open there: there is no such file or attribute",
@@ -64,7 +64,9 @@ def test_a_job_that_asked_for_it_does_all_that_chirp_does(site: Site, chirp: Chi
     assert (job.place / ".chirp.config").read_text().startswith("127.0.0.1 ")
 
 
-def test_a_job_that_did_not_ask_has_its_own_attributes_alone(site: Site, chirp: ChirpService) -> None:
+def test_a_job_that_did_not_ask_has_its_own_attributes_alone(
+    node: AgentNode, chirp: ChirpService
+) -> None:
     """Whoever made its image must not reach the user's files, or have the job run elsewhere."""
     (chirp.folder / "secret").write_text("of the user")
     script = """
@@ -81,7 +83,7 @@ def test_a_job_that_did_not_ask_has_its_own_attributes_alone(site: Site, chirp: 
         } >ask
         busybox nc "$address" "$port" <ask | tr '\\n' ,
     """
-    job = chirping(site, chirp, script)
+    job = chirping(node, chirp, script)
     assert job.out == "7\n0,-2,-2,-2,-2,-2,1,7", job.err
     assert job.err.count("not allowed; does the job have +WantIOProxy = true?") == 3
     assert "VMJobImage" not in chirp.attributes
@@ -91,7 +93,7 @@ def test_a_job_that_did_not_ask_has_its_own_attributes_alone(site: Site, chirp: 
 
 
 @pytest.mark.soak
-def test_many_connections_at_once(site: Site, chirp: ChirpService) -> None:
+def test_many_connections_at_once(node: AgentNode, chirp: ChirpService) -> None:
     script = """
         for n in 1 2 3 4 5 6; do condor_chirp set_job_attr_delayed "ChirpN$n" $n & done; wait
         read -r address port cookie <.chirp.config
@@ -101,27 +103,27 @@ def test_many_connections_at_once(site: Site, chirp: ChirpService) -> None:
         sleep 2; condor_chirp set_job_attr_delayed ChirpN7 7; wait
         condor_chirp set_job_attr_delayed ChirpN8 8
     """
-    job = chirping(site, chirp, script)
+    job = chirping(node, chirp, script)
     assert job.status == 0, job.err
     assert {f"ChirpN{n}" for n in (1, 2, 3, 4, 5, 6, 8)} <= set(chirp.attributes)
 
 
 @pytest.fixture
-def resident(site: Site) -> Iterator[Job]:
+def resident(node: AgentNode) -> Iterator[Job]:
     """A job that stays."""
     script = "echo mine >of-the-job; echo up; sleep 1000"
-    job = site.resident(script, environment={"GREETING": "two words"})
+    job = node.resident(script, environment={"GREETING": "two words"})
     yield job
-    site.end(job)
+    node.end(job)
 
 
-def surroundings(site: Site, slot: int) -> dict[str, str]:
+def surroundings(node: AgentNode, slot: int) -> dict[str, str]:
     own = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "SLOT": str(slot)}
-    return {**own, "VMJOBS_SOCKET": str(site.socket)}
+    return {**own, "VMJOBS_SOCKET": str(node.socket)}
 
 
 def entering(
-    site: Site, slot: int, command: str = "", uid: int = UID, terminal: int = subprocess.PIPE
+    node: AgentNode, slot: int, command: str = "", uid: int = UID, terminal: int = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
     """Somebody who belongs to the job of a slot. command: none for a shell in a terminal."""
     asked = {"SSH_ORIGINAL_COMMAND": command} if command else {"TERM": "vt100"}
@@ -130,35 +132,35 @@ def entering(
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
-        env={**surroundings(site, slot), **asked},
+        env={**surroundings(node, slot), **asked},
         user=uid,
         group=GID,
         extra_groups=[],
     )
 
 
-def test_a_command_runs_in_the_job(site: Site, resident: Job) -> None:
+def test_a_command_runs_in_the_job(node: AgentNode, resident: Job) -> None:
     command = """
         id -u; pwd; cat of-the-job; echo "$GREETING"; cat; echo 'to you' >&2
         cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep; exit 7
     """
-    visitor = entering(site, resident.process.pid, command)
+    visitor = entering(node, resident.process.pid, command)
     out, err = visitor.communicate(b"typed\n", timeout=60)
     lines = [str(UID), str(resident.place), "mine", "two words", "typed", "to you", "1"]
     assert out.decode().splitlines() == lines, err
     assert visitor.returncode == 7
 
 
-def test_bytes_pass_untouched(site: Site, resident: Job) -> None:
+def test_bytes_pass_untouched(node: AgentNode, resident: Job) -> None:
     data = os.urandom(3_000_000)
-    out, err = entering(site, resident.process.pid, "cat").communicate(data, timeout=120)
+    out, err = entering(node, resident.process.pid, "cat").communicate(data, timeout=120)
     assert out == data, err
 
 
-def test_a_shell_in_a_terminal(site: Site, resident: Job) -> None:
+def test_a_shell_in_a_terminal(node: AgentNode, resident: Job) -> None:
     screen, terminal = pty.openpty()
     os.set_blocking(screen, False)
-    visitor = entering(site, resident.process.pid, terminal=terminal)
+    visitor = entering(node, resident.process.pid, terminal=terminal)
     os.close(terminal)
     seen = bytearray()
 
@@ -183,34 +185,34 @@ def test_a_shell_in_a_terminal(site: Site, resident: Job) -> None:
     os.close(screen)
 
 
-def test_the_console_is_shown_without_the_machines_help(site: Site, resident: Job) -> None:
-    out, err = entering(site, resident.process.pid, "vmjobs-console").communicate(timeout=60)
+def test_the_console_is_shown_without_the_machines_help(node: AgentNode, resident: Job) -> None:
+    out, err = entering(node, resident.process.pid, "vmjobs-console").communicate(timeout=60)
     assert b"ready" in out, err
-    tail = entering(site, resident.process.pid, f"vmjobs-console --offset {len(out) - 5}")
+    tail = entering(node, resident.process.pid, f"vmjobs-console --offset {len(out) - 5}")
     assert tail.communicate(timeout=60)[0][:5] == out[-5:]
-    stranger = entering(site, resident.process.pid, "vmjobs-console", uid=UID + 1)
+    stranger = entering(node, resident.process.pid, "vmjobs-console", uid=UID + 1)
     assert stranger.communicate(timeout=60)[0] == b""
     assert stranger.returncode == 125
 
 
-def test_the_console_is_followed_to_the_jobs_end(site: Site) -> None:
-    job = site.resident("echo up; sleep 5")
-    out, err = entering(site, job.process.pid, "vmjobs-console -f").communicate(timeout=120)
+def test_the_console_is_followed_to_the_jobs_end(node: AgentNode) -> None:
+    job = node.resident("echo up; sleep 5")
+    out, err = entering(node, job.process.pid, "vmjobs-console -f").communicate(timeout=120)
     assert b"exit code=0" in out, err
     assert job.process.wait(60) == 0
 
 
-def test_who_is_somebody_else_stays_outside(site: Site, resident: Job) -> None:
+def test_who_is_somebody_else_stays_outside(node: AgentNode, resident: Job) -> None:
     """And so does who belongs to no job."""
     for slot, uid in ((resident.process.pid, UID + 1), (os.getpid(), UID)):
-        visitor = entering(site, slot, "id", uid=uid)
+        visitor = entering(node, slot, "id", uid=uid)
         out, err = visitor.communicate(timeout=60)
         assert out == b""
         assert b"no machine of this job's runs here" in err
         assert visitor.returncode == 125
 
 
-def test_no_token_is_in_sight_in_there(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_token_is_in_sight_in_there(node: AgentNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever knows that of the door could stand at it, in place of who was sent for; whoever knows
     that of the endpoint could tell the host of the job's end, in place of the machine.
     """
@@ -237,34 +239,34 @@ def test_no_token_is_in_sight_in_there(site: Site, monkeypatch: pytest.MonkeyPat
         { cat /run/vmjobs/job/job.env; head -c 4096 /dev/ubdb; } 2>/dev/null
         find / -xdev -name door 2>/dev/null | xargs -r cat
     """
-    job = site.run("/bin/sh", "-c", script)
+    job = node.run("/bin/sh", "-c", script)
     assert job.status == 0, job.err
     assert "visit.sh keep" in job.out
     assert all(made.values()), made
     assert [token for tokens in made.values() for token in tokens if token in job.out] == []
 
 
-def test_no_more_than_some_are_inside(site: Site, resident: Job) -> None:
+def test_no_more_than_some_are_inside(node: AgentNode, resident: Job) -> None:
     slot = resident.process.pid
-    visitors = [entering(site, slot, "echo in; sleep 1000") for _ in range(MOST)]
+    visitors = [entering(node, slot, "echo in; sleep 1000") for _ in range(MOST)]
     for visitor in visitors:
         assert visitor.stdout is not None
         assert visitor.stdout.readline() == b"in\n"
-    late = entering(site, slot, "id")
+    late = entering(node, slot, "id")
     assert b"people are in the job's machine" in late.communicate(timeout=60)[1]
     visitors.pop().kill()
     deadline = time.monotonic() + 30
-    while (again := entering(site, slot, "exit 9")).wait(60) != 9:
+    while (again := entering(node, slot, "exit 9")).wait(60) != 9:
         assert time.monotonic() < deadline, again.communicate()
     for visitor in visitors:
         visitor.kill()
         visitor.wait(10)
 
 
-def test_who_leaves_while_nobody_reads_leaves_room(site: Site, resident: Job) -> None:
+def test_who_leaves_while_nobody_reads_leaves_room(node: AgentNode, resident: Job) -> None:
     slot = resident.process.pid
     for _ in range(MOST + 2):
-        visitor = entering(site, slot, "echo in; sleep 1000")
+        visitor = entering(node, slot, "echo in; sleep 1000")
         assert visitor.stdin is not None
         assert visitor.stdout is not None
         assert visitor.stdout.readline() == b"in\n"
@@ -285,12 +287,12 @@ def _pour(handle: int) -> None:
             os.write(handle, bytes(65536))
 
 
-def test_a_job_ends_while_it_does_not_read_its_answers(site: Site, chirp: ChirpService) -> None:
+def test_a_job_ends_while_it_does_not_read_its_answers(node: AgentNode, chirp: ChirpService) -> None:
     script = """
         read -r address port cookie <.chirp.config; echo up
         bash -c 'exec 3<>"/dev/tcp/$1/$2"; yes "cookie x" >&3' bash "$address" "$port"
     """
-    job = site.resident(script, files={".chirp.config": chirp.config})
+    job = node.resident(script, files={".chirp.config": chirp.config})
     seen = [0]
 
     def stands() -> bool:
@@ -300,13 +302,13 @@ def test_a_job_ends_while_it_does_not_read_its_answers(site: Site, chirp: ChirpS
     wait_until(stands, 60, "all that can be on its way is")
     job.process.send_signal(signal.SIGTERM)
     assert job.process.wait(60) == -signal.SIGTERM
-    site.wait_empty()
+    node.wait_empty()
 
 
-def test_the_job_ends_under_a_visitor(site: Site) -> None:
-    job = site.resident("echo up; while [ ! -e over ]; do sleep 0.2; done; exit 4")
+def test_the_job_ends_under_a_visitor(node: AgentNode) -> None:
+    job = node.resident("echo up; while [ ! -e over ]; do sleep 0.2; done; exit 4")
     command = "trap '' TERM HUP; echo in; touch over; while :; do sleep 1; done"
-    visitor = entering(site, job.process.pid, command)
+    visitor = entering(node, job.process.pid, command)
     assert visitor.stdout is not None
     assert visitor.stdout.readline() == b"in\n"
     assert job.process.wait(60) == 4

@@ -37,7 +37,7 @@ def slot_of(pid: int) -> int:
 
 
 @dataclass
-class Site:
+class AgentNode:
     """A node with an agent."""
 
     folder: Path
@@ -169,7 +169,7 @@ def chirp(tmp_path: Path) -> Iterator[ChirpService]:
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
+def node() -> Iterator[AgentNode]:
     """A node whose agent takes unchanged jobs; nothing is left of them in the end."""
     with tempfile.TemporaryDirectory(prefix="unchanged-") as name:
         folder = Path(name)
@@ -189,9 +189,9 @@ def site() -> Iterator[Site]:
 
         agent = Agent(parts, never, describe, hands)
         with listening(folder / "s", agent.serve):
-            site = Site(folder, folder / "s", agent, driver, journal.prefix)
-            yield site
+            node = AgentNode(folder, folder / "s", agent, driver, journal.prefix)
+            yield node
         agent.stop(20)
-        assert site.machines() == []
+        assert node.machines() == []
         assert list((folder / "runs").iterdir()) == []
         assert list((folder / "handed").glob("*")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 from faults_kit import AGENT
-from grid_kit import NODES, PATIENCE, Grid, wait_for
+from grid_kit import NODES, PATIENCE, PHYSICIST, Grid, wait_for
 from secrets_kit import (
     HOSTS,
     STRANGER,
@@ -50,7 +51,7 @@ class QuietDesk(Desk):
     """Writes files where nobody sees what is in them, as everybody sees arguments."""
 
     def write(self, name: str, text: str) -> None:
-        feed(self.grid, self.host, text, "tee", f"{self.folder}/{name}", user="vmjobs")
+        feed(self.grid, self.host, text, "tee", f"{self.folder}/{name}", user=PHYSICIST)
 
 
 def service_secrets(grid: Grid) -> dict[str, str]:
@@ -266,14 +267,15 @@ def _ask(tour: Tour, owner: Client, other: Client) -> None:
 def _collect(
     tour: Tour, session: requests.Session, wanted: requests.Request, statuses: tuple[int, ...]
 ) -> None:
-    answer = session.send(session.prepare_request(wanted), timeout=60)
+    asked = session.prepare_request(wanted)
+    answer = session.send(asked, timeout=60, verify=os.environ["REQUESTS_CA_BUNDLE"])
     assert answer.status_code in statuses, (wanted.json, answer.text)
     tour.answers.append(str(answer.headers).encode() + answer.content)
 
 
 #: What HTCondor shows of its own jobs (docs/node-security.md): an ad has environment and arguments, and
 #: is kept in queues, histories and the log of the program that sends jobs to sites.
-ADS = ["ads:", "submit:/tmp/CGAHPLog.vmjobs"]
+ADS = ["ads:", "submit:/tmp/CGAHPLog.physicist"]
 ADS += [f"{host}:/var/spool/condor/{file}" for host in HOSTS for file in ("job_queue.log", "history")]
 ADS += [f"{node}:/var/log/condor/startd_history" for node in NODES]
 #: A starter writes down what it starts.
