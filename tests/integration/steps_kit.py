@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 import step_gates
 import step_watch
 from faults_kit import room
@@ -20,7 +21,7 @@ from unchanged_kit import LOG, Desk
 
 from vmjobs.agent.node import ANNOUNCE_SECONDS
 from vmjobs.errors import Conflict
-from vmjobs.model import Job, JobState
+from vmjobs.model import Job, JobState, StreamName
 
 #: Where all of it happens.
 NODE = "node1"
@@ -177,7 +178,9 @@ class Volley:
     def assert_ended_well(self) -> None:
         """Each ended once, as if nothing had happened."""
         for job in self.ended():
-            assert job.state is JobState.COMPLETED, f"{job.id}: {job.reason and job.reason.message}"
+            if job.state is not JobState.COMPLETED:
+                said = b"".join(self.grid.api.stream(job.id, StreamName.CONSOLE))
+                pytest.fail(f"{job.id}: {job.reason}\n{said.decode(errors='replace')[-9000:]}")
             self._assert_whole(job)
         self.assert_unchanged_ended_well()
         self.assert_agreed()
