@@ -119,7 +119,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         conn.sock.setblocking(True)
         conn.init()
         source = conn.parser.unreader
-        source.chunk = _InTime(type(source).chunk.__get__(source))
+        source.chunk = _BodyDeadline(type(source).chunk.__get__(source))
         # Gunicorn's main thread would wait two seconds for what such a client still sends.
         conn.close = lambda graceful=False: util.close(conn.sock)
         answered = super().handle(conn)
@@ -159,7 +159,7 @@ def _drain(client: socket.socket) -> None:
                 return
 
 
-class _InTime:
+class _BodyDeadline:
     """Reads of one request, which end in an error when its body comes too slowly."""
 
     def __init__(self, read: Callable[..., bytes]) -> None:

@@ -161,10 +161,8 @@ def under_way(state: str, reason: str) -> dict[str, Told]:
     What runs it may be killed and have no time to say more, as by ``condor_vacate_job -fast``: then the
     same attributes say that, until something else is told.
     """
-    lost, preempted = (
-        f"{LOST}: {OUTCOMES[LOST].why}; its last word: ",
-        literal(JobState.PREEMPTED.value),
-    )
+    lost = f"{LOST}: {OUTCOMES[LOST].why}; its last word: "
+    preempted = literal(JobState.PREEMPTED.value)
     is_lost = f"{names.VM_STATE} =?= {preempted}"
     return {
         names.VM_STATE: Expression(f"ifThenElse({_RUNS}, {literal(state)}, {preempted})"),

@@ -30,7 +30,7 @@ WORK = HOME / "work"
 SCRIPT = HOME / "script"
 STREAMS = ("stdout", "stderr")
 MAX_CHUNK = 1024 * 1024
-#: Bytes of what the host is told of outputs that are not sent, and what that is by the type of a file.
+#: The most bytes of the list of outputs that are not sent, and the words in it for types of files.
 MAX_UNDELIVERED = MAX_CHUNK // 2
 LEFT_OUT = {
     stat.S_IFLNK: "link",
@@ -326,7 +326,7 @@ def run_offline(job: Dict[str, Any]) -> int:
 
 
 def outputs(globs: List[str]) -> Iterator[Tuple[str, str]]:
-    """What matches, each once, but for directories; what the host is told of each that is not sent."""
+    """Names that match, each once, without directories; and "", or the reason why it is not sent."""
     os.chdir(str(WORK))
     inside, seen = WORK.resolve(), set()
     for pattern in globs:

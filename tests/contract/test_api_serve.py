@@ -164,7 +164,7 @@ def test_slow_bodies_do_not_keep_others_waiting(
 
 
 def test_bodies_of_refused_requests_keep_nobody_waiting(settings: Config, tmp_path: Path) -> None:
-    """Nobody reads them; and none of their senders has a token."""
+    """The senders have no token, and the API reads none of the bodies."""
     head = "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n{"
     with one_process(settings, tmp_path / "log", FEW_THREADS) as slow:
         peers = [slow.enter_context(connected(settings)) for _ in range(60)]

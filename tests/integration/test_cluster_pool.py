@@ -333,7 +333,7 @@ def test_a_nodes_token_is_renewed_and_that_of_nobody_else_is_made(grid: Grid) ->
         assert claims[0][same] == claims[1][same]
     assert claims[1]["exp"] - claims[1]["iat"] == 365 * 86400
     assert grid.on("node1", "stat", "-c", "%a %U", file).split() == ["600", "root"]
-    assert asked in grid.on("site", *list_all), "somebody has approved it"
+    assert asked in grid.on("site", *list_all), "it was approved"
 
 
 def refused(grid: Grid) -> list[str]:

@@ -24,7 +24,7 @@ from vmjobs.model import Job, JobSpec, JobState, StreamName
 TRIES = Path(__file__).with_name("node_tries.py").read_text("utf-8")
 STATE = "/var/lib/vmjobs/agent"
 AGENT = "vmjobs-agent"
-#: As whom the service's jobs run on a node. That account's own try is the control.
+#: The account of the service's jobs on a node. Its own try is the control.
 OWNER = "vmjobs"
 #: A guest's kernel, or its QEMU, by its command line, and its name.
 KERNEL = {

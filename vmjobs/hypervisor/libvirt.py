@@ -264,7 +264,7 @@ class Libvirt:
         self._mains: dict[str, int] = {}
         self._holder = Holder(kind, throttles_disks=True, one_processor=False)
         self._meter = Meter(lambda name: netproc.leading(name) + blockserver.find(name))
-        self._carriers = netproc.Carriers()
+        self._network_processes = netproc.NetworkProcesses()
         self._lost: dict[str, tuple[float, bool]] = {}
 
     # ----------------------------------------------------------------- life and death
@@ -371,7 +371,7 @@ class Libvirt:
         self._holder.release(name)
         self._connection.endings.forget(name)
         self._meter.forget(name)
-        self._carriers.forget(name)
+        self._network_processes.forget(name)
         self._mains.pop(name, None)
         self._lost.pop(name, None)
 
@@ -521,7 +521,7 @@ class Libvirt:
         if now < looked + netproc.LOOK_SECONDS:
             return
         main = self._main(name)
-        lost = main is not None and "-netdev" in main.argv and not self._carriers.has(name)
+        lost = main is not None and "-netdev" in main.argv and not self._network_processes.has(name)
         self._lost[name] = now, lost
         # One that ends by itself has told whoever fills the disk.
         killed = any((helper.poll() or 0) < 0 for helper in self._helpers.get(name, ()))

@@ -235,7 +235,7 @@ def _code() -> Iterator[Path]:
         yield prefix
 
 
-class Carriers:
+class NetworkProcesses:
     """Tells whether machines have their network processes. All processes are searched but once."""
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ class UserModeLinux:
         self._mains: dict[str, int] = {}
         self._kernels: _Kernels = {}
         self._halved: dict[str, tuple[float, bool]] = {}
-        self._carriers = netproc.Carriers()
+        self._network_processes = netproc.NetworkProcesses()
         self._lock = threading.Lock()
         self._holder = Holder(self.kind, throttles_disks=False, one_processor=True)
         self._meter = Meter(netproc.leading)
@@ -159,7 +159,7 @@ class UserModeLinux:
         procs.kill_all(lambda: self._find(name) + netproc.find(name), self._kill_seconds, name)
         self._holder.release(name)
         self._meter.forget(name)
-        self._carriers.forget(name)
+        self._network_processes.forget(name)
         with self._lock:
             self._mains.pop(name, None)
             self._halved.pop(name, None)
@@ -327,7 +327,9 @@ class UserModeLinux:
             return
         if halved and was_halved:
             log.warning("%s has lost the process that reads and writes its disks", name)
-        elif _is_plugged_in(kernel) and not self._carriers.has(name) and _is_plugged_in(kernel):
+        elif (
+            _is_plugged_in(kernel) and not self._network_processes.has(name) and _is_plugged_in(kernel)
+        ):
             log.warning("%s has lost its network process", name)
         else:
             return
