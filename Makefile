@@ -1,5 +1,6 @@
 # make setup     packages and .venv, on a bare Debian 12
-# make images    VM images into build/images
+# make kernel    the UML kernel, into vmjobs/kernel: once, in some minutes
+# make images    the same, and VM images into build/images
 # make gateway-images   VM images of a grid gateway's machines, besides the worker's
 # make grid      the grid in containers: nine services, ready when this returns
 # make env       what a shell needs to use it: eval "$(make -s env)"
@@ -14,7 +15,7 @@
 # make bench     benchmarks against the hypervisors and HTCondor alone: a table, and build/bench/*.json
 
 .DELETE_ON_ERROR:
-.PHONY: help setup images gateway-images foreign test-images soak-images grid env logs stop down clean lint check \
+.PHONY: help setup kernel images vm-images gateway-images foreign test-images soak-images grid env logs stop down clean lint check \
         test soak demo bench lock
 SHELL := /bin/sh
 BIN := .venv/bin
@@ -28,7 +29,12 @@ help:
 setup:
 	@deploy/setup.sh
 
-images: setup
+kernel: setup
+	@images/uml/build.sh vmjobs/kernel
+
+images: kernel vm-images
+
+vm-images: setup
 	@mkdir -p build/images
 	@$(BIN)/vmjobs image build generic hep worker
 	@find build/images ! -perm -o+r -exec chmod a+rX {} +
@@ -37,7 +43,7 @@ gateway-images: images
 	@$(BIN)/vmjobs image build gateway-ce gateway-se gateway-ui
 	@find build/images ! -perm -o+r -exec chmod a+rX {} +
 
-grid: setup
+grid: kernel
 	@deploy/grid.sh up
 
 env:
@@ -68,7 +74,7 @@ lint: setup
 	@$(BIN)/ruff format --check -q .
 	@$(BIN)/ruff check -q .
 	@$(BIN)/mypy
-	@shellcheck deploy/*.sh deploy/*/entry deploy/grid/api deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
+	@shellcheck images/uml/build.sh deploy/*.sh deploy/*/entry deploy/grid/api deploy/grid/healthy deploy/grid/install deploy/grid/secrets \
 	    deploy/grid/standby deploy/project deploy/libexec/agent-start \
 	    deploy/libexec/token-approve deploy/libexec/token-renew \
 	    deploy/libexec/mmdebstrap deploy/libexec/mmdebstrap-as-root condor/config/vm-universe-xml condor/worker/*.sh vmjobs/agent/inside/*.sh

@@ -190,6 +190,11 @@ class Config(BaseModel):
         description="accounts as which jobs run here, the service's and people's own; while one is "
         "missing the node offers nothing; empty: not checked",
     )
+    uml_system_calls: Literal["auto", "ptrace", "seccomp"] = Field(
+        "auto",
+        description="how uml machines catch system calls: ptrace; seccomp, twice as fast, by which a "
+        "guest's user can become its root; auto: seccomp for jobs, ptrace for machines of clusters",
+    )
     cluster_cpus: int = Field(0, ge=0, description="processors for machines of virtual clusters")
     cluster_memory: int = Field(
         0, ge=0, description="MiB of memory for machines of virtual clusters; 0: none come here"

@@ -88,7 +88,7 @@ def share(name: str, seconds: float) -> float:
 
 
 def share_in_time(name: str, seconds: float, least: float, most: float) -> float:
-    """The first share above ``least``, which a busy host may not have at once; none is above ``most``."""
+    """Wait for a share above ``least``, as a busy host gives it late; all must be below ``most``."""
     deadline = time.monotonic() + BOOT
     while (found := share(name, seconds)) <= least:
         assert time.monotonic() < deadline, f"it got no more than {found:.2f} processors"

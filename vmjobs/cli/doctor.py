@@ -19,7 +19,7 @@ from vmjobs.cli.finding import Finding, Role
 from vmjobs.cli.support import config, echo, json_option, print_json, print_table, read_token
 from vmjobs.config import Config
 from vmjobs.errors import Forbidden, NotFound, VMJobsError, reason_of
-from vmjobs.hypervisor import confined, firmware, in_place_of_qemu
+from vmjobs.hypervisor import confined, firmware, in_place_of_qemu, uml_boot
 from vmjobs.hypervisor import sandbox as isolation
 
 
@@ -137,7 +137,7 @@ def _agent(path: Path) -> Iterator[Finding]:
 
 def _programs() -> Iterator[Finding]:
     wanted = {
-        "linux.uml": ("the uml hypervisor", "apt-get install user-mode-linux"),
+        uml_boot.kernel(): ("the uml hypervisor", "apt-get install user-mode-linux"),
         "qemu-system-x86_64": ("the qemu and kvm hypervisors", "apt-get install qemu-system-x86"),
         "qemu-img": ("the qemu and kvm hypervisors", "apt-get install qemu-utils"),
         "nbdkit": ("lazy starts", "apt-get install nbdkit nbdkit-plugin-python"),
@@ -146,7 +146,7 @@ def _programs() -> Iterator[Finding]:
     }
     for program, (use, remedy) in wanted.items():
         path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
-        yield Finding(program, path is not None, path or remedy, use)
+        yield Finding(Path(program).name, path is not None, path or remedy, use)
 
 
 def _firmware() -> Iterator[Finding]:

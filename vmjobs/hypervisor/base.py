@@ -134,6 +134,7 @@ class Machine:
     links: network cards after the machine's own, in this order in the guest.
     saved: what :meth:`Hypervisor.save` has written of a machine of this name: it goes on from there,
         with its disks, and its overlay in ``workdir``, as they were then. None: it begins anew.
+    shared: several users share its guest, whose kernel has to keep them apart.
     """
 
     name: str
@@ -149,6 +150,7 @@ class Machine:
     limits: MachineLimits | None = None
     links: tuple[PrivateLink, ...] = ()
     saved: Path | None = None
+    shared: bool = False
 
 
 class MachineState(StrEnum):

@@ -109,6 +109,13 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def threads(pid: int) -> int:
+    """How many threads a process has; 0: it has ended. Raises as :func:`scan`."""
+    with _Looking():
+        return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+    return 0
+
+
 def is_traced(pid: int) -> bool | None:
     """Whether another process traces this one (proc(5), ``TracerPid``); None: it has ended.
 

@@ -38,7 +38,9 @@ def drivers(
 
     def make(kind: HypervisorKind) -> Hypervisor:
         if kind is HypervisorKind.UML:
-            return UserModeLinux(isolated=isolated, launcher=launcher)
+            return UserModeLinux(
+                isolated=isolated, launcher=launcher, system_calls=config.uml_system_calls
+            )
         return Libvirt(
             kind, connection, kernels=candidates, launcher=launcher, isolated=isolated and by_libvirt
         )

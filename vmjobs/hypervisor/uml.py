@@ -56,27 +56,30 @@ KILL_SECONDS = 30.0
 class UserModeLinux:
     """The UML driver.
 
-    program: the UML kernel.
+    program: the UML kernel; empty: vmjobs' own where it is installed, or else Debian's.
     isolated: whether machines run in a sandbox (:mod:`vmjobs.hypervisor.sandbox`); none starts without
         it then. Machines that were started otherwise are found and ended all the same.
     launcher: what starts machines, so that they outlive this process, whoever supervises it.
     kill_seconds: how long :meth:`destroy` waits for killed processes.
+    system_calls: how the kernel catches those of its guest, see :func:`uml_boot.catching`.
     """
 
     kind = HypervisorKind.UML
 
     def __init__(
         self,
-        program: str = "linux.uml",
+        program: str = "",
         *,
         isolated: bool = True,
         launcher: Launcher | None = None,
         kill_seconds: float = KILL_SECONDS,
+        system_calls: str = uml_boot.AUTO,
     ) -> None:
-        self._program = program
+        self._program = program or uml_boot.kernel()
         self._isolated = isolated
         self._launcher = launcher or Launcher()
         self._kill_seconds = kill_seconds
+        self._system_calls = system_calls
         self._mains: dict[str, int] = {}
         self._kernels: _Kernels = {}
         self._halved: dict[str, tuple[float, bool]] = {}
@@ -134,7 +137,7 @@ class UserModeLinux:
                     )
                     after.callback(carrier.close)
                 cables = links if inner is None else [inner, *links]
-                argv = [*uml_boot.command(self._program, machine), *disks.devices]
+                argv = [*uml_boot.command(self._program, machine, self._system_calls), *disks.devices]
                 argv += [uml_boot.network_device()] if inner is not None else []
                 argv += uml_boot.private_devices(machine, first=len(cables) - len(links))
                 started = uml_boot.boot(self._launcher, machine, argv, cables, disks.binds)
@@ -343,9 +346,12 @@ class UserModeLinux:
 def _is_halved(kernel: int) -> bool:
     """Whether there are processes of the guest's, and no process for its disks.
 
-    Both are the kernel's children. It traces the guest's (Linux, ``arch/um/os-Linux/skas/process.c``),
-    and starts the other one before any of them (``arch/um/drivers/ubd_kern.c``).
+    Up to Linux 6.15 both are the kernel's children. It traces the guest's
+    (``arch/um/os-Linux/skas/process.c``), and starts the other one before any of them
+    (``arch/um/drivers/ubd_kern.c``). Later kernels have threads for their disks, and end with them.
     """
+    if procs.threads(kernel) > 1:
+        return False
     traced = [procs.is_traced(child) for child in procs.children(kernel)]
     return True in traced and False not in traced
 

@@ -172,6 +172,7 @@ class MemberMachine:
                 overlay=place.kept / kept_disks.ROOT if self._persistent else None,
                 limits=limits_of(self.order),
                 links=self.parts.links(self.order),
+                shared=True,
             )
         )
         self._note_root()
