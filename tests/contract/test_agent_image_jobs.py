@@ -169,7 +169,7 @@ POWERED_OFF = ExitStatus(code=0, channel=ExitChannel.POWEROFF)
 def test_an_image_that_works_and_powers_off(node: Node) -> None:
     """What it used is told, though its machine was gone before anybody looked, and its disks are."""
     work = "dd if=/dev/zero of=/dev/ubdc bs=1M count=8 conv=fsync; n=0"
-    work += "; while [ $n -lt 300000 ]; do n=$((n + 1)); done"
+    work += "; while [ $n -lt 1000000 ]; do n=$((n + 1)); done"
     ended = node.run(f"{work}; {LEAVES}", exit="poweroff", outputs=("answer",))
     assert ended.verdict.state is S.COMPLETED
     assert ended.verdict.exit == POWERED_OFF

@@ -4,9 +4,10 @@ It lives in the machine's network process (``usernet``): the machine cannot be h
 so that none goes on for long without its limit, and it needs no agent.
 
 The process is stopped and continued by signals. A UML kernel runs its guest's programs as processes
-that it traces. Those must not be stopped like that: the kernel takes a signal that it did not send for
-a fault of its own. But it sends them SIGALRM when a program's time is over, and so one that got this
-while its kernel is stopped waits for the kernel, which goes on with another, or with the same.
+that it traces, or that have been told to wait for it (``seccomp=on``). Those must not be stopped like
+that: the kernel takes a signal that it did not send for a fault of its own. But it sends them SIGALRM
+when a program's time is over, and so one that got this while its kernel is stopped waits for it; the
+kernel goes on with another, or with the same.
 """
 
 from __future__ import annotations
@@ -82,8 +83,9 @@ class Machine:
             if time.monotonic() > deadline:
                 raise HypervisorError(f"process {self.pid} does not stop")
             os.sched_yield()
+        tracer = 0 if process is not None and "seccomp=on" in process.argv else self.pid
         for child in procs.children(self.pid):
-            if _runs_traced(child, self.pid):
+            if _runs_for(child, tracer):
                 with suppress(ProcessLookupError):
                     os.kill(child, signal.SIGALRM)
 
@@ -96,14 +98,18 @@ class Machine:
         return procs.readable([self.handle], timeout) != []
 
 
-def _runs_traced(pid: int, tracer: int) -> bool:
-    """Whether a process is traced by another, and has not stopped to tell it something."""
+def _runs_for(pid: int, tracer: int) -> bool:
+    """Whether a program of the guest's runs, and has not stopped to tell its kernel something.
+
+    tracer: 0: it is not traced, and sleeps while it waits for the kernel.
+    """
     try:
         status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
     except OSError:
         return False
     said = dict(line.partition(":")[::2] for line in status.splitlines())
-    return said.get("TracerPid", "").strip() == str(tracer) and said["State"].strip()[0] in "RSD"
+    runs = "RSD" if tracer else "R"
+    return said.get("TracerPid", "").strip() == str(tracer) and said["State"].strip()[0] in runs
 
 
 def regulate(pid: int, share: float) -> None:
