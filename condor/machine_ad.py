@@ -7,7 +7,7 @@ from typing import Final
 
 from condor import names
 from condor.chirp import literal
-from vmjobs.model import Node
+from vmjobs.model import HypervisorKind, Node
 from vmjobs.ports import ClassAdValue
 
 #: More cached images than this are not announced: the ad goes to the collector every few minutes.
@@ -22,6 +22,7 @@ def attributes(node: Node) -> dict[str, ClassAdValue]:
         names.FAULT: node.fault,
         names.VERSION: node.version,
         names.HYPERVISORS: ",".join(working),
+        names.UML_CPUS: sum(i.cpus for i in node.hypervisors if i.kind is HypervisorKind.UML),
         names.IMAGE_DIGESTS: ",".join(node.images[:MAX_DIGESTS]),
         names.IMAGE_NAMES: ",".join(node.image_names[:MAX_DIGESTS]),
         names.MEMORY: node.memory,

@@ -137,9 +137,17 @@ def requirements(spec: JobSpec, kinds: Sequence[HypervisorKind] = (), architectu
     if architecture:
         terms.append(f"TARGET.Arch == {classad_string(architecture)}")
     if wanted := _wanted(spec, kinds):
-        found = (f'stringListMember("{k.value}", TARGET.{names.HYPERVISORS}) =?= true' for k in wanted)
+        found = (_offers(kind, spec.cpus) for kind in wanted)
         terms.append(" || ".join(f"({term})" for term in found) if len(wanted) > 1 else next(found))
     return " && ".join(f"({term})" for term in terms)
+
+
+def _offers(kind: HypervisorKind, cpus: int) -> str:
+    """That a node has a hypervisor. What a UML machine has depends on the node's kernel."""
+    offered = f'stringListMember("{kind.value}", TARGET.{names.HYPERVISORS}) =?= true'
+    if kind is HypervisorKind.UML and cpus > 1:
+        return f"{offered} && (TARGET.{names.UML_CPUS} >= RequestCpus) =?= true"
+    return offered
 
 
 def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKind]:
@@ -151,7 +159,7 @@ def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKi
         why = too_many(spec.cpus, kinds)
         raise InvalidSpec(why, faults=[Fault("spec.cpus", "above_hypervisor", why)])
     if spec.hypervisor is None:
-        return able if len(able) < len(HypervisorKind) else []
+        return able if len(able) < len(HypervisorKind) or spec.cpus > 1 else []
     if spec.hypervisor not in able:
         message = f"the image cannot be booted by {spec.hypervisor}, but by {' or '.join(able)}"
         raise InvalidSpec(message, faults=[Fault("spec.hypervisor", "cannot_boot", message)])

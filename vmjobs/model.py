@@ -304,21 +304,26 @@ class Abilities:
     """What the machines of a hypervisor can have.
 
     saves: they can be saved, and resumed elsewhere. own_kernel: they boot the image's kernel.
-    cloud_init: they read NoCloud data. cpus: processors that one has at most.
+    cloud_init: they read NoCloud data. cpus: processors that one has at most. shared_cpus: the same
+    where several users share it, as they do those of virtual clusters.
     """
 
     saves: bool = True
     own_kernel: bool = True
     cloud_init: bool = True
     cpus: int = 256
+    shared_cpus: int = 256
 
 
-#: The one place that says what each can do. A UML machine has a kernel of its own, with one processor
-#: and no file system for NoCloud's disk.
+#: The one place that says what each can do. A UML machine has a kernel of its own, and several
+#: processors where it need not keep its users apart (``vmjobs.hypervisor.uml_boot.catching``); a node
+#: may have another kernel, with less.
 ABILITIES: Final[Mapping[HypervisorKind, Abilities]] = MappingProxyType(
     {
         HypervisorKind.KVM: Abilities(),
-        HypervisorKind.UML: Abilities(saves=False, own_kernel=False, cloud_init=False, cpus=1),
+        HypervisorKind.UML: Abilities(
+            saves=False, own_kernel=False, cloud_init=False, cpus=64, shared_cpus=1
+        ),
         HypervisorKind.QEMU: Abilities(),
     }
 )
@@ -339,31 +344,36 @@ def cannot_save(kind: HypervisorKind | None) -> str:
     return f"checkpoint is for {' and '.join(SAVING)}: no machine of {kind} can be saved"
 
 
-def with_cpus(cpus: int) -> tuple[HypervisorKind, ...]:
+def most_cpus(kind: HypervisorKind, *, shared: bool = False) -> int:
+    """Processors that a machine has at most. shared: one that several users share."""
+    return ABILITIES[kind].shared_cpus if shared else ABILITIES[kind].cpus
+
+
+def with_cpus(cpus: int, *, shared: bool = False) -> tuple[HypervisorKind, ...]:
     """The hypervisors whose machines have so many processors, best first."""
-    return tuple(kind for kind in HypervisorKind if ABILITIES[kind].cpus >= cpus)
+    return tuple(kind for kind in HypervisorKind if most_cpus(kind, shared=shared) >= cpus)
 
 
-def cannot_have(kind: HypervisorKind | None, cpus: int) -> str:
+def cannot_have(kind: HypervisorKind | None, cpus: int, *, shared: bool = False) -> str:
     """Why a machine of the hypervisor that is asked for has not so many processors, or ``""``."""
-    if kind is None or (most := ABILITIES[kind].cpus) >= cpus:
+    if kind is None or (most := most_cpus(kind, shared=shared)) >= cpus:
         return ""
-    able = " or ".join(with_cpus(cpus)) or "none"
+    able = " or ".join(with_cpus(cpus, shared=shared)) or "none"
     return (
         f"a machine of {kind} has {most} processor{'s' * (most > 1)}, and {cpus} are asked for: "
         f"ask for fewer, or for another hypervisor ({able})"
     )
 
 
-def too_many(cpus: int, kinds: Sequence[HypervisorKind]) -> str:
+def too_many(cpus: int, kinds: Sequence[HypervisorKind], *, shared: bool = False) -> str:
     """Why nothing that boots an image makes a machine with so many processors, or ``""``."""
-    if any(ABILITIES[kind].cpus >= cpus for kind in kinds):
-        return ""
     if not kinds:
         return (
             "no hypervisor boots the image: it reads cloud-init data, and has no kernel or boot loader"
         )
-    most = max(ABILITIES[kind].cpus for kind in kinds)
+    most = max(most_cpus(kind, shared=shared) for kind in kinds)
+    if most >= cpus:
+        return ""
     return (
         f"only {' or '.join(kinds)} boots the image, with {most} processor{'s' * (most > 1)} at most, "
         f"and {cpus} are asked for"
@@ -716,6 +726,7 @@ class HypervisorInfo(Frozen):
     detail: str = Field(default="", max_length=4096)
     seconds: float = Field(default=0.0, ge=0)
     version: str = Field(default="", max_length=256)
+    cpus: int = Field(default=1, ge=1, description="that a machine of a job has at most")
 
 
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]

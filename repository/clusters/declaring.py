@@ -185,7 +185,9 @@ class Declaring(ClusterCore):
         if kinds and spec.hypervisor is not None and spec.hypervisor not in kinds:
             text = f"the image cannot be booted by {spec.hypervisor}, only by {', '.join(kinds)}"
             faults.append(Fault("hypervisor", "cannot_boot", text))
-        elif why := cannot_have(spec.hypervisor, spec.cpus) or too_many(spec.cpus, kinds):
+        elif why := cannot_have(spec.hypervisor, spec.cpus, shared=True) or too_many(
+            spec.cpus, kinds, shared=True
+        ):
             faults.append(Fault("cpus", "above_hypervisor", why))
         if faults:
             raise InvalidSpec("the cluster cannot be here as it is declared", faults=faults)

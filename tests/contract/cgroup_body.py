@@ -18,7 +18,7 @@ from vmjobs.model import HypervisorKind
 
 GROUP = Path("/sys/fs/cgroup/agent.service")
 DISK = Path("/mnt/disk")
-HOLDER = Holder(HypervisorKind.UML, throttles_disks=False, one_processor=False)
+HOLDER = Holder(HypervisorKind.UML, throttles_disks=False)
 
 
 def tell(what: str, value: object) -> None:

@@ -48,6 +48,7 @@ uptime_now() { cut -d ' ' -f 1 /proc/uptime; }
 
 case $do in
 hello) ;;
+processors) echo "processors=$(nproc)" ;;
 count) n=0; while :; do n=$((n + 1)); echo "count=$n"; usleep 50000; done ;;
 spin) echo "spinning"; while :; do :; done ;;
 unplugged) network; ip link set $card down; sleep 2 ;;

@@ -180,6 +180,17 @@ def test_a_guest_that_several_users_share_is_traced(bench: Bench, shared: bool) 
     assert {procs.is_traced(child) for child in children} == {shared}
 
 
+@pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
+def test_a_job_has_several_processors_of_uml_and_a_shared_guest_one(bench: Bench) -> None:
+    assert "processors=2" in bench.run("processors", cpus=2)
+    for driver, fields in (
+        (bench.driver, {"shared": True}),
+        (UserModeLinux(uml_boot.DEBIAN_KERNEL), {}),
+    ):
+        with pytest.raises(HypervisorError, match="is to have 2 processors, and UML has 1"):
+            driver.start(bench.machine("processors", cpus=2, **fields))
+
+
 @pytest.mark.soak_for("qemu")
 def test_a_machine_that_lost_its_network_process_has_ended(bench: Bench) -> None:
     with endpoint(bench.directory / "endpoint"):

@@ -64,7 +64,6 @@ KINDS = {
         "nproc; awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo; "
         "condor_chirp set_job_attr_delayed ChirpTold 7",
         lines={
-            "__VMJobHypervisor": '"qemu"',
             "request_cpus": "2",
             "request_memory": "256",
         },

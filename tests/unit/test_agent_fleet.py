@@ -21,6 +21,8 @@ class Driver:
     def __init__(self, kind: HypervisorKind, works: bool) -> None:
         self.kind, self.works, self.probes = kind, works, 0
 
+    cpus = 2
+
     def probe(self, deadline: float) -> ProbeResult:
         self.probes += 1
         return ProbeResult(self.kind, self.works, "booted" if self.works else "no kernel", 0.1)

@@ -40,8 +40,10 @@ def test_a_whole_wish(tmp_path: Path) -> None:
 def test_a_slot_of_a_fixed_size_gives_no_more_processors_than_the_job_asks_for(tmp_path: Path) -> None:
     asks = 'VMJobHypervisor = "uml"\nRequestCpus = '
     assert handed(tmp_path, f"{asks}1", "Cpus = 4\n").cpus == 1
-    with pytest.raises(InvalidRequest, match="a machine of uml has 1 processor, and 2 are asked for"):
-        handed(tmp_path, f"{asks}2", "Cpus = 4\n")
+    with pytest.raises(
+        InvalidRequest, match="a machine of uml has 64 processors, and 65 are asked for"
+    ):
+        handed(tmp_path, f"{asks}65", "Cpus = 99\n")
 
 
 def test_what_is_not_said(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from vmjobs.model import (
     may_follow,
     now,
     parse_spec,
+    with_cpus,
 )
 
 
@@ -89,8 +90,10 @@ def test_what_cannot_be_saved_is_not_to_be(fields: dict[str, Any]) -> None:
 def test_a_job_gets_no_machine_with_fewer_processors_than_it_asks_for() -> None:
     values = {"image": "hep", "script": "#!/bin/sh\n"}
     assert HypervisorKind.UML in parse_spec(values).kinds
-    assert parse_spec({**values, "cpus": 4}).kinds == (HypervisorKind.KVM, HypervisorKind.QEMU)
-    assert parse_spec({**values, "cpus": 4, "hypervisor": "uml"}).kinds == ()
+    assert parse_spec({**values, "cpus": 65}).kinds == (HypervisorKind.KVM, HypervisorKind.QEMU)
+    assert parse_spec({**values, "cpus": 65, "hypervisor": "uml"}).kinds == ()
+    assert with_cpus(2) == tuple(HypervisorKind)
+    assert with_cpus(2, shared=True) == (HypervisorKind.KVM, HypervisorKind.QEMU)
 
 
 def test_a_job_that_is_to_be_saved_goes_where_it_can_be() -> None:

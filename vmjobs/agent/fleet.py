@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -95,21 +96,24 @@ class Fleet:
     @property
     def results(self) -> tuple[ProbeResult, ...]:
         """What the last probe found."""
-        return self._results
+        return tuple(replace(found, cpus=self.drivers[found.kind].cpus) for found in self._results)
 
     def choose(
         self,
         demanded: HypervisorKind | None,
         able: Sequence[HypervisorKind] = tuple(HypervisorKind),
+        cpus: int = 1,
     ) -> Hypervisor:
         """The best driver that works and can boot the image, or the demanded one.
+
+        cpus: processors of the machine.
 
         Raises:
             NoHypervisor: there is none; the message has each probe's finding.
         """
         if not self._results:
             self._results = self._load() or self.probe()
-        return self.drivers[choose(tuple(self.drivers), demanded, self._results, able)]
+        return self.drivers[choose(tuple(self.drivers), demanded, self.results, able, cpus)]
 
     def _save(self) -> None:
         if self._cache is None:

@@ -54,6 +54,7 @@ def describe(
                 detail=p.detail[:4096],
                 seconds=p.seconds,
                 version=p.version[:256],
+                cpus=p.cpus,
             )
             for p in probes
         ),

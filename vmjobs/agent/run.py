@@ -121,11 +121,12 @@ class Choose(Protocol):
         self,
         demanded: HypervisorKind | None,
         able: Sequence[HypervisorKind] = ...,
+        cpus: int = ...,
         /,
     ) -> Hypervisor:
         """The driver for a job that demands a hypervisor or leaves it open (None).
 
-        able: those that can boot its image; all where it is not known yet.
+        able: those that can boot its image; all where it is not known yet. cpus: of its machine.
 
         Raises:
             NoHypervisor: there is none.
@@ -266,8 +267,8 @@ class Run:
             raise NoHypervisor(why)
         if saved is not None and spec.hypervisor is None:
             with suppress(NoHypervisor):
-                return self.parts.choose(saved.hypervisor)
-        return self.parts.choose(spec.hypervisor, spec.kinds)
+                return self.parts.choose(saved.hypervisor, spec.kinds, spec.cpus)
+        return self.parts.choose(spec.hypervisor, spec.kinds, spec.cpus)
 
     def ran(self) -> float:
         """Seconds that the job has run, on this node and before. While it is suspended it does not."""

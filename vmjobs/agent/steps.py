@@ -122,7 +122,8 @@ def choose_hypervisor(run: Run) -> None:
     able = [kind for kind in kinds if kind in spec.kinds]
     if run.driver.kind not in able:
         # Whether a demanded one has what the job asks for is known by now: it is about the image alone.
-        run.driver = run.parts.choose(spec.hypervisor, able if spec.hypervisor is None else kinds)
+        kinds = kinds if spec.hypervisor is not None else tuple(able)
+        run.driver = run.parts.choose(spec.hypervisor, kinds, spec.cpus)
         run.parts.journal.reassign(run.attempt, run.machine, run.driver)
     run.settled, run.unbootable = True, None
     if run.driver.kind is HypervisorKind.UML and run.image.live is not None:

@@ -81,7 +81,7 @@ def need_of(spec: ClusterSpec) -> Need:
 
 def wanted_by(spec: ClusterSpec, kinds: frozenset[HypervisorKind], image: str) -> Wanted:
     """A machine of a cluster whose image, a digest, ``kinds`` can boot."""
-    can = with_cpus(spec.cpus)
+    can = with_cpus(spec.cpus, shared=True)
     able = frozenset(kind for kind in kinds if kind in can and spec.hypervisor in {None, kind})
     return Wanted(spec.name, need_of(spec), able, spec.nodes, spec.site, image)
 

@@ -129,7 +129,7 @@ _DECLARED_KEYS: Final = {model: key for key, model in _MODEL_KEYS.items()}
 
 def _too_large(gateway: Gateway) -> Iterator[Fault]:
     for machine in gateway.machines:
-        if why := cannot_have(KIND, machine.cpus):
+        if why := cannot_have(KIND, machine.cpus, shared=True):
             field = f"machines.{machine.name}.cpus"
             yield Fault(field, "above_hypervisor", f"a gateway runs on {KIND}: {why}")
 

@@ -191,13 +191,17 @@ class Usage:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe found. ``works`` is true only if a kernel really booted."""
+    """What a probe found. ``works`` is true only if a kernel really booted.
+
+    cpus: as of the driver.
+    """
 
     kind: HypervisorKind
     works: bool
     detail: str
     seconds: float
     version: str = ""
+    cpus: int = 1
 
 
 class Hypervisor(Protocol):
@@ -215,6 +219,10 @@ class Hypervisor(Protocol):
         """What a machine that is saved here can be resumed by: a driver that says the same words.
         Empty: no machine of this one can be saved.
         """
+
+    @property
+    def cpus(self) -> int:
+        """Processors that a machine has at most here, unless several users share it."""
 
     def probe(self, deadline: float) -> ProbeResult:
         """Boot a tiny guest and hear it speak within ``deadline`` seconds; never raises."""

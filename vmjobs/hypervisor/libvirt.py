@@ -44,7 +44,7 @@ from vmjobs.hypervisor.limits import Holder, Plan
 from vmjobs.hypervisor.overlay import check as check_overlay
 from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
 from vmjobs.hypervisor.usage import Meter, family
-from vmjobs.model import BootMethod, HypervisorKind
+from vmjobs.model import BootMethod, HypervisorKind, most_cpus
 from vmjobs.subprocess import run
 
 # Errors are raised here; an embedded driver would print them on the terminal as well, and a warning
@@ -262,7 +262,7 @@ class Libvirt:
         self._isolated, self._program = isolated, program
         self._helpers: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._mains: dict[str, int] = {}
-        self._holder = Holder(kind, throttles_disks=True, one_processor=False)
+        self._holder = Holder(kind, throttles_disks=True)
         self._meter = Meter(lambda name: netproc.leading(name) + blockserver.find(name))
         self._network_processes = netproc.NetworkProcesses()
         self._lost: dict[str, tuple[float, bool]] = {}
@@ -276,6 +276,11 @@ class Libvirt:
         qemu = self._connection.call("ask for QEMU's version", _qemu_version)
         processor = "tcg" if self.kind is HypervisorKind.QEMU else _processor()
         return f"qemu {qemu}, {board().machine}, {processor}"
+
+    @property
+    def cpus(self) -> int:
+        """See :attr:`Hypervisor.cpus`."""
+        return most_cpus(self.kind)
 
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""

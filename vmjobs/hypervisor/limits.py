@@ -151,13 +151,12 @@ def _may_raise() -> bool:
 class Holder:
     """Holds a driver's machines to their limits.
 
-    throttles_disks: the hypervisor does that itself. one_processor: whatever a machine asks for.
+    throttles_disks: the hypervisor does that itself.
     """
 
-    def __init__(self, kind: HypervisorKind, *, throttles_disks: bool, one_processor: bool) -> None:
+    def __init__(self, kind: HypervisorKind, *, throttles_disks: bool) -> None:
         self._kind = kind
         self._throttles_disks = throttles_disks
-        self._one_processor = one_processor
 
     def unenforced(self, limits: MachineLimits, directory: Path) -> tuple[str, ...]:
         """See :meth:`Hypervisor.unenforced`."""
@@ -209,7 +208,7 @@ class Holder:
 
     def _plan(self, limits: MachineLimits, processors: int, lie: list[Path]) -> Plan:
         devices = None if self._throttles_disks else [cgroup.block_device(path) for path in lie]
-        return plan(limits, 1 if self._one_processor else processors, this_node(), devices)
+        return plan(limits, processors, this_node(), devices)
 
 
 def _renice(pid: int, level: int) -> None:

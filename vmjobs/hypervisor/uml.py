@@ -1,7 +1,6 @@
 """User-mode Linux: a guest kernel that is an ordinary process of this user.
 
-Nothing is needed: no privilege, no device, no daemon. UML has one processor whatever a machine
-asks for; whoever schedules machines knows that.
+Nothing is needed: no privilege, no device, no daemon.
 
 The kernel runs inside the machine's working directory and is told relative names only: a guest
 reads its own command line, and learns nothing there of how the node is laid out.
@@ -85,7 +84,7 @@ class UserModeLinux:
         self._halved: dict[str, tuple[float, bool]] = {}
         self._network_processes = netproc.NetworkProcesses()
         self._lock = threading.Lock()
-        self._holder = Holder(self.kind, throttles_disks=False, one_processor=True)
+        self._holder = Holder(self.kind, throttles_disks=False)
         self._meter = Meter(netproc.leading)
 
     # ----------------------------------------------------------------- life and death
@@ -94,6 +93,11 @@ class UserModeLinux:
     def platform(self) -> str:
         """See :attr:`Hypervisor.platform`. A kernel that is a process cannot be moved."""
         return ""
+
+    @property
+    def cpus(self) -> int:
+        """See :attr:`Hypervisor.cpus`."""
+        return uml_boot.most_cpus(self._program, self._system_calls)
 
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""
@@ -112,7 +116,7 @@ class UserModeLinux:
 
     def start(self, machine: Machine) -> None:
         """See :meth:`Hypervisor.start`."""
-        uml_boot.check(machine)
+        uml_boot.check(machine, self._program, self._system_calls)
         held = self._holder.plan(machine)
         if machine.saved is not None:
             raise HypervisorError(f"{machine.name} cannot be resumed: no machine of uml can")

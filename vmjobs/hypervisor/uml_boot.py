@@ -14,6 +14,7 @@ from logging import getLogger
 from pathlib import Path
 
 import vmjobs
+from vmjobs import model
 from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor import mconsole, procs, sandbox
 from vmjobs.hypervisor.base import NAME_PREFIX, Machine, Network
@@ -77,9 +78,19 @@ def catching(program: str, machine: Machine, system_calls: str) -> tuple[str, ..
     """
     if Path(program) != OWN_KERNEL:
         return ()
-    if system_calls == AUTO:
-        system_calls = "ptrace" if machine.shared else "seccomp"
-    return (f"seccomp={'on' if system_calls == 'seccomp' else 'off'}",)
+    if not _by_seccomp(machine, system_calls):
+        return ("seccomp=off",)
+    return ("seccomp=on", *([f"ncpus={machine.cpus}"] if machine.cpus > 1 else []))
+
+
+def _by_seccomp(machine: Machine, system_calls: str) -> bool:
+    return system_calls == "seccomp" or (system_calls == AUTO and not machine.shared)
+
+
+def most_cpus(program: str, system_calls: str) -> int:
+    """Processors that a machine has at most, unless several users share it: by ptrace it has one."""
+    several = Path(program) == OWN_KERNEL and system_calls != "ptrace"
+    return model.most_cpus(HypervisorKind.UML) if several else 1
 
 
 def command(program: str, machine: Machine, system_calls: str = AUTO) -> list[str]:
@@ -105,8 +116,8 @@ def command(program: str, machine: Machine, system_calls: str = AUTO) -> list[st
     ]
 
 
-def check(machine: Machine) -> None:
-    """Whether UML can run such a machine.
+def check(machine: Machine, program: str, system_calls: str) -> None:
+    """Whether UML can run such a machine. program, system_calls: as of :func:`catching`.
 
     Raises:
         HypervisorError: it cannot, and why.
@@ -119,6 +130,11 @@ def check(machine: Machine) -> None:
         raise HypervisorError(f"UML brings its own kernel and cannot boot by {machine.image.boot}")
     if len(machine.disks) > MAX_DATA_DISKS:
         raise HypervisorError(f"UML has {MAX_DATA_DISKS} data disks, not {len(machine.disks)}")
+    most = most_cpus(program, system_calls) if _by_seccomp(machine, system_calls) else 1
+    if machine.cpus > most:
+        raise HypervisorError(
+            f"{machine.name} is to have {machine.cpus} processors, and UML has {most} for it here"
+        )
     where = machine.workdir.resolve()
     if len(os.fsencode(where)) > MAX_WORKDIR:
         raise HypervisorError(

@@ -135,9 +135,9 @@ class MemberMachine:
         """Have the image on this node, and know what will run the machine."""
         if self.order.network is NetworkMode.NONE:
             raise HypervisorError("a machine of a cluster needs a network, and the order says none")
-        if why := cannot_have(self.order.hypervisor, self.order.cpus):
+        if why := cannot_have(self.order.hypervisor, self.order.cpus, shared=True):
             raise NoHypervisor(why)
-        able = with_cpus(self.order.cpus)
+        able = with_cpus(self.order.cpus, shared=True)
         self.parts.choose(self.order.hypervisor, able)  # before anything is fetched in vain
         leased = self.parts.images.lease(self.order.image, lambda _done, _all: self._check())
         self._image = self._lease.enter_context(leased)
