@@ -10,7 +10,8 @@ want=$(cat "$0" "$here/config" | sha256sum)
 want=${want%% *}
 if [ -x "$out/linux.uml" ] && grep -qx "recipe: $want" "$out/linux.uml.source" 2>/dev/null; then exit 0; fi
 
-place=$(mktemp -d "$out/.kernel.XXXXXX")
+# Not beside the packages: what lies there goes into containers and wheels.
+place=$(mktemp -d -p "${TMPDIR:-/var/tmp}" vmjobs-kernel.XXXXXX)
 trap 'rm -rf "$place"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM

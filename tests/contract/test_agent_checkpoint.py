@@ -102,7 +102,7 @@ class Node:
         self.verdict = self.run.execute()
 
     def _choose(
-        self, _demanded: HypervisorKind | None, _able: Sequence[HypervisorKind] = (), /
+        self, _demanded: HypervisorKind | None, _able: Sequence[HypervisorKind] = (), _cpus: int = 1, /
     ) -> Hypervisor:
         return self.driver
 

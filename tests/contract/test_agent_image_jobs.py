@@ -113,7 +113,7 @@ class Node:
     settings: RunSettings = SETTINGS
 
     def choose(
-        self, demanded: HypervisorKind | None, able: Sequence[HypervisorKind] = ALL
+        self, demanded: HypervisorKind | None, able: Sequence[HypervisorKind] = ALL, _cpus: int = 1
     ) -> Hypervisor:
         for kind, driver in self.drivers.items():
             if kind in able and demanded in {None, kind}:

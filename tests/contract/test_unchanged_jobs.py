@@ -452,7 +452,10 @@ class Changed:
 
 
 def only_uml(
-    driver: Hypervisor, demanded: HypervisorKind | None, able: Sequence[HypervisorKind] = ()
+    driver: Hypervisor,
+    demanded: HypervisorKind | None,
+    able: Sequence[HypervisorKind] = (),
+    _cpus: int = 1,
 ) -> Hypervisor:
     """The choice of a node that has just that."""
     works = ProbeResult(HypervisorKind.UML, works=True, detail="", seconds=0.0)
