@@ -178,7 +178,7 @@ def node() -> Iterator[AgentNode]:
         store = ImageStore(ROOT / "build" / "images")
         journal = Journal(folder / "runs")
         settings = RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
-        parts = Parts(store, lambda _kind, _able=(): driver, journal, settings)
+        parts = Parts(store, lambda *_: driver, journal, settings)
         hands = Hands(folder / "handed", 2048, store.resolve, slot_of)
 
         def describe(running: tuple[str, ...]) -> Node:
