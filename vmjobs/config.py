@@ -192,8 +192,8 @@ class Config(BaseModel):
     )
     uml_system_calls: Literal["auto", "ptrace", "seccomp"] = Field(
         "auto",
-        description="how uml machines catch system calls: ptrace; seccomp, twice as fast, by which a "
-        "guest's user can become its root; auto: seccomp for jobs, ptrace for machines of clusters",
+        description="how uml machines catch system calls: ptrace; seccomp, faster, but users of "
+        "its guest can become root; auto: seccomp for jobs, ptrace for machines of clusters",
     )
     cluster_cpus: int = Field(0, ge=0, description="processors for machines of virtual clusters")
     cluster_memory: int = Field(

@@ -69,7 +69,7 @@ def kernel() -> str:
 def catching(program: str, machine: Machine, system_calls: str) -> tuple[str, ...]:
     """How a kernel is told to catch its guest's system calls; Debian's knows one way only.
 
-    By seccomp they take half as long, but what runs in the guest as any user can then write to all of
+    By seccomp they cost less, but what runs in the guest as any user can then write to all of
     its memory (Linux, ``seccomp=`` in ``arch/um/os-Linux/start_up.c``): a guest that several
     users share is run by ptrace.
 
