@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from hypervisor_host import wait_until
 
 from images.guest import cloud_kit
 from vmjobs.agent.endpoint import GuestLink, serving
@@ -133,7 +132,6 @@ def test_with_a_network(guest: Guest, by_disk: bool) -> None:
     assert guest.said == [
         f"vmjobs:abc:{word}" for word in ("ready", "collecting code=7", "exit code=7")
     ]
-    wait_until(lambda: guest.link.beating, 10, "it asks for orders, in a thread of its own")
 
 
 @pytest.mark.parametrize("keep", [True, False])
