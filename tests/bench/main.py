@@ -29,6 +29,7 @@ from image_upload import image_changed, image_upload
 from lazy_start import lazy_start
 from start_overhead import start_overhead
 from submit_to_result import submit_to_result
+from uml_kernel import uml_kernel
 from unchanged import unchanged
 from vm_universe import vm_universe
 
@@ -41,7 +42,7 @@ from vmjobs.hypervisor.base import ProbeResult
 
 RESULTS = ROOT / "build" / "bench"
 IMAGE = "generic"
-#: An image that takes a while to come.
+#: An image that takes a while to come, and has Pythia.
 LAZY_IMAGE = "hep"
 #: Besides those of pairs: jobs whose end is watched, enough for a 95th percentile.
 ENDS = 30
@@ -58,7 +59,7 @@ ON_THE_GRID: dict[str, Callable[[Grid, argparse.Namespace], Iterator[Finding]]] 
     "cluster-wake": lambda grid, options: cluster_wake(grid, options.pairs),
     "cluster-idle": lambda grid, options: cluster_idle(grid, options.minutes),
 }
-ALONE = ("start", "cached", "changed", "upload", "download", "lazy")
+ALONE = ("kernel", "start", "cached", "changed", "upload", "download", "lazy")
 
 
 def main() -> None:
@@ -75,6 +76,7 @@ def main() -> None:
         about: dict[str, Any] = _about(probes)
         digest, pairs = images.resolve(IMAGE), options.pairs
         benches: dict[str, Bench] = {
+            "kernel": lambda: uml_kernel(made, images.resolve(LAZY_IMAGE), pairs),
             "start": lambda: start_overhead(made, digest, kinds, pairs),
             "cached": lambda: cached_start(made, images, IMAGE, kinds, pairs),
             "changed": lambda: image_changed(pairs),

@@ -30,7 +30,7 @@ from vmjobs.agent.endpoint import GuestLink, serving
 from vmjobs.agent.inbox import Inbox, Ready
 from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk, write_job_tar
 from vmjobs.agent.outputs import OutputTray
-from vmjobs.hypervisor import netproc
+from vmjobs.hypervisor import netproc, uml_boot
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, Machine, Network
 from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.domain_xml import board, kernel_parameters
@@ -158,7 +158,8 @@ def _uml(
 ) -> list[str]:
     network = [] if inner is None else [f"vec0:transport=fd,fd={inner.fileno()},mac={MAC},mtu={MTU}"]
     return [
-        "linux.uml",
+        uml_boot.kernel(),
+        *(["seccomp=on"] if uml_boot.OWN_KERNEL.exists() else []),
         f"mem={spec.memory}M",
         *("umid=by-hand", "uml_dir=.", "hostfs=/dev/null", "con=null", "con0=null,fd:1", "noreboot"),
         *image.cmdline,

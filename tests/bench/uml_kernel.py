@@ -1,0 +1,133 @@
+"""Benchmark 10: programs in UML machines by each kernel, and on the node itself."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from figures import Finding, compare, in_turns
+
+from vmjobs.agent.inbox import Inbox
+from vmjobs.agent.run import Parts, Run
+from vmjobs.hypervisor.uml import UserModeLinux
+from vmjobs.hypervisor.uml_boot import DEBIAN_KERNEL
+from vmjobs.local import LocalJob, describe_inputs
+from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, StreamName
+
+HERE = Path(__file__).parent
+_FILES = {name: HERE.parents[1] / "examples" / name for name in ("minbias.sh", "minbias.cmnd")}
+_EVENTS = """#!/bin/sh
+began=$(date +%s%N)
+sh minbias.sh minbias.cmnd
+took=$((($(date +%s%N) - began) / 1000000))
+printf 'pythia %d.%03d\\n' $((took / 1000)) $((took % 1000))
+"""
+#: By name: the kernel, and the processors of its machine for two processes.
+OURS = {
+    "own, seccomp": (UserModeLinux(), 2),
+    "own, ptrace": (UserModeLinux(system_calls="ptrace"), 1),
+}
+DEBIAN = UserModeLinux(DEBIAN_KERNEL)
+COSTS = ("system call", "fork", "exec", "two processes")
+Seconds = dict[str, float]
+
+
+class _Lease:
+    """Nobody asks how far the run is."""
+
+    def progress(self, _report: object) -> None:
+        """Nothing to do."""
+
+
+def uml_kernel(made: Parts, digest: str, pairs: int) -> Iterator[Finding]:
+    """Compare our kernel, both ways, with Debian's; and a computation with the same on the node.
+
+    digest: of an image with Pythia.
+    """
+    with tempfile.TemporaryDirectory(prefix="kernel-costs-") as directory:
+        program = Path(directory) / "kernel_costs"
+        build = ["gcc", "-O2", "-static", "-o", program, HERE / "kernel_costs.c", "-lm"]
+        subprocess.run(build, check=True)
+
+        def debian() -> Seconds:
+            return _inside(made, digest, program, DEBIAN, 1)
+
+        for name, (driver, cpus) in OURS.items():
+            seen = in_turns(pairs, lambda: _inside(made, digest, program, driver, cpus), debian)  # noqa: B023
+            for cost in (*COSTS, "boot to power-off", "pythia"):
+                found = [(ours[cost], theirs[cost]) for ours, theirs in seen]
+                yield compare(10, f"{cost}, {name}", found, 1.0, measure="own / Debian's")
+        driver, cpus = OURS["own, seccomp"]
+        both = in_turns(
+            pairs,
+            lambda: _inside(made, digest, program, driver, cpus)["compute"],
+            lambda: _seconds(subprocess.check_output([program], text=True))["compute"],
+        )
+        yield compare(10, "compute, own kernel", both, 1.05, measure="guest / node")
+
+
+def _inside(made: Parts, digest: str, program: Path, driver: UserModeLinux, cpus: int) -> Seconds:
+    """What a program measures in a machine; the machine's life, and that of one with Pythia."""
+    costs = "#!/bin/sh\nchmod +x kernel_costs\nexec ./kernel_costs\n"
+    files = {"kernel_costs": program}
+    found = _seconds(_run(made, digest, costs, files, driver, 1))
+    if cpus > 1:
+        several = _seconds(_run(made, digest, costs, files, driver, cpus))
+        found["two processes"] = several["two processes"]
+    began = time.monotonic()
+    _run(made, digest, "#!/bin/sh\n", {}, driver, 1)
+    found["boot to power-off"] = time.monotonic() - began
+    return found | _seconds(_run(made, digest, _EVENTS, _FILES, driver, 1))
+
+
+def _seconds(said: str) -> Seconds:
+    """Lines of a name and seconds."""
+    lines = re.findall(r"^([a-z ]+) ([0-9.]+)$", said, re.MULTILINE)
+    return {name: float(seconds) for name, seconds in lines}
+
+
+def _run(
+    made: Parts,
+    digest: str,
+    script: str,
+    files: dict[str, Path],
+    driver: UserModeLinux,
+    cpus: int,
+) -> str:
+    """What a script prints in a machine of this driver's.
+
+    Raises:
+        RuntimeError: it did not complete.
+    """
+    said = io.BytesIO()
+    spec = JobSpec(
+        image=digest,
+        script=script,
+        inputs=describe_inputs(files),
+        cpus=cpus,
+        hypervisor=HypervisorKind.UML,
+        network=NetworkMode.NONE,
+    )
+    with tempfile.TemporaryDirectory(prefix="outputs-") as outputs:
+        job = LocalJob(
+            job_id=f"bench-{uuid.uuid4().hex[:12]}",
+            spec=spec,
+            image_digest=digest,
+            files=files,
+            output_directory=Path(outputs),
+            on_report=lambda _report: None,
+            sinks={StreamName.OUT: said},
+        )
+        parts = replace(made, choose=lambda *_: driver)
+        run = Run(job, _Lease(), parts, job.job_id, uuid.uuid4().hex, Inbox())
+        verdict = run.execute()
+    if verdict.state is not JobState.COMPLETED:
+        raise RuntimeError(f"the measured job ended as {verdict.state}: {verdict.reason.message}")
+    return said.getvalue().decode()
