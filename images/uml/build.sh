@@ -42,7 +42,7 @@ version=$(dpkg-deb --field "$package"_*.deb Version)
 dpkg-deb --fsys-tarfile "$package"_*.deb | tar -xO "./usr/src/$package.tar.xz" | tar -xJ
 cd "$package"
 
-# The same bytes whoever builds it, and wherever.
+# A build gives the same bytes on every host and in every directory.
 export ARCH=um LC_ALL=C KBUILD_BUILD_USER=vmjobs KBUILD_BUILD_HOST=vmjobs KBUILD_BUILD_VERSION=1
 KBUILD_BUILD_TIMESTAMP=@$(stat -c %Y Makefile)
 export KBUILD_BUILD_TIMESTAMP

@@ -8,7 +8,7 @@ import tempfile
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from raw_boot import raw_boot
 from vmjobs.agent.inbox import Inbox
 from vmjobs.agent.run import Lease, Parts, Run
 from vmjobs.local import LocalJob
-from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report
+from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, Report, StreamName
+from vmjobs.terminal import ByteSink
 
 #: What docs/benchmarks.md asks for.
 TARGETS = {HypervisorKind.UML: 1.05, HypervisorKind.KVM: 1.25, HypervisorKind.QEMU: 1.25}
@@ -88,8 +89,15 @@ def run_once(made: Parts, digest: str, spec: JobSpec) -> float:
     return watch.ready - began
 
 
-def execute(made: Parts, digest: str, spec: JobSpec, lease: Lease) -> Run:
-    """Run a job to its end, of which nothing is kept.
+def execute(
+    made: Parts,
+    digest: str,
+    spec: JobSpec,
+    lease: Lease | None = None,
+    files: Mapping[str, Path] | None = None,
+    sinks: Mapping[StreamName, ByteSink] | None = None,
+) -> Run:
+    """Run a job to its end. Only its streams in ``sinks`` are kept.
 
     Raises:
         RuntimeError: it did not complete.
@@ -99,12 +107,12 @@ def execute(made: Parts, digest: str, spec: JobSpec, lease: Lease) -> Run:
             job_id=f"bench-{uuid.uuid4().hex[:12]}",
             spec=spec,
             image_digest=digest,
-            files={},
+            files=files or {},
             output_directory=Path(outputs),
             on_report=lambda report: None,
-            sinks={},
+            sinks=sinks or {},
         )
-        run = Run(job, lease, made, job.job_id, uuid.uuid4().hex, Inbox())
+        run = Run(job, lease or _Stopwatch(), made, job.job_id, uuid.uuid4().hex, Inbox())
         verdict = run.execute()
     if verdict.state is not JobState.COMPLETED:
         raise RuntimeError(f"the measured job ended as {verdict.state}: {verdict.reason.message}")

@@ -7,19 +7,19 @@ import re
 import subprocess
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from figures import Finding, compare, in_turns
+from start_overhead import execute
 
-from vmjobs.agent.inbox import Inbox
-from vmjobs.agent.run import Parts, Run
+from vmjobs.agent.run import Parts
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.hypervisor.uml_boot import DEBIAN_KERNEL
-from vmjobs.local import LocalJob, describe_inputs
-from vmjobs.model import HypervisorKind, JobSpec, JobState, NetworkMode, StreamName
+from vmjobs.local import describe_inputs
+from vmjobs.model import HypervisorKind, JobSpec, NetworkMode, StreamName
 
 HERE = Path(__file__).parent
 _FILES = {name: HERE.parents[1] / "examples" / name for name in ("minbias.sh", "minbias.cmnd")}
@@ -39,13 +39,6 @@ COSTS = ("system call", "fork", "exec", "two processes")
 Seconds = dict[str, float]
 
 
-class _Lease:
-    """Nobody asks how far the run is."""
-
-    def progress(self, _report: object) -> None:
-        """Nothing to do."""
-
-
 def uml_kernel(made: Parts, digest: str, pairs: int) -> Iterator[Finding]:
     """Compare our kernel, both ways, with Debian's; and a computation with the same on the node.
 
@@ -56,18 +49,16 @@ def uml_kernel(made: Parts, digest: str, pairs: int) -> Iterator[Finding]:
         build = ["gcc", "-O2", "-static", "-o", program, HERE / "kernel_costs.c", "-lm"]
         subprocess.run(build, check=True)
 
-        def debian() -> Seconds:
-            return _inside(made, digest, program, DEBIAN, 1)
-
+        inside = partial(_inside, made, digest, program)
         for name, (driver, cpus) in OURS.items():
-            seen = in_turns(pairs, lambda: _inside(made, digest, program, driver, cpus), debian)  # noqa: B023
+            seen = in_turns(pairs, partial(inside, driver, cpus), partial(inside, DEBIAN, 1))
             for cost in (*COSTS, "boot to power-off", "pythia"):
                 found = [(ours[cost], theirs[cost]) for ours, theirs in seen]
                 yield compare(10, f"{cost}, {name}", found, 1.0, measure="own / Debian's")
         driver, cpus = OURS["own, seccomp"]
         both = in_turns(
             pairs,
-            lambda: _inside(made, digest, program, driver, cpus)["compute"],
+            lambda: inside(driver, cpus)["compute"],
             lambda: _seconds(subprocess.check_output([program], text=True))["compute"],
         )
         yield compare(10, "compute, own kernel", both, 1.05, measure="guest / node")
@@ -115,19 +106,7 @@ def _run(
         hypervisor=HypervisorKind.UML,
         network=NetworkMode.NONE,
     )
-    with tempfile.TemporaryDirectory(prefix="outputs-") as outputs:
-        job = LocalJob(
-            job_id=f"bench-{uuid.uuid4().hex[:12]}",
-            spec=spec,
-            image_digest=digest,
-            files=files,
-            output_directory=Path(outputs),
-            on_report=lambda _report: None,
-            sinks={StreamName.OUT: said},
-        )
-        parts = replace(made, choose=lambda *_: driver)
-        run = Run(job, _Lease(), parts, job.job_id, uuid.uuid4().hex, Inbox())
-        verdict = run.execute()
-    if verdict.state is not JobState.COMPLETED:
-        raise RuntimeError(f"the measured job ended as {verdict.state}: {verdict.reason.message}")
+    execute(
+        replace(made, choose=lambda *_: driver), digest, spec, files=files, sinks={StreamName.OUT: said}
+    )
     return said.getvalue().decode()
