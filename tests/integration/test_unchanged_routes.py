@@ -168,7 +168,7 @@ def test_a_job_comes_back_with_all_that_is_its_own(jobs: Jobs, way: str) -> None
     assert desk.read("made") == "result\n"
     assert desk.read("data") == "from a file\nagain\n"
     assert desk.read("renamed") == "other\n"
-    assert "Job terminated" in desk.read("log")
+    wait_for(lambda: "Job terminated" in desk.read("log"), "the job's end in its log", 20)
 
 
 @both

@@ -59,6 +59,8 @@ def matches(offered: str, **job: object) -> bool:
         ("uml", {"RequestCpus": 1}, True),
         ("uml", {"RequestCpus": 2}, False),
         ("uml,qemu", {"RequestCpus": 2}, True),
+        ("uml,qemu", {"RequestCpus": 2, "VMJobHypervisor": "uml"}, False),
+        ("uml,qemu", {"RequestCpus": 2, "VMJobHypervisor": "qemu"}, True),
         ("kvm", {"VMJobCheckpoint": True}, True),
         ("kvm", {"VMJobCheckpoint": True, "VMJobHypervisor": "qemu"}, False),
         ("uml", {"VMJobCheckpoint": "yes"}, True),  # the node says what is wrong with it
