@@ -44,11 +44,11 @@ class Part(Frozen):
 
 
 class GuestSupport(Frozen):
-    """What the image's guest program can do. contract: version of the guest contract. A machine that
-    has a network can be saved, and go on elsewhere, with version 2.
+    """What the image's guest program can do. contract: version of the guest contract. Nodes run scripts
+    by version 3; the others are of earlier releases.
     """
 
-    contract: Literal[1, 2] = 1
+    contract: Literal[1, 2, 3] = 1
 
 
 #: A word of a program's command line: as long as Linux takes one.
@@ -137,8 +137,8 @@ class ImageManifest(Frozen):
 
     @property
     def renews(self) -> bool:
-        """Whether its guest takes another token where its machine was saved (guest contract 2)."""
-        return self.guest is not None and self.guest.contract > 1
+        """Whether its guest takes another token where its machine was saved (guest contract 3)."""
+        return self.guest is not None and self.guest.contract > 2
 
     @classmethod
     def parse(cls, data: bytes, digest: str) -> Self:

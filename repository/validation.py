@@ -93,7 +93,7 @@ def _not_bootable(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> Iterator[
 
 def _not_renewing(renews: bool) -> Iterator[Fault]:
     if not renews:
-        text = "the image's guest cannot be saved: it does not take another token (guest contract 2)"
+        text = "the image's guest cannot be saved: it does not take another token (guest contract 3)"
         yield Fault("checkpoint", "cannot_save", text)
 
 

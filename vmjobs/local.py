@@ -147,7 +147,7 @@ class LocalJob:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "wb") as sink:
-                while chunk := source.read(CHUNK):
+                while chunk := source.read(min(CHUNK, size - sink.tell())):
                     digest.update(chunk)
                     sink.write(chunk)
                 if sink.tell() != size:

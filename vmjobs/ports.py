@@ -65,7 +65,7 @@ class JobSource(Protocol):
         """Add to a stream at ``offset``; repeating a call does no harm."""
 
     def put_output(self, path: str, source: BinaryIO, size: int) -> Output:
-        """Store one output file of ``size`` bytes."""
+        """Store one output: the next ``size`` bytes of ``source``, which may have more."""
 
     def open_upload(self, size: int) -> ContentReceiver:
         """Room at the repository for ``size`` bytes of a machine that was saved."""

@@ -182,7 +182,7 @@ def _build(
         kernel=store.put_content(io.BytesIO(image)) if image else None,
         initrd=store.put_content(io.BytesIO(ramdisk)) if ramdisk else None,
         cmdline=recipe.cmdline,
-        guest=GuestSupport(contract=2),
+        guest=GuestSupport(contract=3),
         recipe=recipe.digest,
         packages=packages,
     )

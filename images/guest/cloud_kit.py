@@ -1,9 +1,9 @@
-# ruff: noqa: UP006, UP007, UP035
-"""The guest contract, version 1, for images that have cloud-init and so Python.
+# ruff: noqa: UP006, UP035
+"""The guest contract, version 3, for images that have cloud-init and so Python.
 
 One file without dependencies, for Python 3.6 and later: ``images/cloudinit.py`` puts it into the user
-data of jobs that bring none of their own. It reads the job disk, runs the script, tells how it ended
-by the endpoint or on the output disk, and powers the machine off.
+data of jobs that bring none of their own. It reads the job disk, runs the script, writes its outputs to
+the output disk, tells how it ended, and powers the machine off.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import threading
 import time
 import urllib.parse
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple, Union
+from typing import Any, Dict, Iterator, List, Tuple
 
 HOME = Path("/var/lib/vmjobs")
 WORK = HOME / "work"
@@ -80,7 +80,7 @@ class Host:
         #: What is being sent.
         self.sending = []  # type: List[str]
 
-    def ask(self, method: str, path: str, body: Union[bytes, Path] = b"") -> Tuple[int, bytes]:
+    def ask(self, method: str, path: str, body: bytes = b"") -> Tuple[int, bytes]:
         """One request, repeated a few times where that may help; status (0: none) and answer."""
         status, answer = 0, b""
         for pause in PAUSES:
@@ -93,8 +93,8 @@ class Host:
             time.sleep(pause)
         return status, answer
 
-    def send(self, path: str, body: Union[bytes, Path]) -> int:
-        """Post what the script printed or left; the status."""
+    def send(self, path: str, body: bytes) -> int:
+        """Post what the script printed; the status."""
         self.sending.append(path)
         status, _ = self.ask("POST", path, body)
         if may_change(status):
@@ -102,24 +102,18 @@ class Host:
         self.sending.remove(path)
         return status
 
-    def must(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """The answer to a request without which nothing goes on."""
-        status, answer = self.ask(method, path, body)
+    def must(self, path: str, body: bytes = b"") -> None:
+        """Post what the host has to know before anything goes on."""
+        status, _ = self.ask("POST", path, body)
         if not 200 <= status < 300:
-            raise Failure(f"{method} {path} is not answered (status {status})")
-        return answer
+            raise Failure(f"POST {path} is not answered (status {status})")
 
-    def _once(self, method: str, path: str, body: Union[bytes, Path]) -> Tuple[int, bytes]:
+    def _once(self, method: str, path: str, body: bytes) -> Tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.address, timeout=60.0)
         headers = {"Authorization": f"Bearer {self.token}"}
         headers["Content-Type"] = "application/octet-stream"
         try:
-            if isinstance(body, bytes):
-                connection.request(method, path, body, headers)
-            else:
-                headers["Content-Length"] = str(body.stat().st_size)
-                with body.open("rb") as file:
-                    connection.request(method, path, file, headers)
+            connection.request(method, path, body, headers)
             response = connection.getresponse()
             return response.status, response.read()
         finally:
@@ -346,23 +340,6 @@ def quoted(name: str) -> str:
     return urllib.parse.quote(os.fsencode(name))
 
 
-def send_outputs(host: Host, globs: List[str]) -> None:
-    """Each output is a request of its own; what is refused does not keep the others back."""
-    others = []
-    for name, left_out in outputs(globs):
-        if left_out:
-            others.append(f"{left_out} {quoted(name)}\n")
-            continue
-        status = host.send(f"/v1/outputs/{quoted(name)}", WORK / name)
-        if not 200 <= status < 300:
-            say(f"vmjobs: error: output {name} was not taken (status {status})")
-    if others:
-        status = host.send("/v1/undelivered", "".join(others).encode()[:MAX_UNDELIVERED])
-        if not 200 <= status < 300:
-            say(f"vmjobs: error: the names of outputs that are not sent were not taken ({status})")
-            host.undelivered = True
-
-
 def add(tar: tarfile.TarFile, name: str, text: str) -> None:
     """A file of such content."""
     entry, content = tarfile.TarInfo(name), text.encode()
@@ -370,12 +347,15 @@ def add(tar: tarfile.TarFile, name: str, text: str) -> None:
     tar.addfile(entry, io.BytesIO(content))
 
 
-def write_output_disk(device: Path, result: str, globs: List[str]) -> None:
-    """One tar stream, the exit status first, so that it arrives whatever follows."""
+def write_output_disk(device: Path, result: str, globs: List[str], streams: Tuple[str, ...]) -> bool:
+    """One tar stream, the exit status first, so that it arrives whatever follows; whether it is whole.
+
+    streams: files with what the script printed, where that did not go to the endpoint.
+    """
     key, _, number = result.partition("=")
     try:
         with device.open("r+b") as disk:
-            left = disk.seek(0, os.SEEK_END) - 65536 - sum((HOME / n).stat().st_size for n in STREAMS)
+            left = disk.seek(0, os.SEEK_END) - 65536 - sum((HOME / n).stat().st_size for n in streams)
             disk.seek(0)
             fitting, others = [], []
             for name, left_out in outputs(globs):
@@ -389,7 +369,7 @@ def write_output_disk(device: Path, result: str, globs: List[str]) -> None:
                     left -= len(others[-1])
             with tarfile.open(fileobj=disk, mode="w|", format=tarfile.GNU_FORMAT) as tar:
                 add(tar, "exit.json", json.dumps({key: int(number)}))
-                for name in STREAMS:
+                for name in streams:
                     tar.add(str(HOME / name), name)
                 if others:
                     add(tar, "undelivered", "".join(others)[:MAX_UNDELIVERED])
@@ -399,6 +379,8 @@ def write_output_disk(device: Path, result: str, globs: List[str]) -> None:
             os.fsync(disk.fileno())
     except OSError as error:
         say(f"vmjobs: error: the output disk: {error}")
+        return False
+    return True
 
 
 def disk_full() -> bool:
@@ -416,33 +398,29 @@ def main() -> None:
     with tarfile.open(str(job_disk), "r:") as tar:
         described = tar.extractfile("job.json")
         job = json.loads(described.read().decode() if described else "{}")
-        if job.get("contract") != 1:
-            raise Failure("this kit speaks version 1 of the guest contract, the host another")
+        if job.get("contract") != 3:
+            raise Failure("this kit speaks version 3 of the guest contract, the host another")
         (keep_scratch if job.get("keep") else make_scratch)(scratch_disk)
         unpack(tar)
     host, online = Host(job["endpoint"], job["token"]), bool(job["endpoint"])
     mark = f"vmjobs:{job['sentinel']}:"
-    if online and not SCRIPT.exists():
-        with tarfile.open(fileobj=io.BytesIO(host.must("GET", "/v1/job.tar"))) as tar:
-            unpack(tar)
     if not SCRIPT.exists():
         raise Failure("the job has no script")
     if online:
-        host.must("POST", "/v1/ready")
+        host.must("/v1/ready")
     say(f"{mark}ready")
     status = run_online(job, host) if online else run_offline(job)
     result = f"code={status}" if status >= 0 else f"signal={-status}"
     note = f"{result} disk=full" if status != 0 and disk_full() else result
     say(f"{mark}collecting {note}")
     if online:
-        host.must("POST", "/v1/collecting", note.encode())
-        send_outputs(host, job["outputs"])
-    else:
-        write_output_disk(output_disk, result, job["outputs"])
+        host.must("/v1/collecting", note.encode())
+    if not write_output_disk(output_disk, result, job["outputs"], () if online else STREAMS):
+        host.undelivered = True
     note = f"{result} undelivered=yes" if host.undelivered else result
     say(f"{mark}exit {note}")
     if online:
-        host.must("POST", "/v1/exit", note.encode())
+        host.must("/v1/exit", note.encode())
 
 
 def power_off() -> None:

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154 # variables of base.sh and of job.env
-# After the script: its outputs and how it ended, to the endpoint or to the output disk.
+# After the script: its outputs, to the output disk, and how it ended.
 
 announce_collecting() {
     note=$result
@@ -21,18 +21,18 @@ disk_full() {
     [ $(($1 * $2)) -lt 65536 ] || [ "$3" = 0 ]
 }
 
-# list_outputs: paths that match the job's globs, relative to its directory, each once. What is not sent has
-# a slash before it, and is as the host is told of it: what it is, and its percent-encoded name. False: that
-# is not all, for want of room.
+# list_outputs: paths that match the job's globs, relative to its directory, each once; to `left-out` what is not
+# sent, as the host is told of it: what it is, and its percent-encoded name. False: that is not all, for want of
+# room.
 list_outputs() {
     cd "$work" || return 0
     real_work=$(readlink -f .)
-    real_work=${real_work%/}
+    real_work=${real_work%/} seen_directory=
     set +f
     while IFS= read -r glob; do
         case /$glob/ in //* | */../*) continue ;; esac
         matches "$glob"
-    done <"$run/job/outputs" | awk '!seen[$0]++'
+    done <"$run/job/outputs" 3>"$run/left-out" | awk '!seen[$0]++'
     listed=$?
     cd /
     return "$listed"
@@ -61,22 +61,31 @@ matches() {
         if [ -z "$left_out" ]; then
             printf '%s\n' "$path"
         else
-            encode "$path" && printf '/%s %s\n' "$left_out" "$encoded"
+            leave_out "$left_out" "$path" >&3
         fi
     done
     unset IFS
 }
 
-# inside PATH: no directory on the way leads out of the job's directory.
+# leave_out WHAT PATH: the line by which the host is told.
+leave_out() {
+    if ! { encode "$2" && printf '%s %s\n' "$1" "$encoded"; }; then : >"$run/undelivered"; fi
+}
+
+# inside PATH: no directory on the way leads out of the job's directory. Many files are in one directory.
 inside() {
     case $1 in
     */*) ;;
     *) return 0 ;;
     esac
-    case $(readlink -f "$1") in
-    "$real_work"/*) return 0 ;;
-    esac
-    return 1
+    if [ "${1%/*}" != "$seen_directory" ]; then
+        seen_directory=${1%/*}
+        case $(readlink -f "$seen_directory")/ in
+        "$real_work"/*) seen_inside=0 ;;
+        *) seen_inside=1 ;;
+        esac
+    fi
+    return "$seen_inside"
 }
 
 # encode PATH: percent-encoded for a URL, in $encoded.
@@ -89,78 +98,71 @@ encode() {
     esac
 }
 
+# deliver_outputs: one tar stream on the output disk, the exit status first, so that it arrives whatever
+# follows; without a network what the script printed, which has no other way.
 deliver_outputs() {
-    if [ -s "$run/job/outputs" ]; then list_outputs; fi >"$run/outputs.list" || : >"$run/undelivered"
-    # No more than the host reads, and than there is room for on an output disk.
-    awk '/^\// { size += length; if (size < 524288) print substr($0, 2) }' "$run/outputs.list" >"$run/left-out" ||
-        : >"$run/undelivered"
-    if [ "$VMJOBS_NETWORK" = none ]; then
-        write_output_disk
-        return
-    fi
-    # A machine whose script has ended is not saved any more, and files may be large.
-    # shellcheck disable=SC2034 # http.sh
-    http_patience=
-    while IFS= read -r path; do
-        case $path in /*) continue ;; esac
-        encode "$path" && file=$work/$path && size=$(size_of "$file")
-        post_file main "/v1/outputs/$encoded" "$file" "$size" ||
-            say "vmjobs: error: output $path was not taken (status $http_status)"
-    done <"$run/outputs.list"
-    [ -s "$run/left-out" ] || return 0
-    post_file main /v1/undelivered "$run/left-out" "$(size_of "$run/left-out")" || {
-        say "vmjobs: error: the names of outputs that are not sent were not taken (status $http_status)"
-        : >"$run/undelivered"
-    }
-}
-
-# write_output_disk: one tar stream, the exit status first, so that it arrives whatever follows.
-write_output_disk() {
     [ -b "$output_disk" ] || fail 'there is no output disk'
+    : >"$run/left-out"
+    if [ -s "$run/job/outputs" ]; then list_outputs; fi >"$run/outputs.list" || : >"$run/undelivered"
     # Not on the scratch disk, which may be full. Links are followed below; among the outputs there
     # are none.
     collect=$run/collect
     mkdir "$collect"
     printf '{"%s": %s}\n' "${result%=*}" "${result#*=}" >"$collect/exit.json"
-    for name in stdout stderr; do
-        if [ -f "$job/$name" ]; then
+    set -- exit.json
+    read -r left <"/sys/class/block/${output_disk##*/}/size" && left=$((left * 512 - 1048576))
+    if [ "$VMJOBS_NETWORK" = none ]; then
+        for name in stdout stderr; do
+            [ -f "$job/$name" ] || : >"$job/$name" # the script removed it
             ln -s "$job/$name" "$collect/$name"
-        else
-            : >"$collect/$name" # the script removed it
-        fi
-    done
+            left=$((left - $(size_of "$job/$name")))
+        done
+        set -- exit.json stdout stderr
+    fi
     ln -s "$work" "$collect/outputs"
-    read -r left <"/sys/class/block/${output_disk##*/}/size" && left=$((left * 512 - 65536))
-    left=$((left - $(size_of "$job/stdout" || echo 0) - $(size_of "$job/stderr" || echo 0)))
-    left=$((left - $(size_of "$run/left-out")))
-    set --
-    while IFS= read -r path; do
-        case $path in /*) continue ;; esac
-        size=$(size_of "$work/$path")
-        # The header, with a long name, and what fills the last block.
-        if [ $((size + 2560)) -le "$left" ]; then
-            left=$((left - size - 2560))
-            set -- "$@" "outputs/$path"
-        else
-            encode "$path"
-            echo "$size $encoded" >>"$run/left-out"
-        fi
-    done <"$run/outputs.list"
+    choose_outputs
     if [ -s "$run/left-out" ]; then
         ln -s "$run/left-out" "$collect/undelivered"
-        set -- undelivered "$@"
+        set -- "$@" undelivered
     fi
-    set -- exit.json stdout stderr "$@"
-    {
-        bb tar -chf - -C "$collect" "$@" 2>"$run/tar.log" || {
-            say "vmjobs: error: cannot collect the outputs: $(cat "$run/tar.log")"
-            : >"$run/uncollected"
-        }
-    } | dd bs=1048576 conv=fsync of="$output_disk" 2>"$run/dd.log" || {
-        say "vmjobs: error: the output disk is too small: $(head -n 1 "$run/dd.log")"
-        return # which the host sees
+    # shellcheck disable=SC3045 # dash and ash have it; Linux then takes a command line of 6 MiB, not 2
+    ulimit -s unlimited
+    write_disk "$@" 2>"$run/tar.log" || {
+        say "vmjobs: error: cannot collect the outputs: $(cat "$run/tar.log")"
+        : >"$run/undelivered"
     }
-    [ ! -e "$run/uncollected" ] || : >"$run/undelivered"
+}
+
+# write_disk NAME...: these, and the outputs that fit.
+write_disk() {
+    set -f
+    IFS=$newline
+    # shellcheck disable=SC2046 # a name is a line
+    set -- "$@" $(cat "$run/fitting")
+    unset IFS
+    bb tar -chf "$output_disk" -C "$collect" "$@" &&
+        dd count=0 conv=notrunc,fsync if=/dev/null of="$output_disk"
+}
+
+# choose_outputs: of the list those that fit into $left bytes with their headers, and padded, in `fitting`; the
+# others in `left-out`, which has no more than the host reads.
+choose_outputs() {
+    : >"$run/fitting"
+    [ -s "$run/outputs.list" ] && cd "$work" || return 0
+    tr '\n' '\0' <"$run/outputs.list" | bb xargs -0 stat -c '%s %n' -- 2>/dev/null | {
+        awk -v left="$left" -v fitting="$run/fitting" '{
+            name = substr($0, length($1) + 2)
+            need = $1 + (length(name) > 80 ? 3072 : 1024)
+            if (need <= left) { left -= need; print "outputs/" name >fitting } else print
+        }' || : >"$run/undelivered"
+    } | while read -r size path; do
+        leave_out "$size" "$path"
+    done >>"$run/left-out"
+    cd /
+    [ "$(size_of "$run/left-out")" -le 524288 ] || {
+        head -c 524288 "$run/left-out" >"$run/left-out.most" && mv "$run/left-out.most" "$run/left-out"
+        : >"$run/undelivered"
+    }
 }
 
 announce_exit() {

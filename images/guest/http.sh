@@ -6,7 +6,6 @@
 carriage_return=$(printf '\r')
 netcat=nc
 case $applets in *"${newline}nc$newline"*) netcat="$busybox nc" ;; esac
-http_sink='bb cat' # reads the body of an answer
 # A machine that may be saved, and go on elsewhere, may wait for an answer that was on its way then: seconds
 # until it asks again. Empty: it waits as long as it takes.
 http_patience=40
@@ -37,7 +36,7 @@ size_of() {
 }
 
 # http SLOT METHOD PATH [SIZE COMMAND...]: one request with the SIZE bytes that the command prints as
-# its body; $http_sink gets the body of the answer. SLOT names the caller: each has connections of its
+# its body; prints the body of the answer. SLOT names the caller: each has connections of its
 # own. There is no deadline but $http_patience: the host has one for everything that a guest does.
 #
 # 0: the answer was 2xx. 1: no answer, or one that may change (408, 429, 5xx). 2: refused.
@@ -103,7 +102,7 @@ http_body() {
         [Cc]ontent-[Ll]ength:*) http_length=${http_line##*[: ]} ;;
         esac
     done
-    [ "$http_length" = 0 ] || $http_sink
+    [ "$http_length" = 0 ] || bb cat
 }
 
 # with_retries COMMAND...: until it succeeds or is refused, five times at most.
@@ -154,36 +153,4 @@ post_file() {
     outcome=$?
     [ "$outcome" != 1 ] || : >"$run/undelivered"
     return "$outcome"
-}
-
-# get_job: script and inputs, unpacked as they arrive. An answer that ends early is none.
-get_job() {
-    [ ! -e "$job/script" ] || rm -rf "$job/script" "$job/inputs"
-    http_sink=unpack patience=$http_patience http_patience=
-    http main GET /v1/job.tar
-    outcome=$?
-    http_sink='bb cat' http_patience=$patience
-    [ "$outcome" = 0 ] || return "$outcome"
-    # tar itself has nothing to say of a stream that ends between two files.
-    copied job
-    [ "$copied" = "${http_length:-$copied}" ] || return 1
-    [ ! -s "$run/tar.log" ] || fail "cannot unpack the job: $(cat "$run/tar.log")"
-}
-
-# unpack: the job's tar stream.
-unpack() {
-    dd bs=65536 2>"$run/job.dd" | bb tar -xf - -C "$job" 2>"$run/tar.log"
-}
-
-# copied NAME: bytes that dd said it copied, in $copied.
-copied() {
-    copied=0
-    while read -r number unit _; do
-        case $unit in byte*) copied=$number ;; esac
-    done <"$run/$1.dd"
-}
-
-fetch_job() {
-    with_retries get_job || fail "cannot fetch the job from $VMJOBS_ENDPOINT (status $http_status)"
-    take_job
 }

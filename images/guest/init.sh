@@ -1,5 +1,5 @@
 #!/bin/sh
-# The vmjobs guest program (guest contract, version 1). It runs as process 1, or is started by an
+# The vmjobs guest program (guest contract, version 3). It runs as process 1, or is started by an
 # init: finds its job on the job disk, runs the script, tells how it ended and powers off.
 #
 # POSIX shell (dash, busybox ash) and busybox-level tools only. docs/guest-contract.md has the
@@ -32,13 +32,8 @@ set_clock "${VMJOBS_EPOCH:-}" 60
 start_loopback
 make_scratch
 make_fifos
-case $VMJOBS_NETWORK in
-none) unpack_job ;;
-*)
-    start_network
-    fetch_job
-    ;;
-esac
+unpack_job
+[ "$VMJOBS_NETWORK" = none ] || start_network
 
 announce_ready
 run_script

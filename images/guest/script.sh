@@ -164,6 +164,14 @@ take() {
     return 0
 }
 
+# copied NAME: bytes that dd said it copied, in $copied.
+copied() {
+    copied=0
+    while read -r number unit _; do
+        case $unit in byte*) copied=$number ;; esac
+    done <"$run/$1.dd"
+}
+
 # look: what the children do. $running lists those that run; $ended is how the script ended, in the
 # shell's words, once it has.
 #

@@ -54,8 +54,8 @@ read_job_disk() {
         fail "cannot read the job disk: $(cat "$run/tar.log")"
     # shellcheck disable=SC1091 # made by the host, every value quoted
     . "$run/job/job.env"
-    [ "$VMJOBS_CONTRACT" = 1 ] ||
-        fail "this image speaks version 1 of the guest contract, the host version $VMJOBS_CONTRACT"
+    [ "$VMJOBS_CONTRACT" = 3 ] ||
+        fail "this image speaks version 3 of the guest contract, the host version $VMJOBS_CONTRACT"
     echo "vmjob-${VMJOBS_ARRAY_INDEX:-0}" >/proc/sys/kernel/hostname
     [ -z "${VMJOBS_CHECKPOINT:-}" ] || keep_token "$VMJOBS_TOKEN"
 }
@@ -115,16 +115,11 @@ make_scratch() {
     [ -z "$container" ] || spread_scratch
 }
 
-# unpack_job: no network; script and inputs are on the job disk too.
+# unpack_job: the script, and its directory with the inputs, all of it writable.
 unpack_job() {
     bb tar -xf "$job_disk" -C "$job" 2>"$run/tar.log" ||
         fail "cannot unpack the job: $(cat "$run/tar.log")"
     rm -f "$job/job.json" "$job/job.env" "$job/environment" "$job/outputs"
-    take_job
-}
-
-# take_job: what was unpacked becomes the script and its directory, all of it writable.
-take_job() {
     if [ ! -s "$job/script" ]; then
         [ -n "$container" ] || fail 'the job has no script'
         # shellcheck disable=SC2034 # script.sh

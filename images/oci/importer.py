@@ -137,7 +137,7 @@ def _import(
         kernel=store.add_file(kit.kernel),
         initrd=store.add_file(kit.initrd),
         cmdline=(f"init={kits.INIT}", *kit.cmdline),
-        guest=GuestSupport(contract=2),
+        guest=GuestSupport(contract=3),
         program=program,
         recipe=_made_by(container),
         packages=found,

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,9 +24,8 @@ from condor.worker import WorkerKit
 from images.store import ImageStore
 from vmjobs.agent.endpoint import GuestLink, serving
 from vmjobs.agent.inbox import Inbox
-from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk, write_job_tar
+from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk
 from vmjobs.agent.members.parts import ticket_of
-from vmjobs.agent.outputs import OutputTray
 from vmjobs.cluster.member import Goal
 from vmjobs.cluster.wire import MemberOrder, PoolAddress
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage
@@ -48,17 +46,13 @@ def prepare(
         directory / "job.disk", directory / "scratch.disk", directory / "output.disk", SENTINEL
     )
     address = f"http://{ENDPOINT_ADDRESS}"
-    write_job_disk(disks.job, Briefing(ticket, address, TOKEN, SENTINEL, int(time.time())), None)
-    with (directory / "job.tar").open("xb") as sink:
-        write_job_tar(sink, ticket, inputs)
+    briefing = Briefing(ticket, address, TOKEN, SENTINEL)
+    write_job_disk(disks.job, briefing, lambda f, disk: disk.write((inputs / f.name).read_bytes()))
     blank_disk(disks.scratch, order.disk * MIB)
     blank_disk(disks.output, BLOCK)
-    (directory / "outputs").mkdir()
     link = GuestLink(
         token=TOKEN,
         inbox=Inbox(),
-        tray=OutputTray(directory / "outputs", (), MIB),
-        job_tar=directory / "job.tar",
         logs={},
         max_log=0,
         on_words=lambda words: None,

@@ -28,8 +28,7 @@ from queue import Queue
 from images.store import ImageStore
 from vmjobs.agent.endpoint import GuestLink, serving
 from vmjobs.agent.inbox import Inbox, Ready
-from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk, write_job_tar
-from vmjobs.agent.outputs import OutputTray
+from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk
 from vmjobs.hypervisor import netproc, uml_boot
 from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, Machine, Network
 from vmjobs.hypervisor.detached import Launcher
@@ -63,17 +62,13 @@ def lay_disks(directory: Path, spec: JobSpec, digest: str, token: str = "") -> D
     )
     sentinel = secrets.token_hex(16)
     endpoint = f"http://{ENDPOINT_ADDRESS}" if token else ""
-    (directory / "inputs").mkdir()
-    briefing = Briefing(ticket, endpoint, token, sentinel, int(time.time()))
+    briefing = Briefing(ticket, endpoint, token, sentinel)
     disks = Disks(
         directory / "job.disk", directory / "scratch.disk", directory / "output.disk", sentinel
     )
-    write_job_disk(disks.job, briefing, None if token else directory / "inputs")
+    write_job_disk(disks.job, briefing, lambda *_: None)
     blank_disk(disks.scratch, spec.disk * MIB)
     blank_disk(disks.output, (spec.disk + 16) * MIB)
-    if token:
-        with (directory / "job.tar").open("xb") as sink:
-            write_job_tar(sink, ticket, directory / "inputs")
     return disks
 
 
@@ -98,12 +93,9 @@ def raw_boot(kind: HypervisorKind, image: BootImage, spec: JobSpec, directory: P
 
 def _serve(stack: ExitStack, directory: Path, token: str) -> Inbox:
     inbox = Inbox()
-    (directory / "outputs").mkdir()
     link = GuestLink(
         token=token,
         inbox=inbox,
-        tray=OutputTray(directory / "outputs", (), MIB),
-        job_tar=directory / "job.tar",
         logs={name: directory / name for name in ("out", "err")},
         max_log=MIB,
         on_log=lambda: None,

@@ -135,7 +135,7 @@ def push_library(images: Images, name: str = "hep", data: bytes = b"a very small
     """An image that everybody may boot."""
     wish = {"namespace": LIBRARY, "name": name, "visibility": "public"}
     # With a kernel of its own every hypervisor can boot it; with such a guest machines can be saved.
-    return push(images, ADMIN, data, b"a kernel", {"guest": {"contract": 2}}, **wish)
+    return push(images, ADMIN, data, b"a kernel", {"guest": {"contract": 3}}, **wish)
 
 
 def prepare_library(

@@ -23,6 +23,7 @@ from agent_kit import SETTINGS, Images, Lease, executed, job_that
 from firmware_guest import bios_disk
 from hypervisor_guest import BEGIN, root_disk_guest
 from hypervisor_host import kill_all, wait_until
+from waiting_kit import wait_for
 
 from images.cloudinit import NoCloud
 from vmjobs.agent.inbox import Inbox, SignalSent
@@ -331,6 +332,18 @@ def test_a_machine_that_is_killed_is_no_success(node: Node) -> None:
     assert ended.verdict.reason.code is C.GUEST_LOST
 
 
+def test_one_that_is_killed_while_it_writes_its_outputs_is_no_success(node: Node) -> None:
+    def kill(this_run: Run, lease: Lease) -> None:
+        lease.wait_for(S.BOOTING)
+        wait_for(lambda: this_run.console.exists() and b"half of it" in this_run.console.read_bytes())
+        kill_all(this_run.machine)
+
+    half = "echo '{\"code\": 0}' > exit.json; tar cf /dev/ubdd exit.json; sync; echo half of it"
+    ended = node.run(f"{half}; sleep 1000", kill)
+    assert ended.verdict.reason.code is C.GUEST_LOST
+    assert ended.verdict.exit == ExitStatus(code=0, channel=ExitChannel.OUTPUT_DISK)
+
+
 @pytest.mark.parametrize("do", ["sleep 1000", "trap 'poweroff -f' INT; sleep 1000 & wait"])
 def test_a_machine_that_is_told_to_stop_did_not_finish(node: Node, do: str) -> None:
     """Even if it powers off well in time: what made it do so was not its work."""
@@ -406,10 +419,10 @@ def test_a_job_whose_outputs_its_node_loses_is_run_again_and_no_other(node: Node
         assert verdict.exit is not None
 
 
-def test_what_a_node_cannot_keep_is_not_what_the_job_left_out(node: Node) -> None:
+def test_what_a_node_cannot_read_is_not_what_the_job_left_out(node: Node) -> None:
     def lose(this_run: Run, lease: Lease) -> None:
         lease.wait_for(S.RUNNING)
-        (this_run.directory / "outputs").rmdir()
+        (this_run.directory / "output.disk").unlink()
 
     node.tries_left = 3
     ended = node.run(f"sleep 3; {LEAVES}", lose, outputs=("answer",), exit="poweroff")

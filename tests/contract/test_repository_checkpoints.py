@@ -219,7 +219,7 @@ def test_uploads_of_jobs_and_of_people_do_not_mix(repository: Repository) -> Non
 
 def test_a_guest_that_takes_no_other_token_is_not_saved(repository: Repository) -> None:
     """It would be asked for in vain where it goes on, and the job begun anew."""
-    for guest in (None, {"contract": 1}):
+    for guest in (None, {"contract": 2}):
         name = "old" if guest else "older"
         wish = {"namespace": LIBRARY, "name": name, "visibility": "public"}
         push(repository.images, Viewer("root", admin=True), b"x", b"y", {"guest": guest}, **wish)

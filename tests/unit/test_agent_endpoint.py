@@ -30,9 +30,8 @@ from vmjobs.agent.endpoint import (
     serving,
 )
 from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
-from vmjobs.agent.outputs import OutputTray
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
-from vmjobs.model import MIB, ExitChannel, ExitStatus
+from vmjobs.model import ExitChannel, ExitStatus
 
 TOKEN = "secret-of-this-guest"
 CHUNKED = "Transfer-Encoding: chunked"
@@ -69,11 +68,8 @@ class Guest:
 
 
 @contextmanager
-def endpoint(folder: Path, *globs: str, **fields: Any) -> Iterator[Guest]:
-    (folder / "outputs").mkdir()
-    (folder / "job.tar").write_bytes(b"a tar")
-    tray = OutputTray(folder / "outputs", globs, 100)
-    link = GuestLink(token=TOKEN, inbox=Inbox(), tray=tray, job_tar=folder / "job.tar", **fields)
+def endpoint(folder: Path, **fields: Any) -> Iterator[Guest]:
+    link = GuestLink(token=TOKEN, inbox=Inbox(), **fields)
     with serving(link, folder / "s"):
         yield Guest(link, folder / "s")
 
@@ -81,7 +77,7 @@ def endpoint(folder: Path, *globs: str, **fields: Any) -> Iterator[Guest]:
 @pytest.fixture
 def guest(tmp_path: Path) -> Iterator[Guest]:
     logs = {name: tmp_path / name for name in ("out", "err")}
-    with endpoint(tmp_path, "*.csv", logs=logs, max_log=20, on_log=lambda: None) as made:
+    with endpoint(tmp_path, logs=logs, max_log=20, on_log=lambda: None) as made:
         yield made
 
 
@@ -93,8 +89,8 @@ def member(tmp_path: Path) -> Iterator[Guest]:
 
 
 def test_only_the_guests_own_token_is_good(guest: Guest) -> None:
-    assert guest.ask("GET", "/v1/job.tar", token="another")[0] == 401
-    assert guest.ask("GET", "/v1/job.tar") == (200, b"a tar")
+    assert guest.ask("GET", "/v1/renewal", token="another")[0] == 401
+    assert guest.ask("GET", "/v1/renewal") == (204, b"")
 
 
 def test_a_hushed_endpoint_answers_nothing_until_it_speaks_again(guest: Guest) -> None:
@@ -132,7 +128,7 @@ def test_who_never_asks_again_is_not_waited_for_longer_than_that(guest: Guest) -
 def test_a_resumed_guest_gets_its_new_token_for_the_old_one_and_nothing_else(guest: Guest) -> None:
     guest.link.former = hashlib.sha256(b"of the node before").hexdigest()
     old = {"token": "of the node before"}
-    assert guest.ask("GET", "/v1/job.tar", **old)[0] == 503
+    assert guest.ask("POST", "/v1/ready", **old)[0] == 503
     assert guest.ask("POST", "/v1/exit", b"code=0", **old)[0] == 503
     assert guest.ask("GET", "/v1/control?wait=20&done=3", **old)[0] == 503
     for _ in range(2):  # an answer may be lost
@@ -200,7 +196,7 @@ def test_headers_without_end_are_refused(door: Path) -> None:
     with connect(door) as peer:
         peer.settimeout(5)
         with suppress(ConnectionError):
-            peer.sendall(b"GET /v1/job.tar HTTP/1.1\r\n" + b"X: x\r\n" * (MAX_HEADER // 4))
+            peer.sendall(b"GET /v1/control HTTP/1.1\r\n" + b"X: x\r\n" * (MAX_HEADER // 4))
         with suppress(ConnectionError):
             assert peer.recv(4096).startswith(b"HTTP/1.0 431 ")
 
@@ -238,17 +234,6 @@ def test_a_log_beyond_its_limit_is_cut_and_the_guest_not_stopped(guest: Guest) -
     assert guest.link.logs["err"].read_bytes() == b"x" * 20
 
 
-def test_outputs_are_taken_or_refused_with_the_right_status(guest: Guest) -> None:
-    assert guest.ask("POST", "/v1/outputs/a.csv", b"1,2")[0] == 201
-    assert guest.ask("POST", "/v1/outputs/%61%62.csv", b"3")[0] == 201
-    assert guest.ask("POST", "/v1/outputs/a.txt", b"1")[0] == 422
-    assert guest.ask("POST", "/v1/outputs/..%2f..%2fx.csv", b"1")[0] == 422
-    assert guest.ask("POST", "/v1/outputs/new%0aline.csv", b"1")[0] == 422
-    assert set(guest.link.tray.lacking) == {"new\nline.csv"}
-    assert guest.ask("POST", "/v1/outputs/big.csv", b"1" * 200)[0] == 413
-    assert sorted(guest.link.tray.kept) == ["a.csv", "ab.csv"]
-
-
 def begin(stack: ExitStack, path: Path, url: str, framing: str) -> socket.socket:
     """A request whose headers were sent."""
     peer = stack.enter_context(connect(path))
@@ -275,81 +260,15 @@ def chunked(body: bytes) -> bytes:
     return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
 
 
-def test_only_outputs_may_be_large(guest: Guest) -> None:
-    small = ("/v1/log/out?offset=0", "/v1/ready", "/v1/exit", "/v1/collecting", "/v1/undelivered")
-    for url in (*small, "/v1/no-such"):
+def test_nothing_may_be_large(guest: Guest) -> None:
+    for url in ("/v1/log/out?offset=0", "/v1/ready", "/v1/exit", "/v1/collecting", "/v1/no-such"):
         assert status_after(guest.path, url, f"Content-Length: {MAX_LOG_CHUNK + 1}") == 413
         body = chunked(b"x" * (MAX_LOG_CHUNK + MAX_HEADER))
         assert status_after(guest.path, url, CHUNKED, body) == 413
-    assert status_after(guest.path, "/v1/outputs/a.csv", CHUNKED) == 411
+    url, size = "/v1/log/err?offset=0", f"Content-Length: {MAX_LOG_CHUNK}"
+    assert status_after(guest.path, url, size, b"x" * MAX_LOG_CHUNK) == 204
     assert status_after(guest.path, "/v1/log/out?offset=0", CHUNKED, chunked(b"hello")) == 204
     assert guest.link.logs["out"].read_bytes() == b"hello"
-
-
-def test_outputs_that_the_guest_leaves_out_are_named(guest: Guest) -> None:
-    for _ in range(2):  # the answer may get lost
-        assert guest.ask("POST", "/v1/undelivered", b"link a.csv\n0 b%0a.csv\n")[0] == 204
-    assert guest.ask("POST", "/v1/outputs/%ff.csv", b"")[0] == 422
-    tray, names = guest.link.tray, ["a.csv", "b\n.csv", "\\udcff.csv"]
-    assert [entry.path for entry in tray.rejected] == list(tray.lacking) == names
-
-
-def test_an_output_that_is_far_too_large_is_named(guest: Guest) -> None:
-    """Nothing of it is read, so that the application does not hear of it."""
-    tray, size = guest.link.tray, f"Content-Length: {2**41}"
-    assert status_after(guest.path, "/v1/outputs/h%C3%BCge.csv", size) == 413
-    assert [entry.path for entry in tray.rejected] == list(tray.lacking) == ["h\u00fcge.csv"]
-    assert tray.too_large
-    with connect(guest.path) as stranger:
-        stranger.settimeout(10)
-        stranger.sendall(f"POST /v1/outputs/b.csv HTTP/1.1\r\nHost: x\r\n{size}\r\n\r\n".encode())
-        assert status_of(stranger) == 413
-    assert len(tray.rejected) == 1
-
-
-def test_outputs_on_their_way_lie_on_the_disk_of_their_run_and_have_so_much_room(guest: Guest) -> None:
-    guest.link.tray.limit = 3 * MIB  # when it began to serve there was room for 2 MiB and a bit
-    framing = f"Content-Length: {MIB}"
-    with ExitStack() as stack:
-        peers = [begin(stack, guest.path, f"/v1/outputs/{n}.csv", framing) for n in range(2)]
-        for peer in peers:
-            peer.sendall(b"x" * (MIB - 1))
-        wait_for(lambda: len(unnamed(guest.link.tray.directory)) == 2)
-        assert list(guest.link.tray.directory.iterdir()) == []
-        assert status_after(guest.path, "/v1/outputs/c.csv", framing) == 503
-        peers[0].close()  # it is not heard to its end
-        wait_for(lambda: guest.ask("POST", "/v1/outputs/d.csv", b"1" * MIB)[0] == 201)
-        peers[1].sendall(b"x")
-        assert status_of(peers[1]) == 201
-    for _ in range(5):  # each gives its room back
-        assert guest.ask("POST", "/v1/outputs/d.csv", b"1" * MIB)[0] == 201
-    assert sorted(guest.link.tray.kept) == ["1.csv", "d.csv"]
-    wait_for(lambda: unnamed(guest.link.tray.directory) == [])  # the answer comes before a body goes
-
-
-def unnamed(directory: Path) -> list[int]:
-    """Sizes of the files that this process has on a directory's disk and that have no name."""
-    found = []
-    for handle in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            seen = handle.stat()
-            if (seen.st_dev, seen.st_nlink) == (directory.stat().st_dev, 0) and seen.st_size:
-                found.append(seen.st_size)
-    return found
-
-
-def test_what_the_node_cannot_keep_is_lost_until_it_can(guest: Guest) -> None:
-    directory = guest.link.tray.directory
-    directory.rmdir()
-    assert guest.ask("POST", "/v1/outputs/a.csv", b"1")[0] == 500
-    guest.link.tray.limit = 3 * MIB
-    with pytest.raises((OSError, http.client.HTTPException)):
-        guest.ask("POST", "/v1/outputs/b.csv", b"1" * (MIB - 1))
-    assert sorted(guest.link.tray.lost) == ["a.csv", "b.csv"]
-    directory.mkdir()
-    for name in "ab":
-        assert guest.ask("POST", f"/v1/outputs/{name}.csv", b"1")[0] == 201
-    assert guest.link.tray.lost == {}
 
 
 def test_what_the_node_cannot_keep_of_a_log_is_lost_until_it_can(guest: Guest) -> None:
@@ -361,6 +280,17 @@ def test_what_the_node_cannot_keep_of_a_log_is_lost_until_it_can(guest: Guest) -
     assert sorted(guest.link.lost) == ["out"], "there is a gap"
     assert guest.ask("POST", "/v1/log/out?offset=0", b"some")[0] == 204
     assert guest.link.lost == {}
+
+
+def unnamed(directory: Path) -> list[int]:
+    """Sizes of the files that this process has on a directory's disk and that have no name."""
+    found = []
+    for handle in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            seen = handle.stat()
+            if (seen.st_dev, seen.st_nlink) == (directory.stat().st_dev, 0) and seen.st_size:
+                found.append(seen.st_size)
+    return found
 
 
 def test_what_is_printed_is_on_no_disk_but_in_its_log(guest: Guest) -> None:

@@ -6,6 +6,9 @@ import json
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import BinaryIO
+
+import pytest
 
 from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk
 from vmjobs.model import InputFile, JobSpec, JobTicket
@@ -21,32 +24,56 @@ def ticket(**fields: object) -> JobTicket:
 
 
 def briefing(of: JobTicket, endpoint: str = "") -> Briefing:
-    return Briefing(ticket=of, endpoint=endpoint, token="secret", sentinel="5e", epoch=1700000000)
+    return Briefing(ticket=of, endpoint=endpoint, token="secret", sentinel="5e")
 
 
 def test_the_disk_is_a_plain_tar_from_its_first_byte(tmp_path: Path) -> None:
-    (tmp_path / "in" / "sub").mkdir(parents=True)
-    (tmp_path / "in" / "sub" / "card").write_bytes(b"12345")
-    inputs = [InputFile(name="sub/card", digest="sha256:" + "1" * 64, size=5)]
-    write_job_disk(tmp_path / "disk", briefing(ticket(inputs=inputs)), tmp_path / "in")
+    inputs = [
+        InputFile(name=name, digest="sha256:" + "1" * 64, size=5) for name in ("sub/card", "other")
+    ]
+
+    def fetch(_: InputFile, disk: BinaryIO) -> None:
+        disk.write(b"12345")
+
+    write_job_disk(tmp_path / "disk", briefing(ticket(inputs=inputs)), fetch)
     assert (tmp_path / "disk").stat().st_size % BLOCK == 0
     with tarfile.open(tmp_path / "disk") as tar:
         names = tar.getnames()
         assert json.load(tar.extractfile("job.json"))["index"] == 2  # type: ignore[arg-type]
         assert tar.extractfile("inputs/sub/card").read() == b"12345"  # type: ignore[union-attr]
         assert tar.getmember("script").mode == 0o755
-    assert names == ["job.json", "job.env", "environment", "outputs", "script", "inputs/sub/card"]
+    told = ["job.json", "job.env", "environment", "outputs"]
+    assert names == [*told, "script", "inputs/sub/card", "inputs/other"]
 
 
-def test_where_the_guest_can_fetch_nothing_is_embedded(tmp_path: Path) -> None:
-    write_job_disk(tmp_path / "disk", briefing(ticket(), "http://10.0.2.100"), None)
+def test_the_time_on_the_disk_is_that_of_a_complete_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs may take an hour, and the guest sets its clock by it."""
+    clock = [1_700_000_000.0]
+    monkeypatch.setattr("time.time", lambda: clock[0])
+
+    def fetch(_: InputFile, disk: BinaryIO) -> None:
+        disk.write(b"12345")
+        clock[0] += 3600
+
+    inputs = [InputFile(name="card", digest="sha256:" + "1" * 64, size=5)]
+    write_job_disk(tmp_path / "disk", briefing(ticket(inputs=inputs)), fetch)
     with tarfile.open(tmp_path / "disk") as tar:
-        assert "script" not in tar.getnames()
+        assert b"VMJOBS_EPOCH='1700003600'\n" in tar.extractfile("job.env").read()  # type: ignore[union-attr]
+
+
+def test_an_input_of_another_size_is_refused(tmp_path: Path) -> None:
+    inputs = [InputFile(name="card", digest="sha256:" + "1" * 64, size=5)]
+    with pytest.raises(OSError, match="4 bytes of 5"):
+        write_job_disk(
+            tmp_path / "disk", briefing(ticket(inputs=inputs)), lambda _, disk: disk.write(b"1234")
+        )
 
 
 def test_a_shell_reads_back_exactly_what_was_given(tmp_path: Path) -> None:
     job = ticket(arguments=[NASTY, "", "b c"], environment={"A": NASTY})
-    write_job_disk(tmp_path / "disk", briefing(job), tmp_path)
+    write_job_disk(tmp_path / "disk", briefing(job), lambda *_: None)
     subprocess.run(["tar", "xf", "disk", "job.env", "environment"], cwd=tmp_path, check=True)
     program = (
         '. ./job.env; . ./environment; eval "set -- $VMJOBS_ARGUMENTS"; '

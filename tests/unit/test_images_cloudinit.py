@@ -134,7 +134,7 @@ def test_the_kit_runs_scripts_and_writes_the_output_disk(
     assert cloud_kit.run_offline(described) == 3  # there is no #! line
     disk = job / "disk"
     disk.write_bytes(b"\0" * (1 << 20))
-    cloud_kit.write_output_disk(disk, "code=3", ["x", "y"])
+    assert cloud_kit.write_output_disk(disk, "code=3", ["x", "y"], cloud_kit.STREAMS)
     listed = subprocess.run(["tar", "tf", disk], capture_output=True, check=True).stdout.split()
     assert listed == [b"exit.json", b"stdout", b"stderr", b"outputs/x"]
     out = subprocess.run(["tar", "xOf", disk, "stdout"], capture_output=True, check=True).stdout

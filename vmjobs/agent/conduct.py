@@ -66,6 +66,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds from one look at a job whose time is all but over to the next: it may be suspended.
 LAST_SECONDS = 0.1
+#: What its guest was writing then may be there in part.
+_CUT_SHORT = (Ending.PANICKED, Ending.CRASHED, Ending.KILLED)
 
 # --------------------------------------------------------------------------- the steps
 
@@ -176,7 +178,7 @@ def _judge(run: Run, *, ready: bool) -> Verdict:
         return _judge_by_line(run, disk, ready=ready)
     exit = disk.exit or run.reported or (ended.exit if ended else None)
     if exit is not None:
-        if run.reported is None and disk.exit is None:
+        if run.reported is None and (disk.exit is None or run.ending in _CUT_SHORT):
             message = "the machine ended before it had delivered its outputs"
             return failed(ReasonCode.GUEST_LOST, message, exit).verdict
         subject = "the script" if spec.script else "the job"
@@ -196,15 +198,14 @@ def _judge_by_line(run: Run, disk: DiskContents, *, ready: bool) -> Verdict:
 
 def _judge_success(run: Run, disk: DiskContents, success: Success) -> Verdict:
     """Raises OSError: the node lost some of what came."""
-    for error in (*run.tray.lost.values(), *run.link.lost.values()):
+    for error in run.link.lost.values():
         raise error
     disk_full = run.script_ended is not None and run.script_ended.disk_full
-    # (One that sends what is too large may not see the answer to it.)
-    if run.undelivered and not disk_full and not run.tray.too_large:
+    cut_off = disk.begun and not disk.complete
+    if run.undelivered and not (disk_full or cut_off or run.tray.too_large):
         message = "the guest could not send all that the job printed and left"
         return failed(ReasonCode.GUEST_LOST, message, success.exit).verdict
-    if run.undelivered or (disk.begun and not disk.complete):
-        run.tray.too_large = True
+    run.tray.too_large = run.tray.too_large or run.undelivered or cut_off
     return judge(
         success.exit,
         disk_full=disk_full,
@@ -218,19 +219,15 @@ def _judge_success(run: Run, disk: DiskContents, success: Success) -> Verdict:
 
 
 def _read_output_disk(run: Run) -> DiskContents:
-    """What lies on the output disk; read once, and only where the guest may write to it."""
-    spec = run.ticket.spec
+    """What lies on the output disk; read once."""
     if run.disk is None:
-        if spec.strategy is Strategy.SCRIPT and spec.network is not NetworkMode.NONE:
-            run.disk = DiskContents(None, complete=True)
-        else:
-            # What came by the endpoint has been delivered already, from these very files.
-            names = {"stdout": StreamName.OUT, "stderr": StreamName.ERR}
-            streams = {n: run.stream(s) for n, s in names.items() if not run.stream(s).exists()}
-            disk = run.directory / "output.disk"
-            run.disk = read_output_disk(disk, run.tray, streams, run.parts.settings.max_log)
-            if not run.disk.complete and not run.disk.begun:
-                run.tray.refuse("(output disk)", "what the guest wrote there is no tar stream")
+        # What came by the endpoint has been delivered already, from these very files.
+        names = {"stdout": StreamName.OUT, "stderr": StreamName.ERR}
+        streams = {n: run.stream(s) for n, s in names.items() if not run.stream(s).exists()}
+        disk = run.directory / "output.disk"
+        run.disk = read_output_disk(disk, run.tray, streams, run.parts.settings.max_log)
+        if not run.disk.complete and not run.disk.begun:
+            run.tray.refuse("(output disk)", "what the guest wrote there is no tar stream")
     return run.disk
 
 

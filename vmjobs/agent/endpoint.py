@@ -1,8 +1,8 @@
-"""The endpoint: an HTTP service for one guest (guest contract, point 4).
+"""The endpoint: an HTTP service for one guest (guest contract, "Endpoint").
 
 It listens on a Unix socket of its own, which the machine's user-mode network makes reachable at
 one address in the guest. The token is good for this service only; the guest never sees another.
-Bodies go to files at once, so that a guest is never slowed down by what is behind the agent.
+It carries orders, reports and what the script prints; files travel by disk.
 """
 
 from __future__ import annotations
@@ -11,28 +11,22 @@ import hashlib
 import hmac
 import logging
 import math
-import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import waitress.buffers
 import waitress.channel
 import waitress.parser
-import waitress.receiver
 import waitress.server
 import waitress.utilities
-from flask import Flask, Request, Response, g, request, send_file
-from werkzeug.routing import PathConverter
+from flask import Flask, Request, Response, g, request
 
 from vmjobs.agent.inbox import ExitReported, Observer, Ready, ScriptEnded
-from vmjobs.agent.outputs import MAX_UNDELIVERED, OutputTray, Refused, refuse_all
 from vmjobs.errors import Forbidden, VMJobsError
 from vmjobs.hypervisor.mconsole import short_path
 from vmjobs.model import ExitChannel, ExitStatus
@@ -43,11 +37,6 @@ MAX_WAIT = 25
 MAX_LOG_CHUNK = 1024 * 1024
 #: Bytes of a request's headers: a token, and a path of full size with each byte escaped.
 MAX_HEADER = 16 * 1024
-#: Room for protocol overhead above the largest output. Of outputs that are on their way there may be
-#: twice as much: a guest sends one again whose connection broke, which may not have been noticed here.
-SLACK = 1024 * 1024
-#: Bytes from which on an output is on a disk while it is on its way.
-LARGE = 512 * 1024
 CONNECTIONS = 12
 #: Seconds that an answer takes to its guest. One that was turned away asks again after two.
 QUIET_SECONDS = 0.5
@@ -60,7 +49,6 @@ SILENT_SECONDS = 5
 THREADS = 6
 
 CONTROL = "/v1/control"
-OUTPUTS = "/v1/outputs/"
 RENEWAL = "/v1/renewal"
 _NOT_YOURS = "this endpoint belongs to another guest"
 
@@ -120,8 +108,6 @@ class GuestLink:
 
     token: str
     inbox: Observer
-    tray: OutputTray
-    job_tar: Path
     logs: dict[str, Path]
     max_log: int
     on_log: Callable[[], None] = lambda: None
@@ -238,17 +224,9 @@ class GuestLink:
             return self.orders.give(certain=done is not None)
 
 
-class _OutputName(PathConverter):
-    """A path of any characters: what is wrong with it the tray says."""
-
-    regex = "(?s:.+)"
-    part_isolating = False
-
-
 def create_endpoint(link: GuestLink) -> Flask:
     """The endpoint's application."""
     app = Flask("vmjobs-endpoint", static_folder=None)
-    app.url_map.converters["output"] = _OutputName
 
     @app.before_request
     def _authenticate() -> Response | None:
@@ -262,10 +240,6 @@ def create_endpoint(link: GuestLink) -> Flask:
     def _ended(_error: BaseException | None) -> None:
         if g.pop("begun", False):
             link.end()
-
-    @app.get("/v1/job.tar")
-    def _job() -> Response:
-        return send_file(link.job_tar, mimetype="application/x-tar")
 
     @app.post("/v1/ready")
     def _ready() -> Response:
@@ -300,25 +274,6 @@ def create_endpoint(link: GuestLink) -> Flask:
         link.inbox.put(ScriptEnded(ended, disk_full=words.get("disk") == "full"))
         return _plain("", 204)
 
-    @app.post(f"{OUTPUTS}<output:_name>")
-    def _output(_name: str) -> Response:
-        name, size = _output_name(request.environ["PATH_INFO"]), request.content_length
-        if size is None:
-            return _plain("want a Content-Length", 411)
-        try:
-            link.tray.accept(name, request.stream, size)
-        except Refused as refused:
-            return _plain(str(refused), 413 if refused.too_large else 422)
-        except OSError as error:
-            link.tray.lost[name] = error  # the guest tries again, and goes on without it some time
-            raise
-        return _plain("", 201)
-
-    @app.post("/v1/undelivered")
-    def _undelivered() -> Response:
-        refuse_all(request.stream.read(MAX_UNDELIVERED), link.tray)
-        return _plain("", 204)
-
     @app.post("/v1/exit")
     def _exit() -> Response:
         words = _words(request)
@@ -331,132 +286,27 @@ def create_endpoint(link: GuestLink) -> Flask:
     return app
 
 
-def _output_name(path: str) -> str:
-    """The name of an output whose path WSGI has so: of any bytes, so that no two become one."""
-    return path.removeprefix(OUTPUTS).encode("latin-1").decode("utf-8", "surrogateescape")
-
-
 class _Unauthorized(waitress.utilities.Error):  # type: ignore[misc]  # it has no types
     code = 401
     reason = "Unauthorized"
 
 
-class _LengthRequired(waitress.utilities.Error):  # type: ignore[misc]
-    code = 411
-    reason = "Length Required"
-
-
-class _NoRoom(waitress.utilities.Error):  # type: ignore[misc]
-    code = 503
-    reason = "Service Unavailable"
-
-
-def _too_large() -> waitress.utilities.Error:
-    return waitress.utilities.RequestEntityTooLarge(f"at most {MAX_LOG_CHUNK} bytes at once")
-
-
-class _Room:
-    """Bytes of outputs that may be on their way at the same time."""
-
-    def __init__(self, size: int) -> None:
-        self._left = size
-        self._lock = threading.RLock()  # a request that is collected gives back whenever that is
-
-    def take(self, size: int) -> bool:
-        """Whether there was so much, which is taken then."""
-        with self._lock:
-            if size > self._left:
-                return False
-            self._left -= size
-            return True
-
-    def give(self, size: int) -> None:
-        """It is not needed any more."""
-        with self._lock:
-            self._left += size
-
-
-class _Body(waitress.buffers.OverflowableBuffer):  # type: ignore[misc]  # it has no types
-    """A request's body; a large one is in a file without a name, on the disk where it is to stay."""
-
-    def __init__(self, overflow: int, directory: Path) -> None:
-        super().__init__(overflow)
-        self._directory = directory
-
-    def _set_large_buffer(self) -> None:
-        before: Any = self.buf  # type: ignore[has-type]
-        file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  # closed with its buffer
-        self.buf = waitress.buffers.FileBasedBuffer(file, before)
-        if before is not None:
-            before.close()
-        self.overflowed = True
-
-
 def _channel_of(link: GuestLink) -> type[waitress.channel.HTTPChannel]:
-    """Connections that read no more than the headers of who does not know the token, or wants to send
-    too much.
+    """Connections that read no more than the headers of who does not know the token.
 
     The application would refuse them as well, but only once it has the whole body.
     """
 
-    room = _Room(2 * (link.tray.limit + SLACK))
-
     class Parser(waitress.parser.HTTPRequestParser):  # type: ignore[misc]
-        taken: weakref.finalize[Any, Any] | None = None
-
         def received(self, data: bytes) -> int:
             in_headers = not self.headers_finished
-            try:
-                consumed: int = super().received(data)
-            except OSError as error:  # there is no room, for one
-                if self.path.startswith(OUTPUTS):
-                    link.tray.lost[self._output] = error
-                raise
-            if in_headers and isinstance(self.error, waitress.utilities.RequestEntityTooLarge):
-                self._note_refusal()
-            if in_headers and self.headers_finished and not (self.error or self.empty):
-                self._refuse(self._admit())
-            elif self.chunked and self.body_bytes_received > MAX_LOG_CHUNK:
-                self._refuse(_too_large())
-            return consumed
-
-        def close(self) -> None:
-            super().close()
-            if self.taken is not None:
-                self.taken()
-
-        @property
-        def _output(self) -> str:
-            return _output_name(self.path)
-
-        def _note_refusal(self) -> None:
-            """An output is too large for all of them: the application does not hear of it."""
-            told = self.path.startswith(OUTPUTS) and link.admits(self.headers.get("AUTHORIZATION", ""))
-            if told:
-                with suppress(Refused):
-                    link.tray.check(self._output, self.content_length)
-
-        def _admit(self) -> waitress.utilities.Error | None:
-            """Why nothing of the body is to be read. Else there is room for it."""
-            if not link.admits(self.headers.get("AUTHORIZATION", "")):
-                return _Unauthorized(_NOT_YOURS)
-            if not self.path.startswith(OUTPUTS):
-                return _too_large() if self.content_length > MAX_LOG_CHUNK else None
-            if self.chunked:
-                return _LengthRequired("want a Content-Length")
-            if not room.take(self.content_length):
-                return _NoRoom("too much is on its way: try again")
-            self.taken = weakref.finalize(self, room.give, self.content_length)
-            if self.content_length:
-                body = _Body(LARGE, link.tray.directory)
-                self.body_rcv = waitress.receiver.FixedStreamReceiver(self.content_length, body)
-            return None
-
-        def _refuse(self, error: waitress.utilities.Error | None) -> None:
-            if error is not None:
-                self.error = error
+            consumed: int = super().received(data)
+            begun = in_headers and self.headers_finished and not (self.error or self.empty)  # type: ignore[has-type]
+            if begun and not link.admits(self.headers.get("AUTHORIZATION", "")):
+                self.error = _Unauthorized(_NOT_YOURS)
                 self.expect_continue = False  # it would go on with the body
                 self.completed = True
+            return consumed
 
     class Channel(waitress.channel.HTTPChannel):  # type: ignore[misc]
         parser_class = Parser
@@ -490,8 +340,8 @@ def serving(link: GuestLink, socket: Path) -> Iterator[None]:
         "connection_limit": 2 * MEMBER_CONNECTIONS if link.endless else CONNECTIONS,
         "asyncore_use_poll": True,
         "max_request_header_size": MAX_HEADER,
-        "max_request_body_size": link.tray.limit + SLACK,
-        "inbuf_overflow": MAX_LOG_CHUNK + 1,  # nothing but outputs is on a disk meanwhile
+        "max_request_body_size": MAX_LOG_CHUNK + 1,  # for waitress that is one too many
+        "inbuf_overflow": MAX_LOG_CHUNK + 1,  # nothing is on a disk meanwhile
         "channel_timeout": SILENT_SECONDS if link.endless else 60,
         "cleanup_interval": 1 if link.endless else 30,
         "ident": "vmjobs",

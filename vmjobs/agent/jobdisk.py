@@ -1,23 +1,24 @@
-"""The job disk and the job tar: how a job is put before its guest (guest contract, point 2).
+"""The job disk: how a job is put before its guest (guest contract, "The job disk").
 
-Both are plain tar streams, so that any OS can read them and the host never mounts anything.
+It is a plain tar stream, so that any OS can read it and the host never mounts anything.
 """
 
 from __future__ import annotations
 
-import io
+import errno
 import json
 import os
 import shlex
 import tarfile
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from vmjobs.model import JobTicket
+from vmjobs.model import InputFile, JobTicket
 
-CONTRACT_VERSION = 1
+CONTRACT_VERSION = 3
 #: Disks are a whole number of these, which every hypervisor accepts.
 BLOCK = 1024 * 1024
 
@@ -33,36 +34,52 @@ class Briefing:
     endpoint: str
     token: str
     sentinel: str
-    epoch: int
     keep: bool = False
 
 
-def write_job_disk(path: Path, briefing: Briefing, inputs: Path | None) -> None:
-    """Write the job disk; script and ``inputs`` (a directory) go along if there are any given."""
+def write_job_disk(
+    path: Path, briefing: Briefing, fetch: Callable[[InputFile, BinaryIO], object]
+) -> None:
+    """Write the job disk: what the guest is told, the script if the job has one, and its inputs.
+
+    fetch: writes an input where the file that it is given stands; it may do so several times.
+
+    Raises:
+        OSError: the disk cannot be written, or an input has not the size that the job says.
+    """
     with path.open("wb") as file:
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
-            for name, text in _description(briefing):
-                _add(tar, name, text.encode(), 0o600)
-            if inputs is not None:
-                _add_payload(tar, briefing.ticket, inputs)
-        size = file.tell()
-        file.truncate(-(-size // BLOCK) * BLOCK)
+        file.write(_description(briefing))
+        if script := briefing.ticket.spec.script:
+            file.write(_entry("script", script.encode(), 0o755))
+        for wanted in briefing.ticket.spec.inputs:
+            file.write(_header(f"inputs/{wanted.name}", wanted.size, 0o644))
+            start = file.tell()
+            fetch(wanted, file)
+            if (size := file.tell() - start) != wanted.size:
+                raise OSError(errno.EIO, f"there are {size} bytes of {wanted.size}", wanted.name)
+            file.write(bytes(-size % tarfile.BLOCKSIZE))
+        file.truncate(_whole(file.tell() + 2 * tarfile.BLOCKSIZE))
+        file.seek(0)
+        file.write(_description(briefing))  # the time in it is that of a disk that is complete
+        file.flush()
         os.fsync(file.fileno())
-
-
-def write_job_tar(sink: BinaryIO, ticket: JobTicket, inputs: Path) -> None:
-    """Write the tar that the endpoint serves: the script, if the job has one, and the inputs."""
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        _add_payload(tar, ticket, inputs)
 
 
 def blank_disk(path: Path, size: int) -> None:
     """Make a blank, sparse disk of at least ``size`` bytes."""
     with path.open("xb") as file:
-        file.truncate(-(-size // BLOCK) * BLOCK)
+        file.truncate(_whole(size))
 
 
-def _description(briefing: Briefing) -> Iterable[tuple[str, str]]:
+def _whole(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _description(briefing: Briefing) -> bytes:
+    return b"".join(_entry(name, text.encode(), 0o600) for name, text in _described(briefing))
+
+
+def _described(briefing: Briefing) -> Iterable[tuple[str, str]]:
     ticket, spec = briefing.ticket, briefing.ticket.spec
     variables = {
         "VMJOBS_CONTRACT": str(CONTRACT_VERSION),
@@ -75,7 +92,7 @@ def _description(briefing: Briefing) -> Iterable[tuple[str, str]]:
         "VMJOBS_NETWORK": spec.network.value,
         "VMJOBS_SENTINEL": briefing.sentinel,
         "VMJOBS_ARGUMENTS": shlex.join(spec.arguments),
-        "VMJOBS_EPOCH": str(briefing.epoch),
+        "VMJOBS_EPOCH": f"{time.time():010.0f}",
         **({"VMJOBS_KEEP": "1"} if briefing.keep else {}),
         **({"VMJOBS_CHECKPOINT": "1"} if spec.checkpoint else {}),
     }
@@ -108,17 +125,11 @@ def _quote(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _add_payload(tar: tarfile.TarFile, ticket: JobTicket, inputs: Path) -> None:
-    if ticket.spec.script:
-        _add(tar, "script", ticket.spec.script.encode(), 0o755)
-    for file in ticket.spec.inputs:
-        info = tarfile.TarInfo(f"inputs/{file.name}")
-        info.size, info.mode = file.size, 0o644
-        with (inputs / file.name).open("rb") as source:
-            tar.addfile(info, source)
+def _entry(name: str, data: bytes, mode: int) -> bytes:
+    return _header(name, len(data), mode) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
+def _header(name: str, size: int, mode: int) -> bytes:
     info = tarfile.TarInfo(name)
-    info.size, info.mode = len(data), mode
-    tar.addfile(info, io.BytesIO(data))
+    info.size, info.mode = size, mode
+    return info.tobuf(tarfile.GNU_FORMAT)

@@ -1,8 +1,7 @@
 """What a guest delivers, and the gate it goes through.
 
-Outputs come as uploads to the endpoint or as a tar stream on the output disk. Either way each
-file passes :class:`OutputTray`, which checks name, type, count and size; what it refuses is
-listed, the rest is kept for delivery.
+Outputs are a tar stream on the output disk. Each file passes :class:`OutputTray`, which checks name,
+type, count and size; what it refuses is listed, the rest is delivered from where it lies.
 """
 
 from __future__ import annotations
@@ -11,17 +10,16 @@ import errno
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from threading import Lock
-from typing import IO, Any, cast
+from typing import IO, Any, BinaryIO, cast
 from urllib.parse import unquote
 
 from vmjobs.model import ExitChannel, ExitStatus, RejectedEntry
 from vmjobs.paths import matches, refusal
 
-MAX_FILES = 10_000
+MAX_FILES = 200_000
 MAX_REJECTED = 1000
 CHUNK = 1024 * 1024
 MAX_EXIT_JSON = 4096
@@ -41,7 +39,7 @@ _LEFT_OUT = {
 #: for one entry, and bytes for all.
 MAX_HEADER = 256 * 1024
 MAX_HEADER_READS = 32
-MAX_HEADERS = 32 * 1024 * 1024
+MAX_HEADERS = 192 * 1024 * 1024
 
 
 class Refused(Exception):
@@ -54,21 +52,28 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Kept:
-    """An accepted output, waiting for delivery."""
+    """An accepted output: ``size`` bytes of ``disk`` from ``offset`` on, where it stays."""
 
     path: str
-    file: Path
+    disk: Path
+    offset: int
     size: int
+
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """The disk, where the output begins: what is behind it is none of it."""
+        with self.disk.open("rb") as file:
+            file.seek(self.offset)
+            yield file
 
 
 @dataclass
 class OutputTray:
-    """Accepted outputs of one run, in a directory of its own.
+    """Accepted outputs of one run.
 
     limit: bytes that all outputs together may have.
     """
 
-    directory: Path
     globs: Sequence[str]
     limit: int
     kept: dict[str, Kept] = field(default_factory=dict)
@@ -76,46 +81,24 @@ class OutputTray:
     too_large: bool = False
     #: Why outputs that the job asks for did not arrive, by name.
     lacking: dict[str, str] = field(default_factory=dict)
-    #: Of those that this node could not keep, why; until they come again, and can be kept.
-    lost: dict[str, OSError] = field(default_factory=dict)
-    _files: int = 0
-    _lock: Lock = field(default_factory=Lock)
+    _bytes: int = 0
+    _directories: set[str] = field(default_factory=set)
 
-    def accept(self, name: str, source: IO[bytes], size: int) -> None:
-        """Take one file of ``size`` bytes.
+    def accept(self, output: Kept) -> None:
+        """Take one file, in place of an earlier one of that name.
 
         Raises:
             Refused: it was not taken, and is listed under ``rejected``.
-            OSError, tarfile.TarError: it could not be read or kept; there is none of it.
         """
-        with self._lock:
-            self.check(name, size)
-            self._files += 1
-            file = self.directory / f"{self._files:05d}"
-            before = self.kept.get(name)
-            self.kept[name] = Kept(name, file, size)  # its room is taken from now on
-        copied = -1
-        try:
-            with file.open("wb") as sink:
-                copied = _copy(source, sink, size)
-        finally:
-            with self._lock:
-                self._settle(name, file, before, whole=copied == size)
-        if copied != size:
-            self.refuse(name, f"only {copied} of {size} bytes came")
-            raise Refused("the file came in short")
+        self.check(output.path, output.size)
+        self._bytes += output.size - self._size_of(output.path)
+        self._directories.update(map(str, PurePosixPath(output.path).parents))
+        self.kept[output.path] = output
+        self.lacking.pop(output.path, None)
 
-    def _settle(self, name: str, file: Path, before: Kept | None, *, whole: bool) -> None:
-        """A file has come, or a part of one, in place of what was kept before."""
-        if before is not None:
-            before.file.unlink(missing_ok=True)
-        if whole:
-            self.lost.pop(name, None)
-            self.lacking.pop(name, None)
-            return
-        file.unlink(missing_ok=True)
-        if (kept := self.kept.get(name)) is not None and kept.file == file:
-            del self.kept[name]
+    def _size_of(self, name: str) -> int:
+        before = self.kept.get(name)
+        return 0 if before is None else before.size
 
     def refuse(self, name: str, why: str, place: str = "") -> None:
         """Note something that is not taken. place: where it lay, where that is not its name."""
@@ -154,15 +137,15 @@ class OutputTray:
             raise Refused(f"there is an output {other} too, and a file is no directory")
         if len(self.kept) >= MAX_FILES:
             raise Refused(f"more than {MAX_FILES} files")
-        others = sum(kept.size for path, kept in self.kept.items() if path != name)
-        if size < 0 or others + size > self.limit:
+        if size < 0 or self._bytes - self._size_of(name) + size > self.limit:
             raise Refused(f"the outputs have more than {self.limit} bytes", too_large=True)
 
     def _in_the_way(self, name: str) -> str:
         """An accepted output that cannot be in one directory with this; ``""``: there is none."""
+        if name in self._directories:
+            return next(path for path in self.kept if path.startswith(f"{name}/"))
         above = (str(path) for path in PurePosixPath(name).parents)
-        found = (path for path in self.kept if path.startswith(f"{name}/"))
-        return next((path for path in above if path in self.kept), "") or next(found, "")
+        return next((path for path in above if path in self.kept), "")
 
 
 def rejected_entry(name: str, why: str) -> RejectedEntry:
@@ -258,7 +241,7 @@ def read_output_disk(
                     with streams[entry.name].open("wb") as sink:
                         _copy(content, sink, min(entry.size, max_stream))
                 else:
-                    _take(entry, content, tray)
+                    _take(entry, disk, tray)
     except (tarfile.TarError, EOFError, ValueError, OverflowError):
         return DiskContents(found, False, begun)
     except OSError as error:
@@ -273,9 +256,7 @@ def _entries(file: Guarded) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]
         for count, entry in enumerate(tar):
             if count > MAX_FILES + 3:
                 raise tarfile.ReadError("there are too many entries")
-            # A sparse entry of a few bytes may stand for a file of any size.
-            plain = entry.isreg() and not entry.issparse()
-            content = tar.extractfile(entry) if plain else None
+            content = tar.extractfile(entry) if _is_plain(entry) else None
             with file.content():
                 yield entry, content
             cast(Any, tar).members.clear()  # it would keep all of them, with all that they say
@@ -297,23 +278,25 @@ def refuse_all(listing: bytes, tray: OutputTray) -> None:
         tray.refuse(name, "the guest left it out")
 
 
-def _take(entry: tarfile.TarInfo, content: IO[bytes] | None, tray: OutputTray) -> None:
+def _take(entry: tarfile.TarInfo, disk: Path, tray: OutputTray) -> None:
     name = entry.name.removeprefix("outputs/")
     if entry.isdir():
         return
-    if content is None:
+    if not _is_plain(entry):
         tray.refuse(name, f"not a regular file but a {_type_name(entry)}", entry.name)
-        return
-    if name == entry.name:
+    elif name == entry.name:
         tray.refuse(entry.name, "outside of outputs/" if not refusal(name) else refusal(name))
-        return
-    try:
-        tray.accept(name, content, entry.size)
-    except Refused:
-        return  # listed by the tray; the next entry may be good
-    except tarfile.TarError:
+    elif entry.offset_data + entry.size > disk.stat().st_size:
         tray.refuse(name, "what the guest wrote to its output disk ends in the middle of it")
-        raise
+        raise tarfile.ReadError("an entry is cut off")
+    else:
+        with suppress(Refused):  # listed by the tray; the next entry may be good
+            tray.accept(Kept(name, disk, entry.offset_data, entry.size))
+
+
+def _is_plain(entry: tarfile.TarInfo) -> bool:
+    """Whether its content lies there as it is: a sparse entry of a few bytes may stand for any size."""
+    return entry.isreg() and not entry.issparse()
 
 
 def _type_name(entry: tarfile.TarInfo) -> str:

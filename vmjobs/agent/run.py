@@ -339,10 +339,8 @@ class Run:
         return verdict
 
     def _open(self) -> None:
-        outputs = self.directory / "outputs"
-        outputs.mkdir(mode=0o700)
         spec = self.ticket.spec
-        self.tray = OutputTray(outputs, spec.outputs, spec.disk * MIB)
+        self.tray = OutputTray(spec.outputs, spec.disk * MIB)
         self.courier = Courier(self.source, self.inbox, {n: self.stream(n) for n in StreamName})
 
     def _go_through(self, steps: tuple[Step, ...]) -> Verdict:
@@ -466,7 +464,7 @@ class Run:
         pause = FIRST_PAUSE
         while True:
             try:
-                with kept.file.open("rb") as source:
+                with kept.open() as source:
                     self.source.put_output(kept.path, source, kept.size)
                 self.tally.add("output", kept.size)
                 return

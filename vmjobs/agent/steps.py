@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 import platform
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vmjobs.agent import checkpoint
 from vmjobs.agent.conduct import await_end, await_ready, collect
 from vmjobs.agent.console import ConsoleReader
 from vmjobs.agent.endpoint import GuestLink, serving
 from vmjobs.agent.inbox import ImageLost
-from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk, write_job_tar
+from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk
 from vmjobs.agent.patterns import Pattern, TooSlow, pattern_of
 from vmjobs.agent.verdict import failed, without_image
 from vmjobs.agent.watch import Watch, watching
@@ -43,7 +42,6 @@ from vmjobs.model import (
     Strategy,
     StreamName,
 )
-from vmjobs.paths import below
 from vmjobs.ports import LiveImage, LiveSource
 
 if TYPE_CHECKING:
@@ -150,72 +148,57 @@ def patiently(run: Run, fetch: Callable[[], T]) -> T:
 
 
 def fetch_inputs(run: Run) -> None:
-    """Have script and inputs on this node, verified; or what was saved of the job's machine."""
-    if run.resumed is not None:
-        for saved in run.resumed.files:
-            patiently(run, partial(checkpoint.fetch_file, run, saved))
-            run.check_stop()
-        return
-    inputs = run.directory / "inputs"
-    inputs.mkdir()
-    run.tally.add("input", 0)  # there may be none
-    for file in run.ticket.spec.inputs:
-        target = below(inputs, file.name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        patiently(run, partial(_fetch_input, run, file, target))
-        run.check_stop()
-
-
-def _fetch_input(run: Run, file: InputFile, target: Path) -> None:
-    with target.open("wb") as sink:
-        run.source.fetch_input(file, sink)
-    run.tally.add("input", file.size)
-
-
-def make_disks(run: Run) -> None:
-    """Lay out what the guest will find: job disk, scratch disk, output disk, endpoint. A machine that
-    was saved has its disks.
-    """
-    spec = run.ticket.spec
-    online = spec.network is not NetworkMode.NONE
-    # Whoever made the image of its own need not know that there is an endpoint.
-    by_disk = not online or spec.strategy is Strategy.IMAGE
+    """Have the job disk on this node, with verified inputs; or what was saved of the machine."""
+    online = run.ticket.spec.network is not NetworkMode.NONE
     run.link = GuestLink(
         token=secrets.token_urlsafe(32),
         inbox=run.inbox,
-        tray=run.tray,
-        job_tar=run.directory / "job.tar",
         logs={name.value: run.stream(name) for name in (StreamName.OUT, StreamName.ERR)},
         max_log=run.parts.settings.max_log,
         on_log=run.courier.streams_grew,
         former=run.resumed.guest if run.resumed and online else "",
     )
-    if run.resumed is None:
-        _lay_out(run, online=online, by_disk=by_disk)
-    if online:
-        run.sockets.mkdir()
-        run.resources.enter_context(serving(run.link, run.sockets / "endpoint.sock"))
-
-
-def _lay_out(run: Run, *, online: bool, by_disk: bool) -> None:
-    spec, inputs = run.ticket.spec, run.directory / "inputs"
+    if run.resumed is not None:
+        for saved in run.resumed.files:
+            patiently(run, partial(checkpoint.fetch_file, run, saved))
+            run.check_stop()
+        return
+    run.tally.add("input", 0)  # there may be none
     briefing = Briefing(
         ticket=run.ticket,
         endpoint=f"http://{ENDPOINT_ADDRESS}" if online else "",
         token=run.link.token if online else "",
         sentinel=run.sentinel,
-        epoch=int(time.time()),
     )
-    write_job_disk(run.directory / "job.disk", briefing, inputs if by_disk else None)
-    blank_disk(run.directory / "scratch.disk", spec.disk * MIB)
-    # A guest that delivers to the endpoint has an output disk only to keep the others' places.
-    blank_disk(run.directory / "output.disk", spec.disk * MIB + OUTPUT_SLACK if by_disk else MIB)
-    if run.image.cloud_init and run.parts.seeds is not None:
-        run.parts.seeds.write(run.directory / "seed.disk", run.ticket)
-    if online:
-        with run.link.job_tar.open("xb") as sink:
-            write_job_tar(sink, run.ticket, inputs)
-    shutil.rmtree(inputs)
+    write_job_disk(run.directory / "job.disk", briefing, partial(_fetch_input, run))
+
+
+def _fetch_input(run: Run, file: InputFile, disk: BinaryIO) -> None:
+    start = disk.tell()
+
+    def fetch() -> None:
+        disk.seek(start)
+        disk.truncate()  # of what came before a connection broke
+        run.source.fetch_input(file, disk)
+
+    patiently(run, fetch)
+    run.tally.add("input", file.size)
+    run.check_stop()
+
+
+def make_disks(run: Run) -> None:
+    """Lay out what else the guest will find: scratch disk, output disk, endpoint. A machine that was
+    saved has its disks.
+    """
+    spec = run.ticket.spec
+    if run.resumed is None:
+        blank_disk(run.directory / "scratch.disk", spec.disk * MIB)
+        blank_disk(run.directory / "output.disk", spec.disk * MIB + OUTPUT_SLACK)
+        if run.image.cloud_init and run.parts.seeds is not None:
+            run.parts.seeds.write(run.directory / "seed.disk", run.ticket)
+    if spec.network is not NetworkMode.NONE:
+        run.sockets.mkdir()
+        run.resources.enter_context(serving(run.link, run.sockets / "endpoint.sock"))
 
 
 def boot(run: Run) -> None:

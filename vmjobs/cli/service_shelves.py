@@ -45,7 +45,7 @@ class ServiceShelves:
             return f"machines of {' and '.join(SAVING)} alone can be saved, and {able} boots the image"
         if network is not NetworkMode.NONE and not manifest.renews:
             return (
-                "the image's guest cannot be saved: it does not take another token (guest contract 2)"
+                "the image's guest cannot be saved: it does not take another token (guest contract 3)"
             )
         return ""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from vmjobs.agent import door
 from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
@@ -21,7 +22,6 @@ from vmjobs.agent.jobdisk import (
     Briefing,
     blank_disk,
     write_job_disk,
-    write_job_tar,
 )
 from vmjobs.agent.members import kept_disks
 from vmjobs.agent.members.journal import MemberPlace
@@ -30,7 +30,6 @@ from vmjobs.agent.members.plan import ended
 from vmjobs.agent.members.record import End, Record
 from vmjobs.agent.members.telling import Console
 from vmjobs.agent.members.tokens import PoolTokens
-from vmjobs.agent.outputs import OutputTray
 from vmjobs.agent.verdict import judge_early_end, panicked, with_console, without_image
 from vmjobs.agent.watch import Watch, watching
 from vmjobs.cluster.member import MemberCode, Phase
@@ -59,6 +58,7 @@ from vmjobs.model import (
     MIB,
     ExitStatus,
     HypervisorKind,
+    InputFile,
     JobTicket,
     NetworkMode,
     ReasonCode,
@@ -287,12 +287,13 @@ class MemberMachine:
             endpoint=f"http://{ENDPOINT_ADDRESS}",
             token=record.token,
             sentinel=record.sentinel,
-            epoch=int(time.time()),
             keep=self._persistent,
         )
-        write_job_disk(folder / "job.disk", briefing, None)
-        with (folder / "job.tar").open("xb") as sink:
-            write_job_tar(sink, ticket, inputs)
+
+        def add(file: InputFile, disk: BinaryIO) -> None:
+            disk.write((inputs / file.name).read_bytes())
+
+        write_job_disk(folder / "job.disk", briefing, add)
         shutil.rmtree(inputs)
         if not self._persistent:
             blank_disk(self._scratch(place), order.disk * MIB)
@@ -323,7 +324,6 @@ class MemberMachine:
 
     def _serve(self, place: MemberPlace, record: Record) -> None:
         console, silence = place.console(self.incarnation), self.parts.settings.silence_seconds
-        (place.machine / "outputs").mkdir(exist_ok=True, parents=True)
         place.make_sockets()
         self._tokens = PoolTokens(
             fetch=self._fetch_token,
@@ -334,8 +334,6 @@ class MemberMachine:
         self._link = GuestLink(
             token=record.token,
             inbox=self,
-            tray=OutputTray(place.machine / "outputs", (), MIB),
-            job_tar=place.machine / "job.tar",
             logs={},
             max_log=0,
             on_words=lambda words: self._take_words(console, words),
