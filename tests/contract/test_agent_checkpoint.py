@@ -401,8 +401,8 @@ class Dying(Qemu):
         super().__init__()
         self.gone = threading.Event()
 
-    def wait(self, name: str, timeout: float) -> MachineState:
-        state = super().wait(name, timeout)
+    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> MachineState:
+        state = super().wait(name, timeout, beside)
         if state is MachineState.GONE:
             self.gone.set()
         return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +14,7 @@ from waiting_kit import wait_for
 from vmjobs.agent.counting import Tally, count_files, count_machine
 from vmjobs.agent.watch import watching
 from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import Hypervisor, MachineState, Usage
 from vmjobs.model import MIB, StreamName
 
@@ -27,8 +29,8 @@ class Driver:
             raise HypervisorError("it does not answer")
         return self.said
 
-    def wait(self, name: str, timeout: float) -> MachineState:
-        time.sleep(timeout)
+    def wait(self, name: str, timeout: float, beside: Sequence[int]) -> MachineState:
+        procs.readable(list(beside), timeout)
         return MachineState.RUNNING
 
 

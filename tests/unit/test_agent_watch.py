@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +16,7 @@ from vmjobs.agent import watch
 from vmjobs.agent.console import ConsoleReader
 from vmjobs.agent.inbox import ExitReported, GuestSilent, Inbox, MachineGone, Observation
 from vmjobs.agent.watch import MOST_UNREAD, watching
+from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import Hypervisor, MachineState
 
 SILENCE = 0.6
@@ -25,12 +26,12 @@ SILENCE = 0.6
 class Sleepy:
     """A driver with a machine that runs; looking at it takes ``first`` seconds, once."""
 
-    first: float
-    _pause: threading.Event = field(default_factory=threading.Event)
+    first: float = 0.0
 
-    def wait(self, name: str, timeout: float) -> MachineState:
-        seconds, self.first = self.first or timeout, 0.0
-        self._pause.wait(seconds)
+    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> MachineState:
+        seconds, self.first = self.first, 0.0
+        time.sleep(seconds)
+        procs.readable(list(beside), timeout)
         return MachineState.RUNNING
 
 
@@ -75,10 +76,33 @@ def test_a_console_that_could_not_be_read_for_a_while(
 
     monkeypatch.setattr(reader, "read", may_fail)
     inbox = Inbox()
-    gone = SimpleNamespace(wait=lambda _name, _seconds: MachineState.GONE)
+    gone = SimpleNamespace(wait=lambda *_: MachineState.GONE)
     with watching(watch_of(tmp_path, gone, inbox=inbox, reader=reader, heard=time.monotonic)):
         seen = inbox.next(time.monotonic() + 10)
         if read:
             assert isinstance(seen, ExitReported)
             seen = inbox.next(time.monotonic() + 10)
         assert isinstance(seen, MachineGone)
+
+
+def test_what_a_console_says_is_heard_at_once_and_an_idle_one_costs_nothing(tmp_path: Path) -> None:
+    console, inbox, looks = tmp_path / "console", Inbox(), 0
+    console.touch()
+    reader = ConsoleReader(console, "sentinel")
+    look = reader.read
+
+    def count() -> list[Observation]:
+        nonlocal looks
+        looks += 1
+        return look()
+
+    reader.read = count  # type: ignore[method-assign]
+    with watching(watch_of(tmp_path, Sleepy(), inbox=inbox, reader=reader, heard=time.monotonic)):
+        for _ in range(3):
+            time.sleep(0.5)
+            began = time.monotonic()
+            with console.open("ab") as file:
+                file.write(b"vmjobs:sentinel:exit code=3\n")
+            assert isinstance(inbox.next(began + 10), ExitReported)
+            assert time.monotonic() - began < 0.3
+    assert looks < 20

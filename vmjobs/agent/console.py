@@ -82,6 +82,11 @@ class ConsoleReader:
             return 0
 
     @property
+    def prompts(self) -> bool:
+        """Whether a line has begun that may turn out to be a prompt."""
+        return bool(self._rest) and "ready" in self.rules and self._grew < float("inf")
+
+    @property
     def place(self) -> int:
         """Up to where all lines have been looked at: who goes on there misses none."""
         return self.offset - len(self._rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -11,18 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmjobs.agent.console import ConsoleReader
+from vmjobs.agent.console import PROMPT_SECONDS, ConsoleReader
+from vmjobs.agent.growth import Growth
 from vmjobs.agent.inbox import ConsoleFlooded, GuestSilent, MachineGone, Observer
 from vmjobs.errors import HypervisorError
+from vmjobs.hypervisor import procs
 from vmjobs.hypervisor.base import Hypervisor, MachineState
 
 log = logging.getLogger(__name__)
 
-#: How often the console file is looked at while the machine runs, in seconds. Files written by a
-#: foreign process offer no event that is both portable and complete; the machine's end does.
-TICK = 0.1
-#: The same until the guest has said its first word there.
-BOOT_TICK = 0.02
+#: Seconds from one look at a console that grows to the next.
+TICK = 0.02
+#: Seconds from one look to the next at what nothing tells of: a full disk, a guest that is silent.
+LOOK_SECONDS = 20.0
 #: Seconds until it is time to look at what the machine has used; each time twice as many, up to the
 #: most: of a machine that ends unseen, half of what it used is known however short its life was.
 FIRST_LOOK = 1.0
@@ -40,7 +42,7 @@ class Watch:
     heard: gives the monotonic time at which the guest was last heard of at its endpoint; ``inf``
         for a guest from which nothing is expected.
     listening: whether a guest that is not heard of for ``silence`` seconds counts as lost.
-    tick: how often the console is looked at once the guest has spoken, in seconds.
+    tick: seconds from one look at a console that grows to the next.
     told: bytes of the console of which all is in the inbox that they say.
     on_time: called from time to time.
     disk: where the machine's disks are. was_full: there was no room, at least at one look.
@@ -55,7 +57,6 @@ class Watch:
     heard: Callable[[], float]
     on_console: Callable[[], None]
     listening: bool = False
-    spoken: bool = False
     tick: float = TICK
     on_time: Callable[[], None] = lambda: None
     told: int = 0
@@ -64,33 +65,42 @@ class Watch:
     _awake: float = 0.0
     _unread: int = 0
 
-    def run(self, stop: threading.Event) -> None:
-        """Look until the machine is gone or ``stop`` is set."""
+    def run(self, stop: int) -> None:
+        """Look until the machine is gone or the handle ``stop`` is readable."""
         warned, pause = False, FIRST_LOOK
         self._awake = looked = time.monotonic()
-        due = looked + pause
-        while not stop.is_set():
-            gone = self._wait()
-            looked, before = time.monotonic(), looked
-            if looked - before > self.silence / 4:
-                self._awake = looked  # this process slept, and could not have heard anybody
-            self.was_full = self.was_full or (self.disk is not None and _is_full(self.disk))
-            if not self._have_read(to_the_end=gone):
-                continue
-            if gone:
-                self.inbox.put(MachineGone())
-                return
-            if looked >= due:
-                self._tell_time()
-                pause = min(2 * pause, LOOKS_APART)
-                due = looked + pause
-            if not warned:
-                warned = self._warn()
+        due, told = looked + pause, True
+        with Growth(self.reader.path) as growth:
+            while True:
+                # A console that has just grown is left alone for a while: it may grow at every moment.
+                wait = self.tick if told else min(self._longest(), max(0.0, due - looked))
+                gone = self._wait(wait, (stop,) if told else (stop, growth.fileno()))
+                if procs.readable([stop], 0):
+                    return
+                looked, before = time.monotonic(), looked
+                if looked - before > wait + self.silence / 4:
+                    self._awake = looked  # this process slept, and could not have heard anybody
+                told = growth.seen()
+                self.was_full = self.was_full or (self.disk is not None and _is_full(self.disk))
+                if not self._have_read(to_the_end=gone):
+                    continue
+                if gone:
+                    self.inbox.put(MachineGone())
+                    return
+                if looked >= due:
+                    self._tell_time()
+                    pause = min(2 * pause, LOOKS_APART)
+                    due = looked + pause
+                if not warned:
+                    warned = self._warn()
 
-    def _wait(self) -> bool:
+    def _longest(self) -> float:
+        """Seconds until it is time to look again, though nothing has happened."""
+        return min(LOOK_SECONDS, self.silence / 4, PROMPT_SECONDS if self.reader.prompts else math.inf)
+
+    def _wait(self, seconds: float, handles: tuple[int, ...]) -> bool:
         try:
-            tick = self.tick if self.spoken else BOOT_TICK
-            return self.driver.wait(self.machine, tick) is MachineState.GONE
+            return self.driver.wait(self.machine, seconds, handles) is MachineState.GONE
         except (HypervisorError, OSError) as error:
             log.warning("cannot watch %s: %s", self.machine, error)
             time.sleep(TICK)
@@ -112,7 +122,6 @@ class Watch:
         while True:
             before = self.reader.offset
             for observation in self.reader.read():
-                self.spoken = True
                 self.inbox.put(observation)
             self.told = self.reader.place
             if self.reader.offset == before:
@@ -154,11 +163,12 @@ def _is_full(directory: Path) -> bool:
 @contextmanager
 def watching(watch: Watch) -> Iterator[Watch]:
     """Watch in a thread of its own for as long as the context lasts."""
-    stop = threading.Event()
+    stop = os.eventfd(0)
     thread = threading.Thread(target=watch.run, args=(stop,), name="watch", daemon=True)
     thread.start()
     try:
         yield watch
     finally:
-        stop.set()
-        thread.join(timeout=10 * watch.tick)
+        os.eventfd_write(stop, 1)
+        thread.join()
+        os.close(stop)

@@ -7,7 +7,7 @@ tests over every driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -257,8 +257,10 @@ class Hypervisor(Protocol):
     def state(self, name: str) -> MachineState:
         """What the machine does now; ``GONE`` for a name never seen."""
 
-    def wait(self, name: str, timeout: float) -> MachineState:
-        """Block until the machine is gone or ``timeout`` seconds passed; no polling."""
+    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> MachineState:
+        """Block until the machine is gone, one of the handles ``beside`` is readable, or ``timeout``
+        seconds passed.
+        """
 
     def ending(self, name: str) -> Ending:
         """How a machine ended that this process started; to be asked between its end and

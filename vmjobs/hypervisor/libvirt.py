@@ -17,7 +17,7 @@ import subprocess
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -265,7 +265,7 @@ class Libvirt:
         self._holder = Holder(kind, throttles_disks=True)
         self._meter = Meter(lambda name: netproc.leading(name) + blockserver.find(name))
         self._network_processes = netproc.NetworkProcesses()
-        self._lost: dict[str, tuple[float, bool]] = {}
+        self._lost: set[str] = set()
 
     # ----------------------------------------------------------------- life and death
 
@@ -378,7 +378,7 @@ class Libvirt:
         self._meter.forget(name)
         self._network_processes.forget(name)
         self._mains.pop(name, None)
-        self._lost.pop(name, None)
+        self._lost.discard(name)
 
     def pause(self, name: str) -> None:
         """See :meth:`Hypervisor.pause`."""
@@ -406,20 +406,22 @@ class Libvirt:
         over = {libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED}
         return MachineState.GONE if found in over else MachineState.RUNNING
 
-    def wait(self, name: str, timeout: float) -> MachineState:
+    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> MachineState:
         """See :meth:`Hypervisor.wait`."""
         deadline = time.monotonic() + timeout
         while True:
             seen = self._connection.changes
-            state = self.state(name)
-            left = deadline - time.monotonic()
-            if state is MachineState.GONE or left <= 0:
+            state, main = self.state(name), self._main(name)
+            left = max(0.0, deadline - time.monotonic())
+            if state is MachineState.GONE or not left:
                 return state
-            if self._domain(name, "look at", lambda _domain: True):
-                self._end_what_lost_a_process(name)
-                self._connection.wait_change(seen, min(left, netproc.LOOK_SECONDS))
-            elif processes := self._processes(name):
-                procs.wait_gone(processes[0].pid, lambda: bool(self._processes(name)), left)
+            look = min(left, netproc.LOOK_SECONDS)
+            if main is None:  # it ends, or is none: that libvirt says
+                self._connection.wait_change(seen, look)
+                continue
+            needed = self._needed(main, name)
+            if procs.wait_for_any([main, *(needed or ())], beside, look if needed is None else left):
+                return self.state(name)
 
     def ending(self, name: str) -> Ending:
         """See :meth:`Hypervisor.ending`."""
@@ -517,24 +519,26 @@ class Libvirt:
     def _helpers_of(self, name: str) -> _Processes:
         return netproc.find(name) + blockserver.find(name)
 
-    def _end_what_lost_a_process(self, name: str) -> None:
-        """Kill a QEMU without its network process, or the one for its root disk. Where QEMU ends by
-        itself, its network process may end one look before that is known.
+    def _needed(self, main: procs.Process, name: str) -> _Processes | None:
+        """The network process and the one for the root disk: a QEMU that has lost one is killed. None:
+        they are not all there. Where QEMU ends by itself, its network process may end before.
         """
-        looked, was_lost = self._lost.get(name, (0.0, False))
-        now = time.monotonic()
-        if now < looked + netproc.LOOK_SECONDS:
-            return
-        main = self._main(name)
-        lost = main is not None and "-netdev" in main.argv and not self._network_processes.has(name)
-        self._lost[name] = now, lost
+        helpers = self._helpers.get(name, ())
         # One that ends by itself has told whoever fills the disk.
-        killed = any((helper.poll() or 0) < 0 for helper in self._helpers.get(name, ()))
-        if killed or (lost and was_lost):
+        killed = any((helper.poll() or 0) < 0 for helper in helpers)
+        carrier = self._network_processes.of(name) if "-netdev" in main.argv else None
+        lost = carrier is None and "-netdev" in main.argv
+        if killed or (lost and name in self._lost):
             log.warning("%s has lost the process of its %s", name, "root disk" if killed else "network")
             self._connection.endings.heard(name, Ending.KILLED)
             with suppress(ProcessLookupError):
                 os.kill(self._qemu(name).pid, signal.SIGKILL)
+        if lost or killed:
+            self._lost.add(name)
+            return None
+        self._lost.discard(name)
+        living = [one for helper in helpers if (one := procs.read(helper.pid))]
+        return living if carrier is None else [carrier, *living]
 
     def _main(self, name: str) -> procs.Process | None:
         """The first of the machine's processes: QEMU, or its sandbox's first."""

@@ -37,7 +37,7 @@ MODULE = "vmjobs.hypervisor.usernet"
 
 #: Seconds in which a network process must be ready.
 READY_SECONDS = 30.0
-#: Seconds from one look at the processes beside a machine's own to the next.
+#: Seconds from one look at a machine to the next, until all of its processes are known.
 LOOK_SECONDS = 0.3
 #: What it is called where QEMU looks for it, in a directory of its own.
 CABLE = "net.sock"
@@ -236,20 +236,20 @@ def _code() -> Iterator[Path]:
 
 
 class NetworkProcesses:
-    """Tells whether machines have their network processes. All processes are searched but once."""
+    """Finds machines' network processes. All processes are searched but once."""
 
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
 
-    def has(self, name: str) -> bool:
-        """Whether the network process of a machine lives. Raises as :func:`procs.scan`."""
+    def of(self, name: str) -> procs.Process | None:
+        """The network process of a machine; None: it has ended. Raises as :func:`procs.scan`."""
         known = procs.read(self._pids.get(name, -1))
         if known is not None and machine_of(known) == name:
-            return True
+            return known
         for process in leading(name):
             self._pids[name] = process.pid
-            return True
-        return False
+            return process
+        return None
 
     def forget(self, name: str) -> None:
         """The machine is gone."""

@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,25 +142,16 @@ def birth_of(pid: int, proc: Path = Path("/proc")) -> int:
     return int(stat[stat.rindex(")") + 2 :].split()[19])
 
 
-def wait_gone(pid: int, still: Callable[[], bool], timeout: float) -> bool:
-    """Block until process ``pid`` has ended, or ``timeout`` seconds passed.
-
-    Args:
-        still: asked once the process is held: is it the one that was meant?
+def wait_for_any(processes: Sequence[Process], beside: Sequence[int], timeout: float) -> bool:
+    """Block until one of these processes has ended, or one of the handles is readable.
 
     Returns:
-        Whether it is gone.
+        Whether one of the handles is.
     """
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        if not still():
-            return True
-        return readable([handle], timeout) != []
-    finally:
-        os.close(handle)
+    with held(list(processes)) as handles:
+        if len(handles) < len(processes):
+            timeout = 0.0  # one has ended since it was found
+        return not set(beside).isdisjoint(readable([*handles, *beside], timeout))
 
 
 def wait_stopped(pid: int, timeout: float) -> None:

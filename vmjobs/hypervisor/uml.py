@@ -15,6 +15,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class UserModeLinux:
         self._system_calls = system_calls
         self._mains: dict[str, int] = {}
         self._kernels: _Kernels = {}
-        self._halved: dict[str, tuple[float, bool]] = {}
+        self._halved: set[str] = set()
         self._network_processes = netproc.NetworkProcesses()
         self._lock = threading.Lock()
         self._holder = Holder(self.kind, throttles_disks=False)
@@ -169,7 +170,7 @@ class UserModeLinux:
         self._network_processes.forget(name)
         with self._lock:
             self._mains.pop(name, None)
-            self._halved.pop(name, None)
+            self._halved.discard(name)
             kernel = self._kernels.pop(name, None)
         if kernel is not None:
             kernel[0].close()
@@ -218,14 +219,13 @@ class UserModeLinux:
         paused = kernel is not None and self._paused(kernel, name)
         return MachineState.PAUSED if paused else MachineState.RUNNING
 
-    def wait(self, name: str, timeout: float) -> MachineState:
+    def wait(self, name: str, timeout: float, beside: Sequence[int] = ()) -> MachineState:
         """See :meth:`Hypervisor.wait`."""
         deadline = time.monotonic() + timeout
         while (main := self._main(name)) is not None:
-            self._end_what_lost_a_process(main, name)
-            left = max(0.0, deadline - time.monotonic())
-            pause = min(left, netproc.LOOK_SECONDS)
-            if procs.wait_gone(main.pid, lambda: self._main(name) is not None, pause) or pause == left:
+            needed, left = self._needed(main, name), deadline - time.monotonic()
+            pause = min(left, netproc.LOOK_SECONDS) if needed is None else left
+            if left <= 0 or procs.wait_for_any([main, *(needed or ())], beside, pause):
                 break
         return self.state(name)
 
@@ -319,45 +319,49 @@ class UserModeLinux:
         inner = sandbox.innermost(main)
         return next((process for process in inner if f"umid={name}" in process.argv), None)
 
-    def _end_what_lost_a_process(self, main: procs.Process, name: str) -> None:
-        """Kill a kernel without its network process, or the one for its disks: its guest would wait for
-        it for ever. A kernel that ends may be without the latter for one look.
+    def _needed(self, main: procs.Process, name: str) -> _Processes | None:
+        """The network process and the one for the disks: without them a guest would wait for ever, so
+        that a kernel that has lost one is killed. None: they are not all known yet, or it ends.
         """
-        looked, was_halved = self._halved.get(name, (0.0, False))
-        now = time.monotonic()
-        if now < looked + netproc.LOOK_SECONDS:
-            return
         kernel = self._kernel_of(main, name)
-        halved = kernel is not None and _is_halved(kernel.pid)
-        self._halved[name] = now, halved
         if kernel is None:
-            return
-        if halved and was_halved:
-            log.warning("%s has lost the process that reads and writes its disks", name)
-        elif (
-            _is_plugged_in(kernel) and not self._network_processes.has(name) and _is_plugged_in(kernel)
-        ):
+            return None
+        carrier = self._network_processes.of(name) if _is_plugged_in(kernel) else None
+        if carrier is None and _is_plugged_in(kernel):
             log.warning("%s has lost its network process", name)
-        else:
-            return
-        _signal(kernel.pid, signal.SIGKILL)
+            _signal(kernel.pid, signal.SIGKILL)
+            return None
+        disks = _disk_processes(kernel.pid)
+        if disks is not None:
+            self._halved.discard(name)
+            return disks if carrier is None else [carrier, *disks]
+        if _has_guests(kernel.pid) and name in self._halved:
+            log.warning("%s has lost the process that reads and writes its disks", name)
+            _signal(kernel.pid, signal.SIGKILL)
+        self._halved.add(name)  # one that ends may be without it for one look
+        return None
 
     def _version(self) -> str:
         told = run([self._program, "--version"], timeout=10, error=HypervisorError)
         return f"UML {told.text.strip()}"
 
 
-def _is_halved(kernel: int) -> bool:
-    """Whether there are processes of the guest's, and no process for its disks.
+def _disk_processes(kernel: int) -> _Processes | None:
+    """The process that reads and writes a kernel's disks, where that is one; None: there is none (yet).
 
-    Up to Linux 6.15 both are the kernel's children. It traces the guest's
-    (``arch/um/os-Linux/skas/process.c``), and starts the other one before any of them
+    Up to Linux 6.15 it is the kernel's child, as the guest's are, but it is not traced
+    (``arch/um/os-Linux/skas/process.c``); it is started before any of them
     (``arch/um/drivers/ubd_kern.c``). Later kernels have threads for their disks, and end with them.
     """
     if procs.threads(kernel) > 1:
-        return False
-    traced = [procs.is_traced(child) for child in procs.children(kernel)]
-    return True in traced and False not in traced
+        return []
+    found = [child for child in procs.children(kernel) if procs.is_traced(child) is False]
+    return [one for pid in found if (one := procs.read(pid))] or None
+
+
+def _has_guests(kernel: int) -> bool:
+    """Whether a kernel runs processes of its guest's by tracing them."""
+    return any(procs.is_traced(child) for child in procs.children(kernel))
 
 
 def _is_plugged_in(kernel: procs.Process) -> bool:
