@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,9 +77,9 @@ def start(name: str, disk: LiveDisk, workdir: Path) -> tuple[subprocess.Popen[by
     return process, listen
 
 
-def find(name: str) -> list[procs.Process]:
-    """The servers of a machine."""
-    return [process for process in procs.scan() if machine_of(process) == name]
+def find(name: str, among: Iterable[procs.Process] | None = None) -> list[procs.Process]:
+    """The servers of a machine. among: all processes, where somebody has just looked."""
+    return [one for one in (procs.scan() if among is None else among) if machine_of(one) == name]
 
 
 def machine_of(process: procs.Process) -> str:

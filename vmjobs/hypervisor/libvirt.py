@@ -263,7 +263,7 @@ class Libvirt:
         self._helpers: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._mains: dict[str, int] = {}
         self._holder = Holder(kind, throttles_disks=True)
-        self._meter = Meter(lambda name: netproc.leading(name) + blockserver.find(name))
+        self._meter = Meter(self._helpers_of)
         self._network_processes = netproc.NetworkProcesses()
         self._lost: set[str] = set()
 
@@ -335,6 +335,7 @@ class Libvirt:
             carrier = self._lay_cable(machine, held)
             if carrier is not None:
                 after.callback(carrier.close)
+                self._network_processes.note(machine.name, carrier.process.pid)
             cable = carrier.ready() if carrier else None
             emulator = self._emulator(machine, overlay, cable, uefi, nbd)
             if cable is not None and self._isolated:
@@ -400,7 +401,7 @@ class Libvirt:
         found = self._domain(name, "look at", lambda domain: domain.state()[0])
         if found is None:
             # A machine of another process's embedded driver shows only as a process.
-            return MachineState.RUNNING if self._processes(name) else MachineState.GONE
+            return MachineState.RUNNING if self._main(name) else MachineState.GONE
         if found in {libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PMSUSPENDED}:
             return MachineState.PAUSED
         over = {libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED}
@@ -513,11 +514,14 @@ class Libvirt:
         return listen
 
     def _all_of(self, name: str) -> _Processes:
-        ours = self._processes(name)
-        return ours + sandbox.within(ours) + self._helpers_of(name)
+        everyone = list(procs.scan())
+        ours = [process for process in everyone if self._name_of(process) == name]
+        helpers = netproc.find(name, everyone) + blockserver.find(name, everyone)
+        return ours + sandbox.within(ours) + helpers
 
     def _helpers_of(self, name: str) -> _Processes:
-        return netproc.find(name) + blockserver.find(name)
+        carrier = self._network_processes.of(name)
+        return [*([] if carrier is None else [carrier]), *blockserver.find(name)]
 
     def _needed(self, main: procs.Process, name: str) -> _Processes | None:
         """The network process and the one for the root disk: a QEMU that has lost one is killed. None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -241,13 +241,17 @@ class NetworkProcesses:
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
 
+    def note(self, name: str, pid: int) -> None:
+        """It is that one."""
+        self._pids[name] = pid
+
     def of(self, name: str) -> procs.Process | None:
         """The network process of a machine; None: it has ended. Raises as :func:`procs.scan`."""
-        known = procs.read(self._pids.get(name, -1))
-        if known is not None and machine_of(known) == name:
-            return known
+        if name in self._pids:
+            known = procs.read(self._pids[name])
+            return known if known is not None and machine_of(known) == name else None
         for process in leading(name):
-            self._pids[name] = process.pid
+            self.note(name, process.pid)
             return process
         return None
 
@@ -258,19 +262,15 @@ class NetworkProcesses:
 
 def leading(name: str) -> list[procs.Process]:
     """The network processes of a machine; of those in a sandbox its first."""
-    found = _found(name)
+    found = [process for process in procs.scan() if machine_of(process) == name]
     return [process for process in found if sandbox.leads(process)] or found
 
 
-def find(name: str) -> list[procs.Process]:
-    """All of them."""
-    found = _found(name)
+def find(name: str, among: Iterable[procs.Process] | None = None) -> list[procs.Process]:
+    """All of them. among: all processes, where somebody has just looked."""
+    found = [one for one in (procs.scan() if among is None else among) if machine_of(one) == name]
     known = {process.pid for process in found}
     return [*found, *(process for process in sandbox.within(found) if process.pid not in known)]
-
-
-def _found(name: str) -> list[procs.Process]:
-    return [process for process in procs.scan() if machine_of(process) == name]
 
 
 def regulating(name: str) -> list[procs.Process]:

@@ -278,7 +278,7 @@ def leads(process: procs.Process) -> bool:
 
 def outside(process: procs.Process) -> bool:
     """Whether a process is one of the two of a sandbox that are outside of it."""
-    return leads(process) or Path(*process.argv[:1]).name == PROGRAM
+    return leads(process) or process.program == PROGRAM
 
 
 def within(processes: Iterable[procs.Process]) -> list[procs.Process]:

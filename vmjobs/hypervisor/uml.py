@@ -76,6 +76,7 @@ class UserModeLinux:
         system_calls: str = uml_boot.AUTO,
     ) -> None:
         self._program = program or uml_boot.kernel()
+        self._name = Path(self._program).name
         self._isolated = isolated
         self._launcher = launcher or Launcher()
         self._kill_seconds = kill_seconds
@@ -86,7 +87,7 @@ class UserModeLinux:
         self._network_processes = netproc.NetworkProcesses()
         self._lock = threading.Lock()
         self._holder = Holder(self.kind, throttles_disks=False)
-        self._meter = Meter(netproc.leading)
+        self._meter = Meter(self._carriers)
 
     # ----------------------------------------------------------------- life and death
 
@@ -141,6 +142,7 @@ class UserModeLinux:
                         isolated=self._isolated,
                     )
                     after.callback(carrier.close)
+                    self._network_processes.note(machine.name, carrier.process.pid)
                 cables = links if inner is None else [inner, *links]
                 argv = [*uml_boot.command(self._program, machine, self._system_calls), *disks.devices]
                 argv += [uml_boot.network_device()] if inner is not None else []
@@ -164,7 +166,7 @@ class UserModeLinux:
     def destroy(self, name: str) -> None:
         """See :meth:`Hypervisor.destroy`."""
         # The kernel's processes live on, and spin, when only their leader is killed.
-        procs.kill_all(lambda: self._find(name) + netproc.find(name), self._kill_seconds, name)
+        procs.kill_all(lambda: self._find(name), self._kill_seconds, name)
         self._holder.release(name)
         self._meter.forget(name)
         self._network_processes.forget(name)
@@ -258,6 +260,10 @@ class UserModeLinux:
 
     # ----------------------------------------------------------------- inside
 
+    def _carriers(self, name: str) -> _Processes:
+        carrier = self._network_processes.of(name)
+        return [] if carrier is None else [carrier]
+
     def _tell(self, name: str, words: str) -> None:
         kernel = self._kernel(name)
         if kernel is not None:
@@ -265,14 +271,14 @@ class UserModeLinux:
 
     def _name_of(self, process: procs.Process) -> str:
         """The machine that a process belongs to, ``""`` if to none."""
-        kernel = Path(*process.argv[:1]).name == Path(self._program).name
-        if not kernel and not sandbox.outside(process):
+        if process.program != self._name and not sandbox.outside(process):
             return ""
         # Of QEMU one word is all of the kernel's parameters, and an image may say something there.
         names = [found[1] for word in process.argv if (found := _UMID.fullmatch(word))]
         return names[0] if names and names[0].startswith(NAME_PREFIX) else ""
 
     def _find(self, name: str) -> _Processes:
+        """All of a machine's processes, and those of its network process."""
         everyone = list(procs.scan())
         ours = [process for process in everyone if self._name_of(process) == name]
         # A session with another leader is not one that start() made: leave the rest of it alone.
@@ -280,7 +286,8 @@ class UserModeLinux:
         sessions = {process.session for process in ours} - foreign
         found = {p.pid: p for p in everyone if p in ours or p.session in sessions}
         # Of a sandbox's inner processes nothing but their parents is to be believed.
-        return [*found.values(), *(p for p in sandbox.within(ours) if p.pid not in found)]
+        within = [p for p in sandbox.within(ours) if p.pid not in found]
+        return [*found.values(), *within, *netproc.find(name, everyone)]
 
     def _paused(self, kernel: procs.Process, name: str) -> bool:
         """Whether it is stopped until it is resumed, and not for having used its share."""
@@ -292,16 +299,15 @@ class UserModeLinux:
         return all(process.stopped for process in carriers if netproc.regulates(process))
 
     def _pids(self, name: str) -> _Pids:
-        return [process.pid for process in self._find(name) + netproc.find(name)]
+        return [process.pid for process in self._find(name)]
 
     def _main(self, name: str) -> procs.Process | None:
         """The first of its processes, which leads its session: the kernel, or its sandbox's first."""
         known = self._mains.get(name)
         if known is not None:
             process = procs.read(known)  # a look at one process, not at all of them
-            if process is not None and process.leads and self._name_of(process) == name:
-                return process
-        self._mains.pop(name, None)
+            still = process is not None and process.leads and self._name_of(process) == name
+            return process if still else None
         for process in procs.scan():
             if process.leads and self._name_of(process) == name:
                 self._mains[name] = process.pid
