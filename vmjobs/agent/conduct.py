@@ -176,7 +176,9 @@ def _judge(run: Run, *, ready: bool) -> Verdict:
     ended, spec = run.script_ended, run.ticket.spec
     if spec.exit.startswith(CONSOLE_RULE):
         return _judge_by_line(run, disk, ready=ready)
-    exit = disk.exit or run.reported or (ended.exit if ended else None)
+    by_endpoint = run.reported and run.reported.channel is ExitChannel.ENDPOINT
+    told = (run.reported, disk.exit) if by_endpoint else (disk.exit, run.reported)
+    exit = told[0] or told[1] or (ended.exit if ended else None)
     if exit is not None:
         if run.reported is None and (disk.exit is None or run.ending in _CUT_SHORT):
             message = "the machine ended before it had delivered its outputs"
