@@ -21,12 +21,14 @@ from cluster_idle import cluster_idle
 from cluster_start import cluster_start
 from cluster_wake import cluster_wake
 from crash import crash
+from data import data
 from density import density
 from figures import Finding, save, table
 from grid_kit import NODES, ROOT, Grid, wait_for
 from image_download import image_download
 from image_upload import image_changed, image_upload
 from lazy_start import lazy_start
+from short_jobs import short_jobs
 from start_overhead import start_overhead
 from submit_to_result import submit_to_result
 from uml_kernel import uml_kernel
@@ -52,6 +54,7 @@ Bench = Callable[[], Iterator[Finding]]
 ON_THE_GRID: dict[str, Callable[[Grid, argparse.Namespace], Iterator[Finding]]] = {
     "result": lambda grid, options: submit_to_result(grid, options.pairs, ENDS),
     "unchanged": lambda grid, options: unchanged(grid, options.pairs),
+    "short": lambda grid, options: short_jobs(grid, options.pairs),
     "density": lambda grid, _: density(grid),
     "crash": lambda grid, _: crash(grid),
     "peer": lambda grid, options: vm_universe(grid, options.peer_pairs),
@@ -59,7 +62,7 @@ ON_THE_GRID: dict[str, Callable[[Grid, argparse.Namespace], Iterator[Finding]]] 
     "cluster-wake": lambda grid, options: cluster_wake(grid, options.pairs),
     "cluster-idle": lambda grid, options: cluster_idle(grid, options.minutes),
 }
-ALONE = ("kernel", "start", "cached", "changed", "upload", "download", "lazy")
+ALONE = ("kernel", "start", "data", "cached", "changed", "upload", "download", "lazy")
 
 
 def main() -> None:
@@ -78,6 +81,7 @@ def main() -> None:
         benches: dict[str, Bench] = {
             "kernel": lambda: uml_kernel(made, images.resolve(LAZY_IMAGE), pairs),
             "start": lambda: start_overhead(made, digest, kinds, pairs),
+            "data": lambda: data(made, digest, pairs),
             "cached": lambda: cached_start(made, images, IMAGE, kinds, pairs),
             "changed": lambda: image_changed(pairs),
             "upload": lambda: image_upload(pairs),

@@ -1,8 +1,8 @@
-"""Submits one job with HTCondor's own tools and times it: sent to a submit host's Python by stdin.
+"""Submits jobs with HTCondor's own tools and times them: sent to a submit host's Python by stdin.
 
 Standard library only; it runs where the schedd is: ``time_condor_job.py DIRECTORY SECONDS``, with
 ``job.sub`` in the directory, whose log is ``job.log``. Prints as JSON the seconds from the start of
-condor_submit to the line in the job's log that says that it has ended, that log, when it began by this
+condor_submit to the line in the log that says that the last has ended, that log, when it began by this
 host's clock, and what the job wrote to ``job.out``.
 """
 
@@ -33,8 +33,9 @@ def main() -> None:
     )
     if told.returncode:
         sys.exit(told.stderr)
+    count = int(told.stdout.rpartition(".")[2]) + 1  # of "7.0 - 7.59"
     size, text = 0, ""
-    while not ENDED.search(text):
+    while len(ENDED.findall(text)) < count:
         if STUCK.search(text) or time.time() > began + patience:
             subprocess.run(["condor_rm", told.stdout.split(".")[0]], check=False, capture_output=True)
             sys.exit(f"no end after {time.time() - began:.0f} s: {text}")

@@ -1,0 +1,35 @@
+"""Benchmark 17: many jobs of HTCondor's that do nothing, with one line more and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from figures import Finding, compare, in_turns
+from grid_kit import Grid
+from pool import condor_job
+
+COUNTS = (60, 200)
+_SUBMIT = """\
+executable = /bin/true
+transfer_executable = false
+log = job.log
+should_transfer_files = YES
+request_memory = 128
+request_disk = 65536
+{line}
+queue {count}
+"""
+_IN_A_MACHINE = '+VMJobImage = "generic"'
+
+
+def short_jobs(grid: Grid, pairs: int) -> Iterator[Finding]:
+    """Compare the time from submission to the last job's end, at the site."""
+
+    def run(count: int, line: str) -> float:
+        return condor_job(grid, "site", {"job.sub": _SUBMIT.format(line=line, count=count)}).seconds
+
+    run(2, _IN_A_MACHINE)  # the image comes to the nodes; not counted
+    for count in COUNTS:
+        times = max(1, pairs * COUNTS[0] // count)
+        seen = in_turns(times, lambda n=count: run(n, _IN_A_MACHINE), lambda n=count: run(n, ""))
+        yield compare(17, f"{count} x /bin/true", seen, 2.0, measure="with +VMJobImage / plain")
