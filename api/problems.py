@@ -123,7 +123,7 @@ def on_error(error: VMJobsError) -> Response:
         detail=error.message,
         code=error.code,
         hint=error.hint,
-        errors=tuple(ProblemFault(**vars(fault)) for fault in error.faults),
+        errors=tuple(ProblemFault(**fault._asdict()) for fault in error.faults),
         service=error.service if isinstance(error, Unavailable) else "",
     )
     response = reply(document)

@@ -1,40 +1,49 @@
-"""An execute node's attributes, as the lines that a STARTD_CRON job prints. Pure."""
+"""An execute node's attributes, as the lines that a STARTD_CRON job prints. Pure.
+
+A node is that of :class:`vmjobs.model.Node` as it comes over the agent's socket.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
-
 from condor import names
 from condor.chirp import literal
-from vmjobs.model import HypervisorKind, Node
-from vmjobs.ports import ClassAdValue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Final
+
+    from vmjobs.ports import ClassAdValue
 
 #: More cached images than this are not announced: the ad goes to the collector every few minutes.
 MAX_DIGESTS: Final = 200
 
 
-def attributes(node: Node) -> dict[str, ClassAdValue]:
+def attributes(node: Mapping[str, Any]) -> dict[str, ClassAdValue]:
     """What the machine ad says of vmjobs. A node that rests, or boots nothing, offers nothing."""
-    working = [info.kind.value for info in node.hypervisors if info.works]
-    found: dict[str, ClassAdValue] = {
-        names.HAS_VMJOBS: bool(working) and not node.fault,
-        names.FAULT: node.fault,
-        names.VERSION: node.version,
+    hypervisors, fault = node["hypervisors"], node.get("fault", "")
+    working = [info["kind"] for info in hypervisors if info["works"]]
+    return {
+        names.HAS_VMJOBS: bool(working) and not fault,
+        names.FAULT: fault,
+        names.VERSION: node["version"],
         names.HYPERVISORS: ",".join(working),
-        names.UML_CPUS: sum(i.cpus for i in node.hypervisors if i.kind is HypervisorKind.UML),
-        names.IMAGE_DIGESTS: ",".join(node.images[:MAX_DIGESTS]),
-        names.IMAGE_NAMES: ",".join(node.image_names[:MAX_DIGESTS]),
-        names.MEMORY: node.memory,
-        names.MEMORY_FREE: max(0, node.memory - node.lent),
-        names.DISK: node.disk,
-        names.RUNNING: len(node.running),
+        names.UML_CPUS: sum(info.get("cpus", 1) for info in hypervisors if info["kind"] == "uml"),
+        names.IMAGE_DIGESTS: ",".join(node["images"][:MAX_DIGESTS]),
+        names.IMAGE_NAMES: ",".join(node.get("image_names", ())[:MAX_DIGESTS]),
+        names.MEMORY: node["memory"],
+        names.MEMORY_FREE: max(0, node["memory"] - node.get("lent", 0)),
+        names.DISK: node["disk"],
+        names.RUNNING: len(node["running"]),
     }
-    return found
 
 
-def lines(node: Node) -> str:
-    """The output of one STARTD_CRON run; its last line has the collector told at once."""
+def lines(node: Mapping[str, Any]) -> str:
+    """The output of one STARTD_CRON run; its last line has the collector told at once.
+
+    Raises:
+        LookupError, TypeError: that is no node.
+    """
     return _text(attributes(node))
 
 

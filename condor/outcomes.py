@@ -19,13 +19,10 @@ again     the node or something that passes failed: back to idle, to be tried el
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
 
 from condor import names
-from condor.chirp import Expression, Told, literal
+from condor.chirp import Expression, literal
 from vmjobs.errors import (
     Forbidden,
     InvalidRequest,
@@ -36,9 +33,17 @@ from vmjobs.errors import (
     Unavailable,
     VMJobsError,
 )
-from vmjobs.model import ExitStatus, JobState, ReasonCode, RejectedEntry
-from vmjobs.ports import ClassAdValue
-from vmjobs.unchanged import UNSUITABLE, End
+from vmjobs.states import JobState, ReasonCode
+from vmjobs.unchanged import UNSUITABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Final
+
+    from condor.chirp import Told
+    from vmjobs.ports import ClassAdValue
+    from vmjobs.unchanged import End, Exit
 
 HOLD: Final = "hold"
 AGAIN: Final = "again"
@@ -53,7 +58,6 @@ LONGEST_PAUSE: Final = 600
 MOST_REJECTED: Final = 20
 
 
-@dataclass(frozen=True)
 class Outcome:
     """deed: HOLD or AGAIN. subcode: HoldReasonSubCode of a job that is held for it. why: in words.
 
@@ -61,11 +65,12 @@ class Outcome:
     about: what the sentence speaks of, where users would take that for something of theirs.
     """
 
-    deed: str
-    subcode: int
-    why: str
-    remedy: str = ""
-    about: str = ""
+    def __init__(self, deed: str, subcode: int, why: str, remedy: str = "", about: str = "") -> None:
+        self.deed = deed
+        self.subcode = subcode
+        self.why = why
+        self.remedy = remedy
+        self.about = about
 
 
 _SCRIPT: Final = "a script of vmjobs' own, not the job"
@@ -172,15 +177,15 @@ def under_way(state: str, reason: str) -> dict[str, Told]:
     }
 
 
-def rejected(entries: Sequence[RejectedEntry]) -> dict[str, ClassAdValue]:
-    """What the job's ad has to say of what the job left and did not come back."""
-    said = [f"{entry.path[:200]!r}: {entry.why}" for entry in entries[:MOST_REJECTED]]
+def rejected(entries: Sequence[tuple[str, str]]) -> dict[str, ClassAdValue]:
+    """What the job's ad has to say of what the job left and did not come back: names, and why."""
+    said = [f"{name[:200]!r}: {why}" for name, why in entries[:MOST_REJECTED]]
     if len(entries) > MOST_REJECTED:
         said.append(f"and {len(entries) - MOST_REJECTED} more")
     return {names.VM_REJECTED: "; ".join(said)}
 
 
-def own(exit: ExitStatus, *, starved: bool = False) -> dict[str, ClassAdValue]:
+def own(exit: Exit, *, starved: bool = False) -> dict[str, ClassAdValue]:
     """What the job's ad has to say of the job's own end. starved: its machine had no memory left."""
     code = "SUCCEEDED" if exit.ok else "JOB_FAILED" if exit.signal is None else "JOB_KILLED"
     why = f"the job {_exited(exit)}"
@@ -193,7 +198,7 @@ def own(exit: ExitStatus, *, starved: bool = False) -> dict[str, ClassAdValue]:
     }
 
 
-def _exited(exit: ExitStatus) -> str:
+def _exited(exit: Exit) -> str:
     if exit.signal is not None:
         return f"was killed by signal {exit.signal}"
     return f"exited with status {exit.code}"

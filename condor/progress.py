@@ -1,15 +1,20 @@
-"""What an execute node tells about a job, as attributes of its job ad."""
+"""What an execute node tells about a job, as attributes of its job ad.
+
+A report is that of :class:`vmjobs.model.Report` as it comes over the agent's socket. What runs beside
+each job of a node imports this: no module that takes long to import is needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
-
 from condor import names, outcomes
-from condor.chirp import ChirpReporter, Told
-from vmjobs.agent.protocol import EndMessage, ProgressMessage
-from vmjobs.model import JobState, Report
-from vmjobs.ports import ClassAdValue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Final
+
+    from condor.chirp import ChirpReporter, Told
+    from vmjobs.ports import ClassAdValue
 
 _SECONDS: Final[Mapping[str, str]] = {
     "staging": names.VM_STAGE_SECONDS,
@@ -18,9 +23,7 @@ _SECONDS: Final[Mapping[str, str]] = {
     "collecting": names.VM_COLLECT_SECONDS,
 }
 
-_UNDER_WAY: Final = frozenset(
-    {JobState.STAGING, JobState.BOOTING, JobState.RUNNING, JobState.COLLECTING}
-)
+_UNDER_WAY: Final = frozenset({"STAGING", "BOOTING", "RUNNING", "COLLECTING"})
 
 _BYTES: Final[Mapping[str, str]] = {
     "image": names.VM_IMAGE_BYTES,
@@ -34,62 +37,62 @@ _BYTES: Final[Mapping[str, str]] = {
 }
 
 
-def tell(
-    reporter: ChirpReporter, message: ProgressMessage | EndMessage, *, unchanged: bool = False
-) -> None:
-    """Have the job's ad say what the agent says: a state at once, the rest with HTCondor's numbers.
+def tell(reporter: ChirpReporter, message: Mapping[str, Any], *, unchanged: bool = False) -> None:
+    """Have the job's ad say what a message of the agent's does, ``progress`` or ``end``: a state at
+    once, the rest with HTCondor's numbers.
 
     unchanged: how the run ended is not how the job did, which is told apart from it.
     """
-    report = message.report
-    told: dict[str, Told] = {**attributes(message.node, report), **usage(report)}
-    if report.state in _UNDER_WAY:
-        told |= outcomes.under_way(report.state.value, _sentence(report))
+    report = message["report"]
+    told: dict[str, Told] = {**attributes(message["node"], report), **usage(report)}
+    if report["state"] in _UNDER_WAY:
+        told |= outcomes.under_way(report["state"], _sentence(report))
     elif unchanged:
         del told[names.VM_STATE], told[names.VM_REASON]
-    if isinstance(message, EndMessage):
-        told |= needs(message)
-    reporter.publish_state(told, last=isinstance(message, EndMessage))
+    told |= needs(message.get("needs"))
+    reporter.publish_state(told, last=message["type"] == "end")
 
 
-def needs(message: EndMessage) -> dict[str, ClassAdValue]:
+def needs(image: Mapping[str, Any] | None) -> dict[str, ClassAdValue]:
     """The attributes of what the job's image demands of nodes, where this one did not have it."""
-    if message.needs is None:
+    if image is None:
         return {}
     return {
-        names.VM_IMAGE_KINDS: ",".join(message.needs.kinds),
-        names.VM_IMAGE_ARCH: message.needs.architecture,
-        names.VM_IMAGE_NAMED: message.needs.named,
+        names.VM_IMAGE_KINDS: ",".join(image["kinds"]),
+        names.VM_IMAGE_ARCH: image.get("architecture", ""),
+        names.VM_IMAGE_NAMED: image["named"],
     }
 
 
-def usage(report: Report) -> dict[str, ClassAdValue]:
+def usage(report: Mapping[str, Any]) -> dict[str, ClassAdValue]:
     """The attributes of what a report says was moved and used; what is not known is left out."""
+    amounts = report.get("bytes", {})
     found: dict[str, ClassAdValue] = {
-        _BYTES[name]: amount for name, amount in report.bytes.items() if name in _BYTES
+        _BYTES[name]: amount for name, amount in amounts.items() if name in _BYTES
     }
-    if report.cpu_seconds:
-        found[names.VM_CPU_SECONDS] = report.cpu_seconds
+    if report.get("cpu_seconds"):
+        found[names.VM_CPU_SECONDS] = report["cpu_seconds"]
     return found
 
 
-def attributes(node: str, report: Report) -> dict[str, ClassAdValue]:
+def attributes(node: str, report: Mapping[str, Any]) -> dict[str, ClassAdValue]:
     """The ``ChirpVM*`` attributes of one report; what is not known yet is left out."""
     found: dict[str, ClassAdValue] = {
-        names.VM_STATE: report.state.value,
+        names.VM_STATE: report["state"],
         names.VM_NODE: node,
         names.VM_REASON: _sentence(report),
     }
-    if report.hypervisor is not None:
-        found[names.VM_HYPERVISOR] = report.hypervisor.value
-    if report.exit is not None:
-        found[names.VM_EXIT_CHANNEL] = report.exit.channel.value
+    if report.get("hypervisor") is not None:
+        found[names.VM_HYPERVISOR] = report["hypervisor"]
+    if report.get("exit") is not None:
+        found[names.VM_EXIT_CHANNEL] = report["exit"]["channel"]
+    seconds = report.get("seconds", {})
     for phase, name in _SECONDS.items():
-        if phase in report.seconds:
-            found[name] = round(report.seconds[phase], 3)
+        if phase in seconds:
+            found[name] = round(seconds[phase], 3)
     return found
 
 
-def _sentence(report: Report) -> str:
-    code, message = report.reason.code.value, report.reason.message
+def _sentence(report: Mapping[str, Any]) -> str:
+    code, message = report["reason"]["code"], report["reason"].get("message", "")
     return f"{code}: {message}" if message else code

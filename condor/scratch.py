@@ -1,26 +1,24 @@
 """The directory of a running job, as the starter lays it out: what is read of the ads that lie there.
 
 Ads are read line by line, ``Name = value``, for what is plain there: strings and numbers. So an
-execute node needs none of HTCondor's Python bindings.
+execute node needs none of HTCondor's Python bindings. What runs beside each job of a node imports this:
+no module that takes long to import is needed.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
-
-from pydantic import ValidationError
 
 from condor import names, outcomes
-from vmjobs.agent.protocol import HandMessage
+from vmjobs.agent.framing import VERSION
 from vmjobs.errors import InvalidRequest, NotFound, VMJobsError
-from vmjobs.model import cannot_have, faults_of
-from vmjobs.paths import below, refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Final
 
 #: Far above any real ad, in bytes.
 MAX_BYTES: Final = 4 * 1024 * 1024
@@ -34,12 +32,11 @@ _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,200}")
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
 
 
-@dataclass(frozen=True)
 class Ad:
-    """An ad's text."""
+    """An ad: the text of each attribute's value, by the attribute's name in lower case."""
 
-    path: Path
-    lines: Mapping[str, str]
+    def __init__(self, lines: Mapping[str, str]) -> None:
+        self.lines = lines
 
     def string(self, name: str) -> str:
         """A string; ``""`` if the ad has no such attribute.
@@ -87,26 +84,26 @@ class Ad:
         return self.lines.get(name.lower(), "").lower() == "true"
 
 
-def read(path: Path) -> Ad:
+def read(path: str) -> Ad:
     """An ad. Raises NotFound if there is none."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             text = file.read(MAX_BYTES).decode("utf-8", "surrogateescape")
     except OSError as error:
         raise NotFound(f"cannot read {path}: {error.strerror}") from error
     pairs = (line.partition("=") for line in text.splitlines())
-    return Ad(path, {name.strip().lower(): value.strip() for name, equals, value in pairs if equals})
+    return Ad({name.strip().lower(): value.strip() for name, equals, value in pairs if equals})
 
 
-def scratch_directory(environment: Mapping[bytes, bytes]) -> Path:
+def scratch_directory(environment: Mapping[bytes, bytes]) -> str:
     """The job's own directory, which it is in.
 
     Raises:
         InvalidRequest: it runs somewhere else, on a file system that its machine does not have.
     """
-    said = Path(os.fsdecode(environment.get(b"_CONDOR_SCRATCH_DIR", b"/nowhere")))
-    here = Path.cwd()
-    if not said.is_dir() or not here.samefile(said):
+    said = os.fsdecode(environment.get(b"_CONDOR_SCRATCH_DIR", b"/nowhere"))
+    here = os.getcwd()
+    if not os.path.isdir(said) or not os.path.samefile(here, said):
         raise InvalidRequest(
             f"the job runs in {here}, which its machine does not have; "
             "set should_transfer_files = YES in its submit file"
@@ -114,37 +111,31 @@ def scratch_directory(environment: Mapping[bytes, bytes]) -> Path:
     return said
 
 
-def hand_message(job: Ad, machine: Ad, directory: Path, account: tuple[str, str]) -> HandMessage:
-    """What to ask the agent for. account: names of the job's user and group.
+def hand_message(job: Ad, machine: Ad, directory: str, account: tuple[str, str]) -> dict[str, Any]:
+    """What to ask the agent for: the words of its ``hand`` message, which the agent looks into.
+    account: names of the job's user and group.
 
     Raises:
-        InvalidRequest: something in the job's ad cannot be; the message says what.
+        InvalidRequest: something in the job's ad is of another type than it has to be.
     """
-    wish: dict[str, Any] = {
+    wish = {
         "job": f"{job.number(names.CLUSTER_ID)}.{job.number(names.PROC_ID)}",
         "image": job.string(names.WANTED_IMAGE),
-        "directory": str(directory),
+        "directory": directory,
         "user": account[0],
         "group": account[1],
         "cpus": _cpus(job, machine),
         "memory": max(machine.number("Memory") or 0, MIN_MEMORY),
         "disk": max((machine.number("Disk") or 0) // 1024, MIN_DISK),
         "hypervisor": job.string(names.WANTED_HYPERVISOR).lower() or None,
+        "network": job.string(names.WANTED_NETWORK).lower() or None,
         "boot_seconds": job.number(names.WANTED_BOOT_TIMEOUT),
-        "chirp": (directory / names.CHIRP_CONFIG).is_file(),
+        "chirp": os.path.isfile(os.path.join(directory, names.CHIRP_CONFIG)),
         "checkpoint": job.decided(names.WANTED_CHECKPOINT),
         "anew": _has_ended(job),
     }
-    if network := job.string(names.WANTED_NETWORK):
-        wish["network"] = network.lower()
-    try:
-        message = HandMessage.model_validate({k: v for k, v in wish.items() if v is not None})
-    except ValidationError as error:
-        listing = "; ".join(f"{_SAID.get(f.field, f.field)}: {f.message}" for f in faults_of(error))
-        raise InvalidRequest(listing) from error
-    if why := cannot_have(message.hypervisor, message.cpus):
-        raise InvalidRequest(f"{names.WANTED_HYPERVISOR}: {why}")
-    return message
+    said = {name: value for name, value in wish.items() if value is not None}
+    return {"type": "hand", "version": VERSION, **said}
 
 
 def _cpus(job: Ad, machine: Ad) -> int:
@@ -155,18 +146,21 @@ def _cpus(job: Ad, machine: Ad) -> int:
     return max(1, min(slot, int(asked))) if asked.isdecimal() else slot
 
 
-def lay_out_missing(directory: Path) -> None:
+def lay_out_missing(directory: str) -> None:
     """Make empty files of the outputs that a job's ad names and its directory does not have."""
-    listed = read(directory / names.JOB_AD).string("TransferOutput")
+    from vmjobs.paths import refusal  # noqa: PLC0415 - only a job that could not run needs it
+
+    listed = read(os.path.join(directory, names.JOB_AD)).string("TransferOutput")
     for name in filter(None, (word.strip().rstrip("/") for word in listed.split(","))):
-        if refusal(name) or os.path.lexists(directory / name):
+        target = os.path.join(directory, name)
+        if refusal(name) or os.path.lexists(target):
             continue
-        target = below(directory, name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch()
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o666))
 
 
-_SAID: Final = {
+#: What users call the fields of that message.
+FIELDS: Final = {
     "image": names.WANTED_IMAGE,
     "hypervisor": names.WANTED_HYPERVISOR,
     "network": names.WANTED_NETWORK,
@@ -180,14 +174,14 @@ def _has_ended(job: Ad) -> bool:
     return job.lines.get(names.VM_STATE.lower()) in {'"COMPLETED"', '"FAILED"'}
 
 
-def was_held(path: Path) -> bool:
+def was_held(path: str) -> bool:
     """Whether the job whose ad that is was held for its outcome before."""
     with suppress(VMJobsError):
         return read(path).string(names.VM_OUTCOME) == outcomes.HOLD
     return False
 
 
-def times_vacated(path: Path) -> int:
+def times_vacated(path: str) -> int:
     """How often the job whose ad that is was told to leave before; 0 where nobody can say."""
     with suppress(VMJobsError):
         return read(path).number(names.VM_VACATED) or 0

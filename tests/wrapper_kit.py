@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 SOURCES = Path(__file__).parents[1] / "deploy/job-wrapper"
@@ -17,12 +18,21 @@ int gconv(void) { return 1; }
 """
 
 
-def build_wrapper(target: Path, vmjobs: Path | None = None) -> Path:
-    """Build the wrapper. vmjobs: a program to start in place of /usr/bin/vmjobs."""
-    defined = [] if vmjobs is None else [f'-DVMJOBS="{vmjobs}"']
+def build_wrapper(target: Path, program: Path | None = None) -> Path:
+    """Build the wrapper. program: to start in place of exec-unchanged."""
+    defined = [] if program is None else [f'-DEXEC="{program}"']
     flags = ("-std=gnu17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", *defined)
     subprocess.run(["cc", *flags, "-o", target, SOURCES / "job-wrapper.c"], check=True)
     return target
+
+
+def install_program(folder: Path, name: str) -> list[str]:
+    """Install a program of ``deploy/libexec`` as the operators' page does; how to start it."""
+    root = SOURCES.parents[1]
+    (folder / name).write_bytes((root / "deploy/libexec" / name).read_bytes())
+    (folder / "modules").unlink(missing_ok=True)
+    (folder / "modules").symlink_to(root)
+    return [sys.executable, "-IS", str(folder / name)]
 
 
 def build_evil(folder: Path, mark: Path) -> Path:

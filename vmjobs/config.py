@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from vmjobs.agent_socket import DEFAULT_FILE, default_socket
 from vmjobs.errors import ConfigError, Fault, reason_of
 from vmjobs.model import HypervisorKind, faults_of
 from vmjobs.storage import parse_storage_url
 
 PREFIX = "VMJOBS_"
-DEFAULT_FILE = Path("/etc/vmjobs/config.toml")
 #: Names that have so much in common (difflib's ratio) are one and a misspelling of it.
 _ALIKE: Final = 0.75
 
@@ -163,7 +163,7 @@ class Config(BaseModel):
         description="the agent's journal, run directories and image cache",
     )
     socket: Path = Field(
-        default_factory=lambda: _home("XDG_RUNTIME_DIR", ".cache") / "agent.sock",
+        default_factory=lambda: Path(default_socket()),
         description="the agent's Unix socket",
     )
     agent_token_file: Path | None = Field(

@@ -20,13 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from vmjobs.agent import protocol
-from vmjobs.agent.protocol import (
-    Channel,
-    ConsoleMessage,
-    DataMessage,
-    EnterMessage,
-    ErrorMessage,
-)
+from vmjobs.agent.framing import Channel, DataMessage
+from vmjobs.agent.protocol import ConsoleMessage, EnterMessage, ErrorMessage
 from vmjobs.errors import Unavailable, reason_of
 from vmjobs.execute import Refused
 from vmjobs.terminal import guest_output
@@ -126,8 +121,8 @@ def _carry(connection: socket.socket, tail: Tail) -> int:
 def _send_input(connection: socket.socket) -> None:
     with suppress(OSError):  # it is over
         while data := os.read(IN, _PIECE):
-            protocol.send(connection, DataMessage(channel=Channel.SHELL, size=len(data), data=data))
-        protocol.send(connection, DataMessage(channel=Channel.SHELL, size=0, last=True))
+            protocol.send(connection, DataMessage(Channel.SHELL, data))
+        protocol.send(connection, DataMessage(Channel.SHELL, last=True))
 
 
 def _write(data: bytes) -> None:

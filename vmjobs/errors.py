@@ -30,18 +30,21 @@
     └── BuildError                an image could not be built
         └── BuildTimedOut         not within its time
 
-Foreign exceptions are translated once, at the edge where they come in.
+Foreign exceptions are translated once, at the edge where they come in. What runs beside each job of a
+node imports this, so it needs no module that takes long to import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections import namedtuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import ClassVar
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(namedtuple("Fault", ("field", "code", "message"))):
     """One thing wrong with a request.
 
     field: dotted path of the offending field, ``""`` for the request as a whole.
@@ -49,6 +52,7 @@ class Fault:
     message: one sentence for a person.
     """
 
+    __slots__ = ()
     field: str
     code: str
     message: str

@@ -8,39 +8,16 @@ that one has removed what was left of the first run before it listens.
 from __future__ import annotations
 
 import logging
-import signal
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import TypeVar
 
 from vmjobs.agent import protocol
-from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError, reason_of
+from vmjobs.errors import InvalidRequest, VMJobsError
+from vmjobs.lease import Signals, insist
 from vmjobs.model import GIVEN_BACK, JobState, ReasonCode
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-FIRST_PAUSE = 0.2
-LONGEST_PAUSE = 5.0
-
-
-class NotNow(Exception):
-    """The agent will not run the job now; the text says why. It is asked again."""
 
 
 class Refused(VMJobsError):
@@ -76,57 +53,15 @@ def run_job(
     """
     with Signals() as signals:
         ended = insist(
-            path,
+            str(path),
             lambda connection, heard: _converse(connection, job, token, on_progress, heard, signals),
             signals,
             patience,
+            log.warning,
         )
         if signals.stopping:
             on_leave()
         return 128 + signals.stopping if ended is None else ended
-
-
-def insist(
-    path: Path,
-    converse: Callable[[socket.socket, Callable[[], None]], T | None],
-    signals: Signals,
-    patience: float,
-) -> T | None:
-    """Talk with the agent at ``path`` until that comes to something; None: a signal said to stop.
-
-    converse: takes a connection, and what to call whenever something is heard; returns None if the
-        agent has to be asked again, or raises NotNow.
-    patience: seconds to go on while nothing is heard.
-
-    Raises:
-        Unavailable: no agent for longer than that; the job is to be run elsewhere.
-    """
-    give_up = time.monotonic() + patience
-    pause = FIRST_PAUSE
-    why = f"no agent at {path}"
-
-    def heard() -> None:
-        nonlocal give_up, pause
-        give_up, pause = time.monotonic() + patience, FIRST_PAUSE
-
-    while not signals.stopping:
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.connect(str(path))
-                ended = converse(connection, heard)
-            if ended is not None:
-                return ended
-            why = f"the agent at {path} went away, or does not run the job now"
-        except NotNow as refusal:
-            why = f"the agent at {path} does not run the job now: {refusal}"
-        except OSError as error:
-            why = f"no agent at {path}: {reason_of(error)}"
-        if time.monotonic() > give_up:
-            raise Unavailable("agent", why)
-        log.warning("%s; asking again in %.1f s", why, pause)
-        signals.wait(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
-    return None
 
 
 def _converse(
@@ -139,7 +74,11 @@ def _converse(
 ) -> int | None:
     """The exit status, or None if the job has to be asked for again."""
     protocol.send(connection, protocol.RunMessage(job=job, token=token))
-    with signals.forwarded_to(partial(protocol.send, connection)):
+
+    def forward(number: int) -> None:
+        protocol.send(connection, protocol.SignalMessage(number=number))
+
+    with signals.forwarded_to(forward):
         try:
             for message in protocol.receive(connection):
                 if isinstance(message, protocol.ProgressMessage | protocol.EndMessage):
@@ -160,49 +99,3 @@ def _converse(
         except (ConnectionError, InvalidRequest) as error:
             log.warning("%s", error)
     return None
-
-
-class Signals:
-    """Takes the signals that are passed on, for as long as its context lasts."""
-
-    def __init__(self) -> None:
-        self.stopping = 0
-        self._came = threading.Event()
-        self._send: Callable[[protocol.SignalMessage], object] | None = None
-        self._old: dict[signal.Signals, signal._HANDLER] = {}
-
-    def __enter__(self) -> Signals:
-        self._old = {number: signal.signal(number, self._handle) for number in FORWARDED}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    @contextmanager
-    def forwarded_to(self, send: Callable[[protocol.SignalMessage], object]) -> Iterator[None]:
-        """Pass signals on, one that came just before too.
-
-        send: called at any point of what the main thread does.
-        """
-        self._send = send
-        try:
-            if self.stopping:
-                send(protocol.SignalMessage(number=self.stopping))
-            yield
-        finally:
-            self._send = None
-
-    def wait(self, seconds: float) -> None:
-        """Wait, but not past a stopping signal."""
-        self._came.wait(seconds)
-
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-            self.stopping = number
-            self._came.set()
-        if self._send is not None:
-            try:
-                self._send(protocol.SignalMessage(number=number))
-            except OSError:
-                log.info("signal %d could not be passed on", number)

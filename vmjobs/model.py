@@ -28,6 +28,17 @@ from pydantic import (
 
 from vmjobs.errors import Conflict, Fault, InvalidSpec
 from vmjobs.paths import refusal
+from vmjobs.states import (  # noqa: F401 - they are a part of this model, and imported from here
+    GIVEN_BACK,
+    MAX_TRIES,
+    MENDED_ELSEWHERE,
+    ON_NODE,
+    TRANSITIONS,
+    Actor,
+    JobState,
+    ReasonCode,
+    actor_for,
+)
 
 MIB: Final = 1024 * 1024
 MAX_SCRIPT_BYTES: Final = 256 * 1024
@@ -89,144 +100,6 @@ class ExitChannel(StrEnum):
     OUTPUT_DISK = "output-disk"
     CONSOLE = "console"
     POWEROFF = "poweroff"
-
-
-class Actor(StrEnum):
-    """Who can mend what went wrong."""
-
-    USER = "user"
-    SITE = "site"
-    SERVICE = "service"
-
-
-class JobState(StrEnum):
-    """Where a job is. ``BOOTING`` ends when the guest says that it is ready."""
-
-    QUEUED = "QUEUED"
-    STAGING = "STAGING"
-    BOOTING = "BOOTING"
-    RUNNING = "RUNNING"
-    COLLECTING = "COLLECTING"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    HELD = "HELD"
-    SUSPENDED = "SUSPENDED"
-    CANCELING = "CANCELING"
-    CANCELED = "CANCELED"
-    PREEMPTED = "PREEMPTED"
-
-    @property
-    def final(self) -> bool:
-        """True when no further transition exists."""
-        return not TRANSITIONS[self]
-
-
-_S = JobState
-_ENDS: Final = frozenset({_S.FAILED, _S.CANCELING, _S.PREEMPTED, _S.HELD})
-
-#: From each state, the states that may follow. A job that is asked to stop is ``CANCELING``
-#: until its VM is known to be gone; it may still finish by itself while it is.
-TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
-    _S.QUEUED: frozenset({_S.STAGING, _S.HELD, _S.CANCELING, _S.FAILED}),
-    _S.STAGING: _ENDS | {_S.BOOTING},
-    _S.BOOTING: _ENDS | {_S.RUNNING},
-    _S.RUNNING: _ENDS | {_S.COLLECTING, _S.SUSPENDED},
-    _S.COLLECTING: _ENDS | {_S.COMPLETED},
-    _S.SUSPENDED: _ENDS | {_S.RUNNING},
-    _S.HELD: frozenset({_S.QUEUED, _S.CANCELING, _S.FAILED}),
-    _S.PREEMPTED: frozenset({_S.QUEUED, _S.CANCELING, _S.FAILED}),
-    _S.CANCELING: frozenset({_S.CANCELED, _S.COMPLETED, _S.FAILED}),
-    _S.COMPLETED: frozenset(),
-    _S.FAILED: frozenset(),
-    _S.CANCELED: frozenset(),
-}
-
-#: States in which an execute node is at work on the job.
-ON_NODE: Final = frozenset({_S.STAGING, _S.BOOTING, _S.RUNNING, _S.SUSPENDED, _S.COLLECTING})
-
-
-class ReasonCode(StrEnum):
-    """Why a job is where it is. Stable: clients may compare with these."""
-
-    SUBMITTED = "SUBMITTED"
-    SCHEDULED = "SCHEDULED"
-    PROGRESS = "PROGRESS"
-    SUCCEEDED = "SUCCEEDED"
-    SCRIPT_FAILED = "SCRIPT_FAILED"
-    SCRIPT_KILLED = "SCRIPT_KILLED"
-    OUTPUT_MISSING = "OUTPUT_MISSING"
-    OUTPUT_TOO_LARGE = "OUTPUT_TOO_LARGE"
-    NO_EXIT_REPORT = "NO_EXIT_REPORT"
-    KERNEL_PANIC = "KERNEL_PANIC"
-    BOOT_FAILED = "BOOT_FAILED"
-    BOOT_TIMED_OUT = "BOOT_TIMED_OUT"
-    TIMED_OUT = "TIMED_OUT"
-    CONSOLE_FLOODED = "CONSOLE_FLOODED"
-    GUEST_LOST = "GUEST_LOST"
-    IMAGE_REJECTED = "IMAGE_REJECTED"
-    IMAGE_UNAVAILABLE = "IMAGE_UNAVAILABLE"
-    INPUT_UNAVAILABLE = "INPUT_UNAVAILABLE"
-    NO_HYPERVISOR = "NO_HYPERVISOR"
-    NODE_FAILED = "NODE_FAILED"
-    AGENT_RESTARTED = "AGENT_RESTARTED"
-    SCHEDULER_UNAVAILABLE = "SCHEDULER_UNAVAILABLE"
-    SCHEDULER_HELD = "SCHEDULER_HELD"
-    SCHEDULER_REMOVED = "SCHEDULER_REMOVED"
-    SCHEDULER_LOST = "SCHEDULER_LOST"
-    RELEASED = "RELEASED"
-    EVICTED = "EVICTED"
-    CHECKPOINTED = "CHECKPOINTED"
-    NOT_RESUMED = "NOT_RESUMED"
-    USER_CANCELED = "USER_CANCELED"
-    INTERNAL = "INTERNAL"
-
-
-_SITE_CODES: Final = frozenset(
-    {
-        ReasonCode.NO_HYPERVISOR,
-        ReasonCode.NODE_FAILED,
-        ReasonCode.AGENT_RESTARTED,
-        ReasonCode.EVICTED,
-        ReasonCode.CHECKPOINTED,
-        ReasonCode.NOT_RESUMED,
-        ReasonCode.GUEST_LOST,
-        ReasonCode.BOOT_FAILED,
-        ReasonCode.BOOT_TIMED_OUT,
-    }
-)
-_SERVICE_CODES: Final = frozenset(
-    {
-        ReasonCode.IMAGE_UNAVAILABLE,
-        ReasonCode.INPUT_UNAVAILABLE,
-        ReasonCode.SCHEDULER_UNAVAILABLE,
-        ReasonCode.SCHEDULER_HELD,
-        ReasonCode.SCHEDULER_REMOVED,
-        ReasonCode.SCHEDULER_LOST,
-        ReasonCode.INTERNAL,
-    }
-)
-
-#: What fails a job on one node and may well not on another: neither it nor its user can help it.
-MENDED_ELSEWHERE: Final = frozenset(
-    {
-        ReasonCode.NODE_FAILED,
-        ReasonCode.NO_HYPERVISOR,
-        ReasonCode.IMAGE_UNAVAILABLE,
-        ReasonCode.INPUT_UNAVAILABLE,
-        ReasonCode.INTERNAL,
-    }
-)
-#: Why a node gives a job back that is not to be run there again.
-GIVEN_BACK: Final = MENDED_ELSEWHERE | {ReasonCode.NOT_RESUMED}
-#: How often a job is run in all, as long as it is failed by one of the former.
-MAX_TRIES: Final = 5
-
-
-def actor_for(code: ReasonCode) -> Actor:
-    """Who can mend a job that ended with ``code``."""
-    if code in _SITE_CODES:
-        return Actor.SITE
-    return Actor.SERVICE if code in _SERVICE_CODES else Actor.USER
 
 
 # --------------------------------------------------------------------------- small types

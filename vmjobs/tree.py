@@ -12,21 +12,24 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
-from typing import IO, Any, cast
+from contextlib import contextmanager, suppress
 
-from vmjobs.agent.outputs import MAX_REJECTED, Guarded
 from vmjobs.errors import InvalidRequest
+from vmjobs.tar_guard import CHUNK, MAX_REJECTED, Guarded
 
-CHUNK = 1024 * 1024
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+    from typing import IO, Any
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Of modes: neither set-user-id nor any other special bit.
 _PLAIN = 0o777
 
 
-def pack(directory: Path, sink: IO[bytes], without: Collection[str] = ()) -> frozenset[str]:
+def pack(directory: str | Path, sink: IO[bytes], without: Collection[str] = ()) -> frozenset[str]:
     """Write a directory as a tar stream; the names in it, like ``a/b``.
 
     without: names at its top that stay here. Sockets, FIFOs and devices do too, and what goes
@@ -45,13 +48,13 @@ def pack(directory: Path, sink: IO[bytes], without: Collection[str] = ()) -> fro
 
     with tarfile.open(fileobj=sink, mode="w|", format=tarfile.GNU_FORMAT) as tar:
         tar.add(directory, ".", recursive=False)
-        for path in sorted(directory.iterdir()):
+        for name in sorted(os.listdir(directory)):
             with suppress(FileNotFoundError):
-                tar.add(path, f"./{path.name}", filter=taken)
+                tar.add(os.path.join(directory, name), f"./{name}", filter=taken)
     return frozenset(sent)
 
 
-def unpack(stream: IO[bytes], directory: Path, without: Collection[str] = ()) -> dict[str, str]:
+def unpack(stream: IO[bytes], directory: str | Path, without: Collection[str] = ()) -> dict[str, str]:
     """Put the entries of a tar stream in place of what a directory has. Links that may lead out of it,
     devices and FIFOs are left out: returns their names, and why.
 
@@ -64,17 +67,17 @@ def unpack(stream: IO[bytes], directory: Path, without: Collection[str] = ()) ->
     modes: dict[tuple[str, ...], int] = {}
     refused: dict[str, str] = {}
     try:
-        guarded = cast("IO[bytes]", Guarded(stream, max_headers=None))
+        guarded: Any = Guarded(stream, max_headers=None)
         with tarfile.open(fileobj=guarded, mode="r:", errorlevel=2) as tar:
             for entry in tar:
                 parts = _parts(entry.name)
                 if parts and parts[0] not in without:
-                    why = _put(top, parts, entry, tar, cast(Any, guarded))
+                    why = _put(top, parts, entry, tar, guarded)
                     if why and len(refused) < MAX_REJECTED:
                         refused["/".join(parts)] = why
                     if entry.isdir():
                         modes[tuple(parts)] = entry.mode & _PLAIN
-                cast(Any, tar).members.clear()
+                tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
         # Only now: what is in a directory of which nobody may write has to get there first.
         for place in sorted(modes, key=len, reverse=True):
             # What came later may have taken its place, as may a link.
@@ -87,7 +90,7 @@ def unpack(stream: IO[bytes], directory: Path, without: Collection[str] = ()) ->
     return refused
 
 
-def remove(directory: Path, names: Collection[str]) -> None:
+def remove(directory: str | Path, names: Collection[str]) -> None:
     """Remove names below a directory, as far as they are there."""
     top = os.open(directory, _DIRECTORY)
     try:

@@ -5,37 +5,41 @@ prints, and puts what it has changed in its directory back. It has no rights but
 
 A job that an agent lost is begun again from the same directory, which nothing of it has touched by
 then: changes are put back only when all of them have come.
+
+This runs beside each job of a node, for as long as that: no module that takes long to import is needed.
 """
 
 from __future__ import annotations
 
 import grp
 import io
-import logging
 import os
 import pwd
 import re
 import shutil
-import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, cast
 
 from vmjobs import tree
-from vmjobs.agent import protocol
-from vmjobs.agent.outputs import rejected_entry
-from vmjobs.agent.protocol import Channel, DataMessage, EndMessage, ErrorMessage, ProgressMessage
-from vmjobs.agent.streams import Streams
+from vmjobs.agent import framing
+from vmjobs.agent.framing import Channel, DataMessage
 from vmjobs.errors import InvalidRequest, Unavailable, VMJobsError, reason_of
-from vmjobs.execute import NotNow, Signals, insist
-from vmjobs.model import ExitChannel, ExitStatus, JobState, ReasonCode, RejectedEntry
+from vmjobs.lease import NotNow, Signals, insist
+from vmjobs.states import JobState, ReasonCode
+from vmjobs.tar_guard import shown
 
-log = logging.getLogger(__name__)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import IO, Any
+
+    from vmjobs.agent.streams import Streams
+
+    #: What the agent says, ``progress`` or ``end`` (:mod:`vmjobs.agent.protocol`).
+    OnProgress = Callable[[Mapping[str, Any]], None]
 
 #: How often a job is begun on one node, as long as nobody says why it did not end there.
 MAX_BEGINNINGS = 3
@@ -54,36 +58,81 @@ UNSUITABLE = "IMAGE_UNSUITABLE"
 STDIN, OUT, ERR = 0, 1, 2
 
 
-@dataclass(frozen=True)
+class Exit:
+    """How the job ended: one of ``code`` and ``signal``."""
+
+    def __init__(self, code: int | None = None, signal: int | None = None) -> None:
+        self.code = code
+        self.signal = signal
+
+    @property
+    def ok(self) -> bool:
+        """True for exit code 0."""
+        return self.code == 0
+
+
 class End:
     """How it ended: by the job's own status, or with ``code`` and ``why`` of who could not run it.
 
     stopped: the signal to stop that came before its end, 0 if none; ``code`` and ``why`` then say how
     the run ended, as far as that is known. starved: its machine's kernel has killed processes before,
-    for want of memory. rejected: what it left and could not be put back.
+    for want of memory. rejected: names of what it left and could not be put back, and why.
     """
 
-    exit: ExitStatus | None = None
-    code: str = ""
-    why: str = ""
-    stopped: int = 0
-    starved: bool = False
-    rejected: tuple[RejectedEntry, ...] = ()
+    def __init__(
+        self,
+        exit: Exit | None = None,
+        code: str = "",
+        why: str = "",
+        *,
+        stopped: int = 0,
+        starved: bool = False,
+        rejected: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.exit = exit
+        self.code = code
+        self.why = why
+        self.stopped = stopped
+        self.starved = starved
+        self.rejected = rejected
 
 
-@dataclass(frozen=True)
 class Handing:
-    """A job as it is handed over. start: see :func:`start_words`. directory: its own.
+    """A job as it is handed over.
 
-    chirp: answers a connection of the job's to HTCondor's Chirp service. settle: tells HTCondor of an
-    end; whether that is one from which the job does not go on where its machine was saved last.
+    message: the words of the ``hand`` message. fields: what users call those. start: see
+    :func:`start_words`. directory: its own. chirp: answers a connection of the job's to HTCondor's
+    Chirp service. settle: tells HTCondor of an end; whether that is one from which the job does not go
+    on where its machine was saved last.
     """
 
-    message: protocol.HandMessage
-    start: bytes
-    directory: Path
-    chirp: Callable[[socket.socket], object] | None = None
-    settle: Callable[[End], bool] = lambda _end: False
+    def __init__(
+        self,
+        message: Mapping[str, Any],
+        start: bytes,
+        directory: str,
+        *,
+        fields: Mapping[str, str],
+        chirp: Callable[[socket.socket], object] | None = None,
+        settle: Callable[[End], bool] = lambda _end: False,
+    ) -> None:
+        self.message = message
+        self.start = start
+        self.directory = directory
+        self.fields = fields
+        self.chirp = chirp
+        self.settle = settle
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether its machine is to be saved where the job is vacated."""
+        return bool(self.message.get("checkpoint"))
+
+    def why_refused(self, error: Mapping[str, Any]) -> str:
+        """What an ``error`` message says, in words of the job's user."""
+        faults = error.get("faults") or {}
+        listing = "; ".join(f"{self.fields.get(name, name)}: {why}" for name, why in faults.items())
+        return listing or str(error["message"])
 
 
 def start_words(environment: Iterable[bytes], command: Sequence[bytes]) -> bytes:
@@ -110,7 +159,7 @@ def account() -> tuple[str, str]:
         user = pwd.getpwuid(uid).pw_name
     with suppress(KeyError):
         group = grp.getgrgid(gid).gr_name
-    plain = re.compile(protocol.NAME)
+    plain = re.compile(framing.NAME)
     return (
         user if plain.fullmatch(user) else f"u{uid}",
         group if plain.fullmatch(group) else f"g{gid}",
@@ -118,9 +167,9 @@ def account() -> tuple[str, str]:
 
 
 def run_handed(
-    path: Path,
+    path: str,
     handing: Handing,
-    on_progress: Callable[[ProgressMessage | EndMessage], None],
+    on_progress: OnProgress,
     patience: float = 120.0,
 ) -> End:
     """Have the agent at ``path`` run a job; what the job left is in its directory when this returns.
@@ -155,7 +204,6 @@ def run_handed(
             raise
 
 
-@dataclass
 class _Conversation:
     """One connection's worth of a job.
 
@@ -163,16 +211,26 @@ class _Conversation:
     not run now.
     """
 
-    connection: socket.socket
-    handing: Handing
-    read: IO[bytes] | None
-    on_progress: Callable[[ProgressMessage | EndMessage], None]
-    heard: Callable[[], None]
-    signals: Signals
-    begun: bool = False
-    refusal: str = ""
-    #: One that a second signal does not wait for while the first is passed on.
-    _sending: threading.RLock = field(default_factory=threading.RLock)
+    def __init__(
+        self,
+        connection: socket.socket,
+        handing: Handing,
+        read: IO[bytes] | None,
+        on_progress: OnProgress,
+        heard: Callable[[], None],
+        signals: Signals,
+    ) -> None:
+        self.connection = connection
+        self.handing = handing
+        self.read = read
+        self.on_progress = on_progress
+        self.heard = heard
+        self.signals = signals
+        self.begun = False
+        self.refusal = ""
+        self._chirps: Streams | None = None
+        # One that a second signal does not wait for while the first is passed on.
+        self._sending = threading.RLock()
 
     def hold(self) -> End | None:
         """Hand the job over and hear of it to its end; None: it has to be asked for again."""
@@ -180,22 +238,24 @@ class _Conversation:
         with tempfile.TemporaryFile(dir=self.handing.directory) as changed:
             try:
                 sent = self._hand_over()
-                with self._chirping() as chirps, self.signals.forwarded_to(self._say):
-                    last = self._listen(left, changed, chirps)
-            except (ConnectionError, InvalidRequest) as error:
-                log.warning("%s", error)
+                with self.signals.forwarded_to(self._forward):
+                    last = self._listen(left, changed)
+            except (ConnectionError, InvalidRequest):
                 return None
-            if not isinstance(last, EndMessage):
+            finally:
+                if self._chirps is not None:
+                    self._chirps.close()
+            if last is None or isinstance(last, End):
                 return last
             ended = self._end(last, sent, left, changed)
             if ended is not None and self._is_final(ended):
                 with suppress(OSError):  # it is over all the same
-                    self._say(protocol.TakenMessage())
+                    self._say({"type": "taken"})
             return ended
 
     def _is_final(self, ended: End) -> bool:
         """One that was told to leave is not at its end, however it left."""
-        if ended.stopped or not self.handing.message.checkpoint:
+        if ended.stopped or not self.handing.is_saved:
             return False
         return self.handing.settle(ended) and not self.signals.stopping
 
@@ -203,62 +263,55 @@ class _Conversation:
         """Send the job; the names in its directory. An agent that hangs up has said why."""
         try:
             return self._send()
-        except BrokenPipeError:
-            return frozenset()
         except ConnectionError:
-            raise
+            return frozenset()
         except OSError as error:
             raise Unavailable(
                 "node", f"the job's directory cannot be read: {reason_of(error)}"
             ) from error
 
     def _send(self) -> frozenset[str]:
-        protocol.send(self.connection, self.handing.message)
+        framing.send(self.connection, self.handing.message)
         self._send_all(Channel.START, io.BytesIO(self.handing.start))
         if self.read is not None:
             self.read.seek(0)
             self._send_all(Channel.INPUT, self.read)
-        sink = cast("IO[bytes]", _Sender(self.connection))
+        sink: Any = _Sender(self.connection)
         sent = tree.pack(self.handing.directory, sink, KEPT)
-        protocol.send(self.connection, DataMessage(channel=Channel.TREE, size=0, last=True))
+        framing.send(self.connection, DataMessage(Channel.TREE, last=True))
         _empty(OUT)
         _empty(ERR)
         return sent
 
     def _send_all(self, channel: Channel, source: IO[bytes]) -> None:
-        for piece in protocol.pieces(channel, source):
-            protocol.send(self.connection, piece)
+        for piece in framing.pieces(channel, source):
+            framing.send(self.connection, piece)
 
-    @contextmanager
-    def _chirping(self) -> Iterator[Streams]:
-        streams = Streams(Channel.CHIRP, self._say, self.handing.chirp)
-        try:
-            yield streams
-        finally:
-            streams.close()
+    def _forward(self, number: int) -> None:
+        self._say({"type": "signal", "number": number})
 
-    def _say(self, message: protocol.Message) -> None:
+    def _say(self, message: DataMessage | Mapping[str, Any]) -> None:
         """Send from any thread. The main one says nothing but what signals it gets."""
         with self._sending:
-            protocol.send(self.connection, message)
+            framing.send(self.connection, message)
 
-    def _listen(self, left: bytearray, changed: IO[bytes], chirps: Streams) -> EndMessage | End | None:
-        for message in protocol.receive(self.connection):
+    def _listen(self, left: bytearray, changed: IO[bytes]) -> Mapping[str, Any] | End | None:
+        """Hear of the job to its end: the ``end`` message, or that of a job that was refused."""
+        for message in framing.receive(self.connection):
             if isinstance(message, DataMessage) and message.channel is Channel.CHIRP:
-                chirps.take(message)
+                self._answer(message)
             elif isinstance(message, DataMessage):
                 self._take(message, left, changed)
-            elif isinstance(message, ProgressMessage):
+            elif message.get("type") == "progress":
                 self.begun = True
                 self.heard()
                 self.on_progress(message)
-            elif isinstance(message, EndMessage):
+            elif message.get("type") == "end":
                 self.on_progress(message)
                 return message
-            elif isinstance(message, ErrorMessage):
-                log.warning("%s", message.message)
-                self.refusal = message.message
-                return None if message.retry else End(code=message.code, why=message.message)
+            elif message.get("type") == "error":
+                self.refusal = self.handing.why_refused(message)
+                return None if message.get("retry") else End(code=message["code"], why=self.refusal)
         return None
 
     def _take(self, message: DataMessage, left: bytearray, changed: IO[bytes]) -> None:
@@ -276,18 +329,28 @@ class _Conversation:
                 "node", f"what the job writes cannot be kept: {reason_of(error)}"
             ) from error
 
+    def _answer(self, message: DataMessage) -> None:
+        """Of a connection of the job's to Chirp. Few jobs make one: what answers is imported then."""
+        if self._chirps is None:
+            from vmjobs.agent.streams import Streams  # noqa: PLC0415
+
+            self._chirps = Streams(Channel.CHIRP, self._say, self.handing.chirp)
+        self._chirps.take(message)
+
     def _end(
-        self, message: EndMessage, sent: frozenset[str], left: bytearray, changed: IO[bytes]
+        self, message: Mapping[str, Any], sent: frozenset[str], left: bytearray, changed: IO[bytes]
     ) -> End | None:
-        reason, state = message.report.reason, message.report.state
-        kind, _, rest = message.ended.partition(" ")
+        report = message["report"]
+        state, code = report["state"], report["reason"]["code"]
+        why = report["reason"].get("message", "")
+        kind, _, rest = message.get("ended", "").partition(" ")
         exit = _exit_of(kind) if len(left) < MAX_LEFT else None
-        if self.signals.stopping and (state is not JobState.COMPLETED or exit is None):
-            return End(code=reason.code.value, why=reason.message, stopped=self.signals.stopping)
-        if state is JobState.PREEMPTED and reason.code is not ReasonCode.NOT_RESUMED:
+        if self.signals.stopping and (state != JobState.COMPLETED or exit is None):
+            return End(code=code, why=why, stopped=self.signals.stopping)
+        if state == JobState.PREEMPTED and code != ReasonCode.NOT_RESUMED:
             return None
-        if state is not JobState.COMPLETED:
-            return End(code=reason.code.value, why=reason.message)
+        if state != JobState.COMPLETED:
+            return End(code=code, why=why)
         if kind == "refused":
             return End(code=UNSUITABLE, why=rest)
         if exit is None:
@@ -299,7 +362,8 @@ class _Conversation:
             raise Unavailable(
                 "node", f"what the job left cannot be put back: {reason_of(error)}"
             ) from error
-        rejected = (*message.report.rejected, *(rejected_entry(*found) for found in refused.items()))
+        told = [(entry["path"], entry["why"]) for entry in report.get("rejected", ())]
+        rejected = told + [(shown(name), why) for name, why in refused.items()]
         return End(
             exit=exit,
             stopped=self.signals.stopping,
@@ -315,12 +379,12 @@ class _Conversation:
         names = bytes(left).split(b"\0")[:-1]
         there = {name.decode("utf-8", "surrogateescape").removeprefix("./") for name in names}
         tree.remove(directory, sent - there - SAFE)
-        if self.handing.message.checkpoint:
+        if self.handing.is_saved:
             there &= sent  # what another node sent, and the job never touched, this one need not have
         missing = [
             name
             for name in sorted(there - SAFE - refused.keys())
-            if not os.path.lexists(directory / name)
+            if not os.path.lexists(os.path.join(directory, name))
         ]
         if missing:
             raise FileNotFoundError(f"{missing[0]} and {len(missing) - 1} others did not come")
@@ -328,7 +392,7 @@ class _Conversation:
 
 
 @contextmanager
-def _standard_input(directory: Path) -> Iterator[IO[bytes] | None]:
+def _standard_input(directory: str) -> Iterator[IO[bytes] | None]:
     """What the job is to read; None for nothing.
 
     What HTCondor streams (``stream_input``) is taken in whole, out of sight in the job's directory:
@@ -355,26 +419,26 @@ def _standard_input(directory: Path) -> Iterator[IO[bytes] | None]:
         yield None
 
 
-def _exit_of(word: str) -> ExitStatus | None:
+def _exit_of(word: str) -> Exit | None:
     """``code=N`` or ``signal=N``."""
-    name, _, number = word.partition("=")
-    try:
-        if name == "signal" and int(number) not in ENDING:
-            return None
-        return ExitStatus.model_validate({name: int(number), "channel": ExitChannel.ENDPOINT})
-    except ValueError:
+    name, _, digits = word.partition("=")
+    if not re.fullmatch("[0-9]{1,3}", digits):
         return None
+    number = int(digits)
+    if name == "code" and number <= 255:
+        return Exit(code=number)
+    return Exit(signal=number) if name == "signal" and number in ENDING else None
 
 
-@dataclass(frozen=True)
 class _Sender:
     """The job's directory on its way to the agent."""
 
-    connection: socket.socket
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
 
     def write(self, data: bytes) -> int:
-        for part in protocol.parts(Channel.TREE, data):
-            protocol.send(self.connection, part)
+        for part in framing.parts(Channel.TREE, data):
+            framing.send(self.connection, part)
         return len(data)
 
 

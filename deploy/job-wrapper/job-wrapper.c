@@ -3,8 +3,8 @@
 // The starter runs this as the job's user, in the job's directory and environment, the job's command as arguments.
 // A dynamically linked program, a shell or Python, obeys that environment: by LD_PRELOAD alone it runs the job's own
 // code on the node. So this is a static program, which acts on no variable but HTCondor's own. It is C as it starts
-// every job of the node: Go's runtime obeys GODEBUG, and prints among the job's errors. A program in place of `vmjobs
-// exec-unchanged` reads what guests send. It starts behind this one, in a clean environment, and had better be in Go.
+// every job of the node: Go's runtime obeys GODEBUG, and prints among the job's errors. What reads what guests send
+// is exec-unchanged, which starts behind this one, in a clean environment, and is Python.
 
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -19,8 +19,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#ifndef VMJOBS
-#define VMJOBS "/usr/bin/vmjobs"
+#ifndef EXEC
+#define EXEC "/usr/libexec/vmjobs/exec-unchanged"
 #endif
 #define SSHD "/usr/sbin/sshd"
 #define SSHD_CONFIG "ssh-to-job.sshd" // beside this program
@@ -141,9 +141,10 @@ int main(int argc, char **argv)
         serve(argv[argc - 1]);
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", variables(argv[1]));
-    char *words[argc + 5], *start[] = {"vmjobs", "exec-unchanged", "--environment", path, "--"};
-    memcpy(words, start, sizeof start);
-    memcpy(words + 5, argv + 1, (size_t)argc * sizeof *argv); // the NULL at its end, too
-    execve(VMJOBS, words, (char *[]){OWN, NULL});
+    char *words[argc + 2];
+    words[0] = EXEC;
+    words[1] = path;
+    memcpy(words + 2, argv + 1, (size_t)argc * sizeof *argv); // the NULL at its end, too
+    execve(EXEC, words, (char *[]){OWN, NULL});
     refuse(argv[1]);
 }

@@ -77,12 +77,12 @@ def test_an_ad_that_cannot_be_read_is_no_reason_to_run_bare(tmp_path: Path, wrap
 
 #: Prints what it was given, in what environment, and what is where the job is to be.
 _SHOWS = """#!/bin/bash
-printf '%s\\n' "$*"; env; echo; cat "$3"; ls -A FOLDER; python3 -c pass
+printf '%s\\n' "$*"; env; echo; cat "$1"; ls -A FOLDER; python3 -c pass
 """
 
 
 def wrapper_to(folder: Path, scratch: Path) -> Path:
-    """The wrapper, with a program that shows all in place of `vmjobs`."""
+    """The wrapper, with a program that shows all in place of exec-unchanged."""
     shows = folder / "shows"
     shows.write_text(_SHOWS.replace("FOLDER", str(scratch)))
     shows.chmod(0o755)
@@ -217,8 +217,8 @@ def test_what_runs_the_job_has_its_variables_by_a_file_that_is_gone_with_it(tmp_
     done = start(wrapper, "/bin/true", "a b", _CONDOR_JOB_AD=ad, _CONDOR_SCRATCH_DIR=place)
     said, variables = done.stdout.split(b"\n\n", 1)
     words, *environment = said.decode().splitlines()
-    assert words.startswith("exec-unchanged --environment /proc/self/fd/")
-    assert words.endswith(" -- /bin/true a b")
+    assert words.startswith("/proc/self/fd/")
+    assert words.endswith(" /bin/true a b")
     assert {word.partition("=")[0] for word in environment} == {
         *("PATH", "LANG", "HOME"),
         *("PWD", "SHLVL", "_"),  # the shell's own
@@ -241,4 +241,4 @@ def test_a_job_that_poses_as_an_ssh_server_becomes_one_of_ours(
     shows, up = wrapper_to(tmp_path, config_file.parent), f"{config_file.parent}/.."
     for other in ("/etc/ssh/sshd_config", str(tmp_path / "sshd_config"), f"{up}/sshd_config"):
         done = start(shows, *server[:-1], other, **variables)
-        assert done.stdout.startswith(b"exec-unchanged "), other
+        assert done.stdout.startswith(b"/proc/self/fd/"), other

@@ -1,4 +1,4 @@
-"""``vmjobs node ad`` as HTCondor's startd runs it: a process of its own, a socket, a pipe."""
+"""The node's machine ad as HTCondor's startd has it made: a process of its own, a socket, a pipe."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from wrapper_kit import install_program
 
 from vmjobs.agent import protocol
 from vmjobs.agent.server import listening
@@ -55,9 +56,9 @@ class Answering:
 class Following:
     """The running command."""
 
-    def __init__(self, path: Path, *arguments: str) -> None:
+    def __init__(self, path: Path, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
-            [Path(sys.executable).with_name("vmjobs"), "node", "ad", *arguments],
+            command,
             stdout=subprocess.PIPE,
             env={**os.environ, "VMJOBS_SOCKET": str(path)},
         )
@@ -78,7 +79,7 @@ class Following:
 
 @pytest.fixture
 def following(tmp_path: Path) -> Iterator[Following]:
-    found = Following(tmp_path / "agent.sock", "--follow")
+    found = Following(tmp_path / "agent.sock", install_program(tmp_path, "node-ad"))
     with found.process:
         yield found
         found.process.kill()
@@ -105,7 +106,8 @@ def test_it_ends_with_whoever_reads_it(following: Following) -> None:
 
 def test_asked_once_it_answers_once(tmp_path: Path) -> None:
     agent = Answering(tmp_path / "agent.sock")
-    with agent.up(), Following(agent.path).process as asked:
+    command = [str(Path(sys.executable).with_name("vmjobs")), "node", "ad"]
+    with agent.up(), Following(agent.path, command).process as asked:
         assert asked.stdout is not None
         assert asked.stdout.read().decode().count("HasVMJobs = true") == 1
         assert asked.wait(SECONDS) == 0

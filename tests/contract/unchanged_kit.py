@@ -1,10 +1,9 @@
-"""A node for unchanged jobs: a real agent, and `vmjobs exec-unchanged` as a starter runs it."""
+"""A node for unchanged jobs: a real agent, and `exec-unchanged` as a starter runs it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from chirp_service import ChirpService, chirp_service
 from hypervisor_host import wait_until
-from wrapper_kit import build_wrapper
+from wrapper_kit import build_wrapper, install_program
 
 from images.store import ImageStore
 from vmjobs.agent.journal import Journal
@@ -38,13 +37,14 @@ def slot_of(pid: int) -> int:
 
 @dataclass
 class AgentNode:
-    """A node with an agent."""
+    """A node with an agent. program: how `exec-unchanged` is started."""
 
     folder: Path
     socket: Path
     agent: Agent
     driver: UserModeLinux
     prefix: str
+    program: list[str]
     places: list[Path] = field(default_factory=list)
 
     def start(
@@ -72,20 +72,20 @@ class AgentNode:
         own = {"_CONDOR_SCRATCH_DIR": str(place), "PATH": "/usr/bin:/bin", **(environment or {})}
         for path in (place, *place.rglob("*")):
             os.chown(path, UID, GID, follow_symlinks=False)
-        program = str(Path(sys.executable).with_name("vmjobs"))
         variables = os.memfd_create("environment")
         os.write(variables, b"".join(os.fsencode(f"{n}={v}") + b"\0" for n, v in own.items()))
         os.fchown(variables, UID, GID)
         told = f"/proc/self/fd/{variables}"
-        argv = [program, "exec-unchanged", "--environment", told, "--", *command]
+        argv = [*self.program, told, *command]
         around = {
             "PATH": "/usr/bin:/bin",
             "HOME": "/nonexistent",
             "VMJOBS_SOCKET": str(self.socket),
         }
         if wrapped:
-            stand_in = self.folder / "vmjobs"
-            stand_in.write_text(f'#!/bin/sh\nVMJOBS_SOCKET={self.socket} exec {program} "$@"\n')
+            stand_in = self.folder / "stand-in"
+            words = " ".join(self.program)
+            stand_in.write_text(f'#!/bin/sh\nVMJOBS_SOCKET={self.socket} exec {words} "$@"\n')
             stand_in.chmod(0o755)
             argv = [str(build_wrapper(self.folder / "job-wrapper", stand_in)), *command]
             around = own
@@ -189,7 +189,14 @@ def node() -> Iterator[AgentNode]:
 
         agent = Agent(parts, never, describe, hands)
         with listening(folder / "s", agent.serve):
-            node = AgentNode(folder, folder / "s", agent, driver, journal.prefix)
+            node = AgentNode(
+                folder,
+                folder / "s",
+                agent,
+                driver,
+                journal.prefix,
+                install_program(folder, "exec-unchanged"),
+            )
             yield node
         agent.stop(20)
         assert node.machines() == []

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmjobs.agent import consoles, protocol
-from vmjobs.agent.protocol import ConsoleMessage, DataMessage
+from vmjobs.agent.framing import DataMessage
+from vmjobs.agent.protocol import ConsoleMessage
 
 SECONDS = 10.0
 

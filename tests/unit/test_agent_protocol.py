@@ -9,8 +9,8 @@ import socket
 import pytest
 from reports_kit import report
 
-from vmjobs.agent import protocol
-from vmjobs.agent.protocol import Channel, DataMessage
+from vmjobs.agent import framing, protocol
+from vmjobs.agent.framing import Channel, DataMessage
 from vmjobs.errors import InvalidRequest
 from vmjobs.model import JobState
 
@@ -30,7 +30,7 @@ def test_bytes_arrive_as_they_were() -> None:
     with ours, theirs:
         found = protocol.receive(theirs)
         got = b""
-        for piece in protocol.pieces(Channel.TREE, io.BytesIO(data)):
+        for piece in framing.pieces(Channel.TREE, io.BytesIO(data)):
             protocol.send(ours, piece)
             arrived = next(found)
             assert isinstance(arrived, DataMessage)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.protocol import Channel, DataMessage
+from vmjobs.agent.framing import Channel, DataMessage
 from vmjobs.agent.streams import MAX_WAITING, MOST, Streams, listening
 
 PATIENCE = 10.0
@@ -99,7 +99,7 @@ def test_who_reads_nothing_keeps_nobody_waiting(path: Path) -> None:
         idle.connect(str(path))
         assert begun.wait(PATIENCE)
         piece = bytes(64 * 1024)
-        message = DataMessage(channel=Channel.CHIRP, stream=1, size=len(piece), data=piece)
+        message = DataMessage(Channel.CHIRP, piece, stream=1)
         for _ in range(2 * MAX_WAITING // len(piece)):
             streams.take(message)
         # It was hung up on. What had been written by then is still there.

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import classad2
 import pytest
 from reports_kit import ended
 
 from condor import names, outcomes
-from condor.chirp import VALUE_MAX, Expression, Told
+from condor.chirp import VALUE_MAX, Expression
 from vmjobs.errors import NotFound
 from vmjobs.model import ExitStatus, ReasonCode
 from vmjobs.unchanged import End
+
+if TYPE_CHECKING:
+    from condor.chirp import Told
 
 ROOT = Path(__file__).parents[2]
 NOW = 1795228200.7

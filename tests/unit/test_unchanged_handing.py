@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from condor.scratch import FIELDS
 from vmjobs import unchanged
 from vmjobs.agent import protocol
-from vmjobs.agent.protocol import Channel, DataMessage, ErrorMessage, HandMessage
-from vmjobs.agent.server import listening
-from vmjobs.errors import Unavailable
+from vmjobs.agent.framing import Channel, DataMessage
+from vmjobs.agent.protocol import ErrorMessage
+from vmjobs.agent.server import SocketLease, listening, refuse
+from vmjobs.errors import InvalidRequest, Unavailable
 from vmjobs.unchanged import Handing, run_handed
 
 
@@ -23,8 +25,8 @@ def handing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Handing:
     place = tmp_path / "job"
     place.mkdir()
     size = {"cpus": 1, "memory": 128, "disk": 64}
-    message = HandMessage(directory=str(place), job="1.0", image="generic", user="u", group="g", **size)
-    return Handing(message, b"", place)
+    named = {"directory": str(place), "job": "1.0", "image": "generic", "user": "u", "group": "g"}
+    return Handing({"type": "hand", **named, **size}, b"", str(place), fields=FIELDS)
 
 
 def test_what_is_streamed_to_a_job_is_there_at_each_beginning(
@@ -40,10 +42,10 @@ def test_what_is_streamed_to_a_job_is_there_at_each_beginning(
             protocol.send(connection, ErrorMessage(code="NOT_FOUND", message="no", retry=again))
 
     with listening(tmp_path / "s", serve):
-        ended = run_handed(tmp_path / "s", handing, lambda _message: None, patience=30.0)
+        ended = run_handed(str(tmp_path / "s"), handing, lambda _message: None, patience=30.0)
     assert ended.code == "NOT_FOUND"
     assert heard == [b"one\ntwo\n"] * 2
-    assert list(handing.directory.iterdir()) == []
+    assert list(Path(handing.directory).iterdir()) == []
 
 
 def until_all_is_there(connection: socket.socket) -> bytes:
@@ -76,4 +78,25 @@ def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, handing:
         listening(tmp_path / "s", refuse),
         pytest.raises(Unavailable, match=f"does not run the job now: {why}"),
     ):
-        run_handed(tmp_path / "s", handing, lambda _message: None, patience=0.0)
+        run_handed(str(tmp_path / "s"), handing, lambda _message: None, patience=0.0)
+
+
+def test_an_agent_that_refuses_a_job_before_all_of_it_has_come_is_heard(
+    tmp_path: Path, handing: Handing
+) -> None:
+    """What is wrong is told by the names that the job's user knows."""
+    Path(handing.directory, "large").write_bytes(bytes(8 * 1024 * 1024))
+    handing.message["boot_seconds"] = 0
+
+    def serve(connection: socket.socket) -> None:
+        lease = SocketLease(connection, "here")
+        with connection:
+            try:
+                next(protocol.receive(connection))
+            except InvalidRequest as error:
+                refuse(lease, error, retry=False)
+
+    with listening(tmp_path / "s", serve):
+        ended = run_handed(str(tmp_path / "s"), handing, lambda _message: None, patience=0.0)
+    assert ended.code == "INVALID_REQUEST"
+    assert ended.why == "VMJobBootTimeout: must be greater than or equal to 1"

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from vmjobs.agent import protocol
-from vmjobs.agent.protocol import Channel, ConsoleMessage, DataMessage
+from vmjobs.agent.framing import MAX_DATA, Channel, DataMessage
+from vmjobs.agent.protocol import ConsoleMessage
 
 #: How often a console is looked at that is followed, in seconds. The hypervisor that writes it tells
 #: nobody; the job's end is an event.
@@ -45,7 +46,7 @@ def show(
             if ended or not message.follow or _has_left(connection):
                 break
             over(TICK)
-    protocol.send(connection, DataMessage(channel=Channel.SHELL, size=0, last=True))
+    protocol.send(connection, DataMessage(Channel.SHELL, last=True))
 
 
 def _send_new(connection: socket.socket, console: BinaryIO, before: int) -> int:
@@ -55,8 +56,8 @@ def _send_new(connection: socket.socket, console: BinaryIO, before: int) -> int:
     size = os.fstat(console.fileno()).st_size
     if size < before:
         console.seek(0)
-    while data := console.read(protocol.MAX_DATA):
-        protocol.send(connection, DataMessage(channel=Channel.SHELL, size=len(data), data=data))
+    while data := console.read(MAX_DATA):
+        protocol.send(connection, DataMessage(Channel.SHELL, data))
     return size
 
 

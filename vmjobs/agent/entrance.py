@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from vmjobs.agent import door, protocol, streams
-from vmjobs.agent.protocol import Channel, DataMessage, EnterMessage, HandMessage
+from vmjobs.agent.framing import Channel, DataMessage
+from vmjobs.agent.protocol import EnterMessage, HandMessage
 from vmjobs.errors import NoLogin, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import CHIRP_PORT, DOOR_PORT, ENDPOINT_ADDRESS
 from vmjobs.model import NetworkMode
@@ -180,5 +181,5 @@ def _pass_back(guest: socket.socket, send: Send) -> None:
     """What comes from the machine, until nothing does. Who entered hangs up then."""
     with suppress(OSError):
         while data := guest.recv(_PIECE):
-            send(DataMessage(channel=Channel.SHELL, size=len(data), data=data))
-    send(DataMessage(channel=Channel.SHELL, size=0, last=True))
+            send(DataMessage(Channel.SHELL, data))
+    send(DataMessage(Channel.SHELL, last=True))

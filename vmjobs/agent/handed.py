@@ -20,15 +20,17 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from vmjobs.agent import protocol
+from vmjobs.agent import framing, protocol
 from vmjobs.agent.entrance import Entrance
+from vmjobs.agent.framing import Channel, DataMessage
 from vmjobs.agent.kept import Beginning, KeptJob
-from vmjobs.agent.outputs import MAX_REJECTED, rejected_entry
-from vmjobs.agent.protocol import Channel, DataMessage, HandMessage, Peer
+from vmjobs.agent.outputs import rejected_entry
+from vmjobs.agent.protocol import HandMessage, Peer
 from vmjobs.agent.verdict import NO_ROOM
 from vmjobs.errors import InvalidRequest, PayloadTooLarge, StorageFull, reason_of
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import MIB, JobSpec, RejectedEntry, Report, Strategy, StreamName
+from vmjobs.tar_guard import MAX_REJECTED
 
 #: What is handed over, and its name as an input of the script; in any order, each to its end.
 _INPUTS = {Channel.START: "start", Channel.INPUT: "input", Channel.TREE: "tree.tar"}
@@ -57,7 +59,7 @@ class _Sink:
     send: Callable[[protocol.Message], None]
 
     def write(self, data: bytes) -> None:
-        for part in protocol.parts(self.channel, data):
+        for part in framing.parts(self.channel, data):
             self.send(part)
 
     def flush(self) -> None:
@@ -92,7 +94,7 @@ class HandedJob:
                 piece = next(messages, None)
                 if not isinstance(piece, DataMessage) or piece.channel not in _INPUTS:
                     raise InvalidRequest("the job was not handed over to its end")
-                left -= piece.size
+                left -= len(piece.data)
                 if left < 0:
                     raise PayloadTooLarge(
                         f"the job's files need more than its disk of {self.message.disk} MiB",
@@ -163,7 +165,7 @@ class HandedJob:
             path = self.directory / "outputs" / name
             if path.exists():
                 with path.open("rb") as file:
-                    for piece in protocol.pieces(channel, file):
+                    for piece in framing.pieces(channel, file):
                         send(piece)
 
     def _spec(self, said: HandMessage, chirp: str) -> JobSpec:

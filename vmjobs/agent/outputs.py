@@ -18,10 +18,9 @@ from urllib.parse import unquote
 
 from vmjobs.model import ExitChannel, ExitStatus, RejectedEntry
 from vmjobs.paths import matches, refusal
+from vmjobs.tar_guard import CHUNK, MAX_REJECTED, Guarded, shown
 
 MAX_FILES = 200_000
-MAX_REJECTED = 1000
-CHUNK = 1024 * 1024
 MAX_EXIT_JSON = 4096
 #: Bytes of what a guest says of outputs that it left out, and digits of the size of one.
 MAX_UNDELIVERED = 1024 * 1024
@@ -34,12 +33,6 @@ _LEFT_OUT = {
     "device": "not a regular file but a device",
     "outside": "it lies outside of the job's directory",
 }
-#: What tarfile may read to find the next entry: headers that stand before it and say more of it
-#: (long names, pax, sparse maps) are read into memory, each within the one before. Bytes and reads
-#: for one entry, and bytes for all.
-MAX_HEADER = 256 * 1024
-MAX_HEADER_READS = 32
-MAX_HEADERS = 192 * 1024 * 1024
 
 
 class Refused(Exception):
@@ -103,7 +96,7 @@ class OutputTray:
     def refuse(self, name: str, why: str, place: str = "") -> None:
         """Note something that is not taken. place: where it lay, where that is not its name."""
         if len(self.lacking) < MAX_REJECTED and self._is_wanted(name):
-            self.lacking[_shown(name)] = why
+            self.lacking[shown(name)] = why
         entry = rejected_entry(place or name, why)
         if len(self.rejected) < MAX_REJECTED and entry not in self.rejected:
             self.rejected.append(entry)
@@ -150,11 +143,7 @@ class OutputTray:
 
 def rejected_entry(name: str, why: str) -> RejectedEntry:
     """The record of an output that was not taken, whatever its name is made of."""
-    return RejectedEntry(path=_shown(name), why=_shown(why)[:512])
-
-
-def _shown(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()[:1024]
+    return RejectedEntry(path=shown(name), why=shown(why)[:512])
 
 
 @dataclass(frozen=True)
@@ -167,52 +156,6 @@ class DiskContents:
     exit: ExitStatus | None
     complete: bool
     begun: bool = False
-
-
-class Guarded:
-    """A file from which tarfile can read no more at once than any honest entry needs.
-
-    Long names and extended headers are read whole, with the size that the tar itself claims.
-
-    max_headers: bytes that all headers together may have; None: entries are not kept in memory.
-    """
-
-    def __init__(self, file: IO[bytes], max_headers: int | None = MAX_HEADERS) -> None:
-        self._file = file
-        self._max = max_headers
-        self._of_entry = self._reads = self._of_all = 0
-        self._in_content = False
-
-    @contextmanager
-    def content(self) -> Iterator[None]:
-        """What is read in the context is an entry's content; after it the next entry is looked for."""
-        self._in_content = True
-        try:
-            yield
-        finally:
-            self._in_content = False
-            self._of_entry = self._reads = 0
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= CHUNK:
-            raise tarfile.ReadError("an entry claims to be absurdly large")
-        if not self._in_content:
-            self._reads += 1
-            self._of_entry += size
-            self._of_all += size
-            if (
-                self._reads > MAX_HEADER_READS
-                or self._of_entry > MAX_HEADER
-                or (self._max is not None and self._of_all > self._max)
-            ):
-                raise tarfile.ReadError("an entry has absurdly long headers")
-        return self._file.read(size)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
 
 
 def read_output_disk(

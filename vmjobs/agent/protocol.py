@@ -1,4 +1,4 @@
-"""The words between ``vmjobs exec`` and the agent: one JSON object a line over a Unix socket.
+"""The messages between ``vmjobs exec`` and the agent, over a Unix socket (:mod:`vmjobs.agent.framing`).
 
 The connection is the lease: while it is open the job is wanted. The agent knows from the kernel
 who is at the other end (``SO_PEERCRED``, unix(7)); nothing a client says about itself counts.
@@ -15,15 +15,15 @@ bytes of a ``data`` message stand right behind its line.
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
-from collections.abc import Iterator
-from enum import StrEnum
-from typing import IO, Annotated, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal, NamedTuple, cast, get_args
 
-from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
+from vmjobs.agent import framing
+from vmjobs.agent.framing import NAME, VERSION, DataMessage
 from vmjobs.errors import InvalidRequest
 from vmjobs.model import (
     Frozen,
@@ -32,15 +32,10 @@ from vmjobs.model import (
     NetworkMode,
     Node,
     Report,
+    cannot_have,
     cannot_save,
+    faults_of,
 )
-
-VERSION = 1
-MAX_LINE = 1024 * 1024
-#: Bytes of one ``data`` message.
-MAX_DATA = 256 * 1024
-#: Names of users and groups.
-NAME = r"^[A-Za-z_][A-Za-z0-9._-]{0,63}$"
 
 
 class RunMessage(Frozen):
@@ -50,26 +45,6 @@ class RunMessage(Frozen):
     version: int = VERSION
     job: str = Field(pattern=r"^[0-9A-Za-z_-]{1,64}$")
     token: str = Field(max_length=8192)
-
-
-class Channel(StrEnum):
-    """What the bytes of a ``data`` message belong to.
-
-    START: how to start the job, words of a POSIX shell. INPUT: its standard input, if it has one.
-    TREE: its directory, a tar stream. OUT, ERR: what it prints. LEFT: names of all that was in its
-    directory at the end, each with a NUL behind it. CHANGED: what is new there, a tar stream. CHIRP:
-    what it says to HTCondor's Chirp service, and the answers. SHELL: of somebody who is in its machine.
-    """
-
-    START = "start"
-    INPUT = "input"
-    TREE = "tree"
-    OUT = "out"
-    ERR = "err"
-    LEFT = "left"
-    CHANGED = "changed"
-    CHIRP = "chirp"
-    SHELL = "shell"
 
 
 class HandMessage(Frozen):
@@ -98,6 +73,13 @@ class HandMessage(Frozen):
     chirp: bool = False
     checkpoint: bool = False
     anew: bool = False
+
+    @field_validator("hypervisor")
+    @classmethod
+    def _has_so_many(cls, value: HypervisorKind | None, info: ValidationInfo) -> HypervisorKind | None:
+        if why := cannot_have(value, info.data.get("cpus", 1)):
+            raise ValueError(why)
+        return value
 
     @field_validator("checkpoint")
     @classmethod
@@ -134,20 +116,6 @@ class ConsoleMessage(Frozen):
     version: int = VERSION
     offset: int = Field(default=0, ge=0)
     follow: bool = False
-
-
-class DataMessage(Frozen):
-    """Bytes, ``size`` of them behind the line. last: there are no more of this channel.
-
-    stream: which of several connections of the channel they belong to.
-    """
-
-    type: Literal["data"] = "data"
-    channel: Channel
-    stream: int = Field(default=0, ge=0)
-    size: int = Field(ge=0, le=MAX_DATA)
-    last: bool = False
-    data: bytes = Field(default=b"", exclude=True)
 
 
 class SignalMessage(Frozen):
@@ -206,12 +174,15 @@ class EndMessage(Frozen):
 
 
 class ErrorMessage(Frozen):
-    """The job could not be run. ``retry``: asking again later may help."""
+    """The job could not be run. ``retry``: asking again later may help. ``faults``: what is wrong with
+    the message that asked for it, by field.
+    """
 
     type: Literal["error"] = "error"
     code: str
     message: str
     retry: bool = False
+    faults: dict[str, str] | None = None
 
 
 Message = (
@@ -227,65 +198,46 @@ Message = (
     | EndMessage
     | ErrorMessage
 )
-_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
+_KINDS: Final[Mapping[str, type[Frozen]]] = {
+    kind.model_fields["type"].default: kind for kind in get_args(Message) if kind is not DataMessage
+}
 
 
 def send(connection: socket.socket, message: Message) -> None:
     """Send one message, whole. What says nothing is left out: the other end may be of an earlier
     release, and know nothing of it.
     """
-    data = message.data if isinstance(message, DataMessage) else b""
-    connection.sendall(message.model_dump_json(exclude_none=True).encode() + b"\n" + data)
-
-
-def parts(channel: Channel, data: bytes) -> Iterator[DataMessage]:
-    """Bytes as messages; more of the channel may follow."""
-    for at in range(0, len(data), MAX_DATA):
-        part = data[at : at + MAX_DATA]
-        yield DataMessage(channel=channel, size=len(part), data=part)
-
-
-def pieces(channel: Channel, source: IO[bytes]) -> Iterator[DataMessage]:
-    """All that ``source`` holds, as messages."""
-    while data := source.read(MAX_DATA):
-        yield DataMessage(channel=channel, size=len(data), data=data)
-    yield DataMessage(channel=channel, size=0, last=True)
+    if isinstance(message, DataMessage):
+        framing.send(connection, message)
+    else:
+        connection.sendall(message.model_dump_json(exclude_none=True).encode() + b"\n")
 
 
 def receive(connection: socket.socket) -> Iterator[Message]:
     """The messages that come in, until the other end closes.
 
     Raises:
-        InvalidRequest: something came that is no message.
+        InvalidRequest: something came that is no message; ``faults`` says which of its fields.
     """
-    with connection.makefile("rb") as lines:
-        while line := lines.readline(MAX_LINE):
-            try:
-                message = _ADAPTER.validate_python(_without_data(json.loads(line)))
-            except (ValidationError, ValueError, RecursionError) as error:
-                raise InvalidRequest(_what_is_wrong(error)) from error
-            if isinstance(message, DataMessage) and message.size:
-                data = lines.read(message.size)
-                if len(data) < message.size:
-                    return
-                message = message.model_copy(update={"data": data})
-            yield message
+    for said in framing.receive(connection):
+        yield said if isinstance(said, DataMessage) else parsed(said)
 
 
-def _without_data(value: object) -> object:
-    """Bytes stand behind a line, never in it: there nobody would count them."""
-    if isinstance(value, dict) and "data" in value:
-        raise ValueError("data in a line")
-    return value
+def parsed(said: Mapping[str, object]) -> Message:
+    """What an object says.
 
-
-def _what_is_wrong(error: Exception) -> str:
-    """One sentence, with the first thing that is wrong with the fields of a message."""
-    what = "this is not a message of the agent's protocol"
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        what += f": {'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
-    return what
+    Raises:
+        InvalidRequest: see :func:`receive`.
+    """
+    kind = _KINDS.get(str(said.get("type")))
+    if kind is None:
+        raise InvalidRequest(f"{framing.NO_MESSAGE}: it is of no type that there is")
+    try:
+        return cast("Message", kind.model_validate(said))
+    except ValidationError as error:
+        faults = faults_of(error)
+        what = f"{framing.NO_MESSAGE}: {faults[0].field}: {faults[0].message}"
+        raise InvalidRequest(what, faults=faults) from error
 
 
 class Peer(NamedTuple):

@@ -22,6 +22,7 @@ from vmjobs.agent import consoles, kept, protocol
 from vmjobs.agent.background import begin
 from vmjobs.agent.checks import LEAST_ROOM, Cause
 from vmjobs.agent.entrance import Entrance
+from vmjobs.agent.framing import DataMessage
 from vmjobs.agent.handed import handed
 from vmjobs.agent.inbox import Inbox, LeaseLost, SaveWanted, SignalSent
 from vmjobs.agent.journal import Leftover
@@ -192,8 +193,7 @@ class Agent:
                 connection.settimeout(FIRST_WORD_SECONDS)
                 self._converse(connection, lease, peer)
         except VMJobsError as error:
-            retry = isinstance(error, Unavailable)
-            lease.send(protocol.ErrorMessage(code=error.code, message=error.message, retry=retry))
+            refuse(lease, error, retry=isinstance(error, Unavailable))
         except OSError as error:
             log.info("connection of uid %d: %s", peer.uid, error)
         finally:
@@ -453,12 +453,12 @@ class Agent:
         except Untold as untold:
             log.error("job %s: %s; it is told when it is asked for again", job, untold)
             self.verdicts[job] = untold.left
-            _refuse(lease, untold, retry=True)
+            refuse(lease, untold, retry=True)
         except VMJobsError as error:
             log.warning("job %s: %s", job, error)
             if isinstance(error, StorageFull):
                 self._note_lack_of_room()
-            _refuse(lease, error, retry=isinstance(error, Unavailable))
+            refuse(lease, error, retry=isinstance(error, Unavailable))
         except OSError as error:
             log.exception("job %s failed on this node", job)
             self._note_lack_of_room()
@@ -466,7 +466,7 @@ class Agent:
         except Exception as error:
             log.exception("job %s", job)
             fault = VMJobsError(f"the agent failed: {type(error).__name__}")
-            _refuse(lease, fault, retry=False)
+            refuse(lease, fault, retry=False)
 
     def _told_before(self, job: str, source: JobSource, lease: SocketLease) -> Verdict | None:
         """The verdict that was reached earlier, and may not have been told."""
@@ -531,8 +531,12 @@ def _name_of(slot: Starter) -> str:
     return f"condor.{slot.pid}"
 
 
-def _refuse(lease: SocketLease, error: VMJobsError, *, retry: bool) -> None:
-    lease.send(protocol.ErrorMessage(code=error.code, message=error.message, retry=retry))
+def refuse(lease: SocketLease, error: VMJobsError, *, retry: bool) -> None:
+    """Tell why a job is not run, and what is wrong with the message that asked for it."""
+    faults = {fault.field: fault.message for fault in error.faults} or None
+    lease.send(
+        protocol.ErrorMessage(code=error.code, message=error.message, retry=retry, faults=faults)
+    )
 
 
 def _needs(run: Run, named: str) -> protocol.ImageNeeds | None:
@@ -570,7 +574,7 @@ class OtherEnd:
 def _listen(
     messages: Iterator[protocol.Message],
     inbox: Inbox,
-    take: Callable[[protocol.DataMessage], object] | None = None,
+    take: Callable[[DataMessage], object] | None = None,
 ) -> OtherEnd:
     """Turn what the client sends, and its going, into observations. take: what is none."""
     other_end = OtherEnd()
@@ -580,7 +584,7 @@ def _listen(
             for message in messages:
                 if isinstance(message, protocol.SignalMessage):
                     inbox.put(SignalSent(message.number))
-                elif isinstance(message, protocol.DataMessage) and take is not None:
+                elif isinstance(message, DataMessage) and take is not None:
                     take(message)
                 elif isinstance(message, protocol.TakenMessage):
                     other_end.taken = True

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from vmjobs.agent.protocol import MAX_DATA, Channel, DataMessage
-from vmjobs.hypervisor.mconsole import short_path
+from vmjobs.agent.framing import MAX_DATA, Channel, DataMessage
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +170,7 @@ class Streams:
                 opened.socket.close()
 
     def _message(self, number: int, data: bytes = b"", *, last: bool = False) -> DataMessage:
-        return DataMessage(channel=self.channel, stream=number, size=len(data), last=last, data=data)
+        return DataMessage(self.channel, data, stream=number, last=last)
 
     def _start(self, name: str, work: Callable[..., None], *words: object) -> None:
         threading.Thread(target=work, args=words, name=f"{self.channel}-{name}", daemon=True).start()
@@ -186,6 +185,8 @@ def hang_up(connection: socket.socket) -> None:
 @contextmanager
 def listening(streams: Streams, path: Path) -> Iterator[None]:
     """Take connections on a Unix socket for as long as the context lasts."""
+    from vmjobs.hypervisor.mconsole import short_path  # noqa: PLC0415 - only the agent needs it
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         with short_path(path) as address:
             server.bind(address)

@@ -40,7 +40,7 @@ def exec_job(job: str, token_file: Path) -> None:
 
     settings = config()
     configure_logging(settings.log_level, settings.log_format)
-    reporter, said = ChirpReporter(), ""
+    reporter, said = ChirpReporter(warn=log.warning), ""
 
     def on_progress(message: protocol.ProgressMessage | protocol.EndMessage) -> None:
         nonlocal said
@@ -48,11 +48,11 @@ def exec_job(job: str, token_file: Path) -> None:
         if words != said:  # else it tells what was used meanwhile
             log.info("%s", words)
         said = words
-        tell(reporter, message)
+        tell(reporter, message.model_dump(mode="json", exclude_none=True))
 
     def on_leave() -> None:
         # Of its starts this one is no try.
-        reporter.publish_later(outcomes.vacated(scratch.times_vacated(Path(names.JOB_AD))))
+        reporter.publish_later(outcomes.vacated(scratch.times_vacated(names.JOB_AD)))
 
     token = read_token(token_file)
     try:

@@ -117,7 +117,7 @@ def _as_json(error: VMJobsError) -> dict[str, Any]:
         "code": error.code,
         "message": error.message,
         "hint": error.hint,
-        "errors": [vars(fault) for fault in error.faults],
+        "errors": [fault._asdict() for fault in error.faults],
     }
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import select
 import socket
-import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,20 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from vmjobs.agent import protocol
-from vmjobs.cli.support import ago, client, config, json_option, print_json, print_table
+from vmjobs.agent_socket import ANSWER_SECONDS
+from vmjobs.cli.support import ago, client, json_option, print_json, print_table
 from vmjobs.cluster.member import MemberState
 from vmjobs.errors import Forbidden, InvalidRequest, NotFound
 from vmjobs.model import Node
 
 if TYPE_CHECKING:
     from vmjobs.client import Client
-
-#: A node under full load is slow to answer, and must not lose its jobs for that.
-ANSWER_SECONDS = 60
-#: How often an agent that answers is asked again, in seconds: free disk and jobs change all the time.
-ASK_SECONDS = 10.0
-#: How often one is looked for where there is none.
-LOOK_SECONDS = 1.0
 
 
 @click.group()
@@ -148,52 +139,9 @@ def ad(*, follow: bool) -> None:
 
     With --follow, that an agent is gone is told at once, and one that has come within a second.
     """
-    from condor import machine_ad  # noqa: PLC0415 - only the execute node needs it
+    from condor.node_ad import main  # noqa: PLC0415 - only the execute node needs it
 
-    path, known_absent = config().socket, False
-    while True:
-        try:
-            for described in _said_by_agent(path):
-                click.echo(machine_ad.lines(described), nl=False)  # noqa: TID251 - HTCondor reads it
-                known_absent = False
-                if not follow:
-                    return
-        except InvalidRequest as error:
-            # An agent of another release, which whoever starts this anew may have, too.
-            click.echo(machine_ad.absent(), nl=False)  # noqa: TID251 - HTCondor reads it
-            raise click.ClickException(
-                f"the agent's word is not understood: {error.message}"
-            ) from error
-        if not known_absent:
-            click.echo(machine_ad.absent(), nl=False)  # noqa: TID251 - HTCondor reads it
-        if not follow:
-            return
-        known_absent = True
-        _wait(LOOK_SECONDS)  # nothing tells when a socket appears
-
-
-def _said_by_agent(path: Path) -> Iterator[Node]:
-    """What the agent says of its node, every few seconds, until there is no agent.
-
-    Raises:
-        InvalidRequest: something came that is no message.
-    """
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ANSWER_SECONDS)
-            connection.connect(str(path))
-            messages = protocol.receive(connection)
-            while True:
-                # It answers, and says something unasked when it must not wait: each is as good.
-                if not _wait(0.0, connection):
-                    protocol.send(connection, protocol.StatusMessage())
-                answer = next(messages, None)
-                if not isinstance(answer, protocol.StatusMessage) or answer.node is None:
-                    return
-                yield answer.node
-                _wait(ASK_SECONDS, connection)
-    except OSError:
-        return
+    main(follow=follow)
 
 
 def ask_agent(path: Path) -> Node | None:
@@ -207,19 +155,3 @@ def ask_agent(path: Path) -> Node | None:
     except (OSError, InvalidRequest):
         return None
     return answer.node if isinstance(answer, protocol.StatusMessage) else None
-
-
-def _wait(seconds: float, connection: socket.socket | None = None) -> bool:
-    """Wait so long, or until the agent has said something, or is gone: whether it has, or is.
-
-    Whoever read us being gone ends this program.
-    """
-    poller = select.poll()
-    reader = sys.stdout.fileno()
-    poller.register(reader, 0)
-    if connection is not None:
-        poller.register(connection, select.POLLIN)
-    happened = {number for number, _ in poller.poll(math.ceil(seconds * 1000))}
-    if reader in happened:
-        sys.exit(0)
-    return bool(happened)
