@@ -1,7 +1,7 @@
 """What HTCondor does with an unchanged job for each way in which its machine can fail.
 
 The job's own end is its own affair: exit status and signal pass through untouched. Otherwise
-``vmjobs exec-unchanged`` writes an outcome into the job's ad, and the policy that
+``exec-unchanged`` writes an outcome into the job's ad, and the policy that
 ``condor/config/schedd.conf`` adds to such jobs acts on it when they exit. It begins with "again", so
 that its own death is no end of the job's.
 

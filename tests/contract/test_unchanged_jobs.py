@@ -1,4 +1,4 @@
-"""Unchanged jobs of HTCondor's in real machines: the agent, `vmjobs exec-unchanged`, a guest."""
+"""Unchanged jobs of HTCondor's in real machines: the agent, `exec-unchanged`, a guest."""
 
 from __future__ import annotations
 

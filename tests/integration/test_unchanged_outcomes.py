@@ -401,7 +401,7 @@ def with_a_strange_starter(grid: Grid, node: str) -> Iterator[None]:
 @contextmanager
 def without_its_program(grid: Grid, node: str) -> Iterator[None]:
     """Have nothing on a node that could run such a job; its agent is there."""
-    program = "/usr/bin/vmjobs"
+    program = "/usr/libexec/vmjobs/exec-unchanged"
     grid.on(node, "mv", program, f"{program}.away")
     try:
         yield

@@ -128,6 +128,10 @@ ROUTER = {
             ["{folder}/alone/ssh-to-job.sshd is not there"],
         ),
         (
+            {**NODE, "USER_JOB_WRAPPER": "{folder}/unlinked/job-wrapper"},
+            ["{folder}/unlinked/python3 is not there: no job gets a VM"],
+        ),
+        (
             {**NODE, "USER_JOB_WRAPPER": "{folder}/script/job-wrapper"},
             ["USER_JOB_WRAPPER: {folder}/script/job-wrapper is a script"],
         ),
@@ -173,9 +177,11 @@ def configured(values: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
         f"{name}) echo '{value.format(folder=tmp_path)}' ;;\n" for name, value in values.items()
     )
     program.write_text(f"#!/bin/sh\ncase $1 in\n{cases}*) exit 1 ;;\nesac\n")
-    beside = ("job-wrapper", "ssh-to-job.sshd", "alone/job-wrapper")
-    for file in (program, *(tmp_path / name for name in beside), tmp_path / "script/job-wrapper"):
-        file.parent.mkdir(exist_ok=True)
+    whole = {"job-wrapper", "ssh-to-job.sshd", "exec-unchanged", "python3", "modules/condor"}
+    lacking = {".": "", "alone": "ssh-to-job.sshd", "unlinked": "python3"}
+    beside = [tmp_path / folder / name for folder, one in lacking.items() for name in whole - {one}]
+    for file in (program, *beside, tmp_path / "script/job-wrapper"):
+        file.parent.mkdir(exist_ok=True, parents=True)
         file.touch()
         file.chmod(0o755)
     (tmp_path / "script/job-wrapper").write_text("#!/bin/sh\n")

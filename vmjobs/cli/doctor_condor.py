@@ -108,7 +108,7 @@ def _faults_of_node(tool: str) -> Iterator[str]:
     elif not os.access(program := _value(tool, "STARTD_CRON_VMJOBS_EXECUTABLE"), os.X_OK):
         yield (
             f"STARTD_CRON_VMJOBS_EXECUTABLE: {program} cannot be executed, so the pool does not know "
-            "that this node runs VMs; make it a link to vmjobs"
+            "that this node runs VMs; install it"
         )
     if not re.search(rf"\b{names.POLICY} *=[?]= *{names.POLICY_NOW}\b", _value(tool, "START")):
         yield (
@@ -129,7 +129,16 @@ def _faults_of_node(tool: str) -> Iterator[str]:
             f"USER_JOB_WRAPPER: {wrapper} is a script, so a job's LD_PRELOAD runs code on this node; "
             "build deploy/job-wrapper/job-wrapper.c and install that"
         )
-    elif not (settings := Path(wrapper).resolve().with_name("ssh-to-job.sshd")).is_file():
+    else:
+        yield from _missing_beside(Path(wrapper).resolve())
+
+
+def _missing_beside(wrapper: Path) -> Iterator[str]:
+    """What the job wrapper and the cron need, and is not there."""
+    for name in ("exec-unchanged", "python3", "modules/condor"):
+        if not (file := wrapper.parent / name).exists():
+            yield f"{file} is not there: no job gets a VM; install it"
+    if not (settings := wrapper.with_name("ssh-to-job.sshd")).is_file():
         yield f"{settings} is not there: condor_ssh_to_job leads into no VM; install it"
 
 
