@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from beside import beside
 from cached_start import cached_start
 from cluster_idle import cluster_idle
 from cluster_start import cluster_start
@@ -62,7 +63,7 @@ ON_THE_GRID: dict[str, Callable[[Grid, argparse.Namespace], Iterator[Finding]]] 
     "cluster-wake": lambda grid, options: cluster_wake(grid, options.pairs),
     "cluster-idle": lambda grid, options: cluster_idle(grid, options.minutes),
 }
-ALONE = ("kernel", "start", "data", "cached", "changed", "upload", "download", "lazy")
+ALONE = ("kernel", "beside", "start", "data", "cached", "changed", "upload", "download", "lazy")
 
 
 def main() -> None:
@@ -80,6 +81,7 @@ def main() -> None:
         digest, pairs = images.resolve(IMAGE), options.pairs
         benches: dict[str, Bench] = {
             "kernel": lambda: uml_kernel(made, images.resolve(LAZY_IMAGE), pairs),
+            "beside": lambda: beside(2 * pairs),
             "start": lambda: start_overhead(made, digest, kinds, pairs),
             "data": lambda: data(made, digest, pairs),
             "cached": lambda: cached_start(made, images, IMAGE, kinds, pairs),

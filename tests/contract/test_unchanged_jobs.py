@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import signal
@@ -210,6 +211,15 @@ def test_what_a_job_leaves_running_ends_with_it(node: AgentNode) -> None:
     script = "for n in 1 2 3; do (while :; do (:) & wait; done) & done; sleep 1; echo ended; exit 3"
     job = node.run("/bin/sh", "-c", script)
     assert (job.status, job.out) == (3, "ended\n"), job.err
+
+
+def test_what_stands_for_a_job_is_small(node: AgentNode) -> None:
+    """At most 40 ms on a machine that has nothing else to do: tests/bench/beside.py."""
+    compileall.compile_dir(node.folder / "modules" / "condor", quiet=2)
+    assert min(node.cost("/bin/true") for _ in range(3)) < 0.08
+    job = node.resident("echo up; sleep 1000")
+    assert job.memory < 10 * MIB
+    node.end(job)
 
 
 def test_a_program_that_is_not_there(node: AgentNode) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,14 @@ class AgentNode:
         wait_until(lambda: "up" in job.out, BOOT, "the job")
         return job
 
+    def cost(self, *command: str) -> float:
+        """Run a job that succeeds; the seconds of processor time that what stands for it has taken."""
+        job = self.start(*command)
+        _, status, used = os.wait4(job.process.pid, 0)
+        job.process.returncode = os.waitstatus_to_exitcode(status)
+        assert job.status == 0, job.err
+        return used.ru_utime + used.ru_stime
+
     def end(self, job: Job) -> None:
         """End a job as a starter that waits no longer."""
         job.process.kill()
@@ -152,6 +161,12 @@ class Job:
         return self.process.returncode
 
     @property
+    def memory(self) -> int:
+        """Bytes of memory that it shares with no other process, while it lives (proc(5))."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+    @property
     def out(self) -> str:
         """What it printed."""
         return (self.place / "_condor_stdout").read_text("utf-8", "replace")
@@ -170,6 +185,12 @@ def chirp(tmp_path: Path) -> Iterator[ChirpService]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[AgentNode]:
+    with agent_node() as made:
+        yield made
+
+
+@contextmanager
+def agent_node() -> Iterator[AgentNode]:
     """A node whose agent takes unchanged jobs; nothing is left of them in the end."""
     with tempfile.TemporaryDirectory(prefix="unchanged-") as name:
         folder = Path(name)

@@ -1,0 +1,72 @@
+"""What a node spends on a transparent job beside the job's machine, in processor time.
+
+Needs no grid: the agent is a part of this process, and `exec-unchanged` is started as a starter does. A
+job is ``/bin/true`` in a machine of User-mode Linux. By itself:
+``PYTHONPATH=tests:tests/contract .venv/bin/python tests/bench/beside.py 20``.
+"""
+
+from __future__ import annotations
+
+import compileall
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from figures import Finding, spread
+
+ROOT = Path(__file__).parents[2]
+#: Seconds in which a job that does nothing is looked at.
+IDLE = 20.0
+
+
+def beside(count: int) -> Iterator[Finding]:
+    """Measure, in a process of its own: its kit has the name of another one of the grid's tests."""
+    kits = f"{ROOT}/tests:{ROOT}/tests/contract"
+    argv = [sys.executable, __file__, str(count)]
+    done = subprocess.run(
+        argv, env={**os.environ, "PYTHONPATH": kits}, stdout=subprocess.PIPE, check=True
+    )
+    found = json.loads(done.stdout)
+    for what, target in (("exec-unchanged", 0.04), ("agent", 0.1)):
+        seconds = found.pop(what)
+        seen = spread(seconds)
+        name = f"processor time of a job, {what}"
+        details = found if what == "agent" else {}
+        yield Finding(0, name, seconds, [], "seconds", seen.median, seen, target, details=details)
+
+
+def main() -> None:
+    """Run so many jobs, and print what was seen as JSON: seconds for each, bytes of memory."""
+    from unchanged_kit import agent_node
+
+    for package in ("condor", "vmjobs"):
+        compileall.compile_dir(ROOT / package, quiet=2)
+    with agent_node() as node:
+        node.cost("/bin/true")  # brings the image's parts into memory
+        ours, agents = [], []
+        for _ in range(int(sys.argv[1])):
+            before = _used()
+            ours.append(node.cost("/bin/true"))
+            agents.append(_used() - before)
+        job = node.resident("echo up; sleep 1000")
+        before = _used()
+        time.sleep(IDLE)
+        idle, memory = (_used() - before) / IDLE, job.memory
+        node.end(job)
+    found = {"exec-unchanged": ours, "agent": agents, "agent, each second": idle, "memory": memory}
+    print(json.dumps(found))  # noqa: T201
+
+
+def _used() -> float:
+    """Seconds of processor time of this process, which is the agent."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()
