@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,10 @@ log = logging.getLogger(__name__)
 
 PROGRAM: Final = Path(__file__).with_name("daemon_call.py")
 Ad = Mapping[str, Any]
+
+
+#: How what ``condor_submit -terse`` prints begins: with the first job.
+_QUEUED: Final = re.compile(r"(\d+)\.0 - ")
 
 
 class CallError(Exception):
@@ -27,6 +32,10 @@ class CallError(Exception):
         self.named = named
 
 
+class RefusedError(CallError):
+    """``condor_submit`` queued nothing, and says why."""
+
+
 def call(verb: str, timeout: float, **arguments: Any) -> dict[str, Any]:
     """Have a daemon do something.
 
@@ -35,22 +44,53 @@ def call(verb: str, timeout: float, **arguments: Any) -> dict[str, Any]:
     Raises:
         CallError: it failed, whatever the reason: only trying again can tell.
     """
+    done = _run(verb, timeout, arguments)
+    if done.returncode != 0:
+        log.warning("%s call: %s", verb, done.stderr[-2000:].strip())
+        raise CallError(f"the '{verb}' call ended with status {done.returncode}")
+    return _answer(done.stdout)
+
+
+def submit(timeout: float, held: Sequence[int] = (), **arguments: Any) -> int:
+    """Queue the jobs of a submit file in one transaction; their cluster.
+
+    held: file descriptors that stay open as long as the submission may go on, should we die.
+
+    Raises:
+        RefusedError: nothing was queued, and ``condor_submit`` says why.
+        CallError: as of :func:`call`.
+    """
+    done = _run("submit", timeout, arguments, held)
+    if queued := _QUEUED.match(done.stdout):
+        return int(queued[1])
+    if done.stdout:
+        _answer(done.stdout)
+    said = " ".join(done.stderr[max(0, done.stderr.find("ERROR:")) :].split())
+    raise RefusedError(said[:1000] or f"condor_submit ended with status {done.returncode}")
+
+
+def _run(
+    verb: str, timeout: float, arguments: Mapping[str, Any], held: Sequence[int] = ()
+) -> subprocess.CompletedProcess[str]:
     request = {"verb": verb, **arguments}
     try:
         # -P: this folder's modules must not be taken for the standard library's.
-        done = subprocess.run(
+        return subprocess.run(
             [sys.executable, "-P", str(PROGRAM)],
-            input=json.dumps(request).encode(),
+            input=json.dumps(request),
             capture_output=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=timeout,
+            pass_fds=held,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise CallError(f"no answer to '{verb}' within {timeout:g} s") from error
-    if done.returncode != 0:
-        log.warning("%s call: %s", verb, done.stderr.decode("utf-8", "replace")[-2000:].strip())
-        raise CallError(f"the '{verb}' call ended with status {done.returncode}")
-    answer: dict[str, Any] = json.loads(done.stdout)
+
+
+def _answer(text: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(text)
     if "error" in answer:
         raise CallError(str(answer["error"]), named=True)
     return answer

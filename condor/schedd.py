@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
-from condor.call import Ad, CallError, call
+from condor.call import Ad, CallError, RefusedError, call, submit
 from condor.submit import Submission
-from vmjobs.errors import Unavailable
+from vmjobs.errors import ConfigError, Unavailable
 
 
 class Schedd:
@@ -26,12 +27,19 @@ class Schedd:
         self._pool = pool
         self._timeout = timeout
 
-    def submit(self, submission: Submission) -> tuple[int, int]:
-        """Queue one job for each item in one transaction; cluster and first proc."""
-        answer = self._call("submit", description=submission.description, items=submission.items)
-        if answer["count"] != len(submission.items):
-            raise self._unavailable(f"queued {answer['count']} jobs of {len(submission.items)}")
-        return int(answer["cluster"]), int(answer["proc"])
+    def submit(self, submission: Submission, held: Sequence[int] = ()) -> int:
+        """Queue one job for each item in one transaction, in their order; the cluster.
+
+        held: file descriptors that stay open as long as the submission may go on, should we die.
+        Raises ConfigError: the schedd answers other questions, and does not take these jobs.
+        """
+        try:
+            with self._translated():
+                text = submission.text()
+                return submit(self._timeout, held, schedd=self._name, pool=self._pool, file=text)
+        except RefusedError as error:
+            self.query("false", ())
+            raise ConfigError(f"the schedd takes no such job: {error}") from error
 
     def remove(self, ids: Sequence[str], why: str) -> None:
         """Remove jobs (``cluster.proc``); those that are not there are no error."""
@@ -57,8 +65,15 @@ class Schedd:
         return list(answer["ads"])
 
     def _call(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        try:
+        with self._translated():
             return call(verb, self._timeout, schedd=self._name, pool=self._pool, **arguments)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except RefusedError:
+            raise
         except CallError as error:
             if error.named:
                 raise Unavailable("schedd", str(error), hint=_HINT) from error

@@ -6,7 +6,9 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -22,8 +24,12 @@ from vmjobs.errors import Unavailable
 from vmjobs.model import CondorRef
 from vmjobs.ports import BatchJob, BatchStatus, Observation
 
-#: Ids in one constraint, and in one removal.
+#: Of more jobs than this the queue is not asked by their ids: to look each up in the list takes long.
+LISTED: Final = 100
+#: Ids in one question to the history.
 CHUNK: Final = 500
+#: Files that are flushed at the same time.
+FLUSHES: Final = 32
 
 
 class CondorScheduler:
@@ -42,61 +48,61 @@ class CondorScheduler:
         self._config = config
         self._program = program or Program()
         self._name = config.schedd_name or socket.getfqdn()
+        self._timeout = timeout
         self._schedd = Schedd(config.schedd_name, config.schedd_pool, timeout)
         self._logs = EventLogs(lambda array: array_dir(config, array) / names.EVENT_LOG, self._name)
 
     def submit(self, jobs: Sequence[BatchJob]) -> dict[str, CondorRef]:
-        """Queue jobs of one array; a job that is queued already is found, not queued twice.
+        """Queue jobs, of any arrays, together; one that is queued already is found, not queued twice.
 
-        A marker on disk says that a submission was begun. Only where one is found, after a crash
-        or a repeated call, is the schedd asked what it has of the array.
+        A marker in an array's directory says that its submission was begun. Only where there is one,
+        after a crash or a repeated call, is the schedd asked what it has of the array.
+
+        Raises ConfigError: the schedd answers, and does not take them.
         """
         if not jobs:
             return {}
         describe(jobs, self._config, self._program)  # refuses before anything is written
-        directory = array_dir(self._config, jobs[0].array)
+        spool = self._config.spool_dir
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(directory / names.LOCK):
-                return self._submit_once(jobs, directory)
+            spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(spool / names.LOCK, self._timeout) as lock:
+                return self._submit_once(jobs, lock)
         except OSError as error:
-            message = f"cannot prepare spool directory {directory}: {error.strerror or error}"
+            message = f"cannot prepare spool directory {spool}: {error.strerror or error}"
             raise Unavailable("schedd", message, hint="look at spool_dir and its owner") from error
 
-    def _submit_once(self, jobs: Sequence[BatchJob], directory: Path) -> dict[str, CondorRef]:
-        marker = directory / names.SUBMIT_MARKER
-        found = self._known([job.id for job in jobs]) if marker.exists() else {}
-        left = [job for job in jobs if job.id not in found]
-        refs = {job_id: observation.ref for job_id, observation in found.items()}
+    def _submit_once(self, jobs: Sequence[BatchJob], lock: int) -> dict[str, CondorRef]:
+        directories = {job.array: array_dir(self._config, job.array) for job in jobs}
+        begun = [array for array, path in directories.items() if (path / names.SUBMIT_MARKER).exists()]
+        known = self._known([job.id for job in jobs if job.array in begun])
+        refs = {job_id: observation.ref for job_id, observation in known.items()}
+        left = [job for job in jobs if job.id not in refs]
         if not left:
             return refs
-        self._write_tokens(left)
-        _write(marker, b"")
-        _flush([marker, directory])
-        cluster, first = self._schedd.submit(describe(left, self._config, self._program))
-        for proc, job in enumerate(left, first):
-            refs[job.id] = CondorRef(schedd=self._name, cluster=cluster, proc=proc)
+        self._prepare(left, directories.values())
+        for submission in describe(left, self._config, self._program):
+            cluster = self._schedd.submit(submission, [lock])
+            for proc, item in enumerate(submission.items):
+                refs[item["vmjobs_id"]] = CondorRef(schedd=self._name, cluster=cluster, proc=proc)
         return refs
 
-    def _write_tokens(self, jobs: Sequence[BatchJob]) -> None:
-        """Each job's token into the job's directory, all of them on disk when this returns.
-
-        Written first and flushed afterwards: a file system flushes many files in little more
-        time than one.
-        """
-        directories = [job_dir(self._config, job.array, job.id) for job in jobs]
-        for job, directory in zip(jobs, directories, strict=True):
+    def _prepare(self, jobs: Sequence[BatchJob], arrays: Collection[Path]) -> None:
+        """Tokens in directories of their jobs, and then markers, all on disk when this returns."""
+        tokens = [job_dir(self._config, job.array, job.id) / names.TOKEN for job in jobs]
+        for directory in [*arrays, *(token.parent for token in tokens)]:
             directory.mkdir(mode=0o700, exist_ok=True)
-            _write(directory / names.TOKEN, job.token.encode())
-        _flush([directory / names.TOKEN for directory in directories])
-        _flush(directories)
+        for job, token in zip(jobs, tokens, strict=True):
+            _write(token, job.token.encode())
+        _flush([*tokens, *(token.parent for token in tokens)])
+        for array in arrays:
+            (array / names.SUBMIT_MARKER).touch(mode=0o600)
+        _flush([*arrays, self._config.spool_dir])
 
     def remove(self, refs: Sequence[CondorRef], why: str) -> None:
         """Remove jobs here and wherever they were forwarded to; unknown ones are no error."""
-        ids = [f"{ref.cluster}.{ref.proc}" for ref in refs if ref.cluster > 0]
-        sentence = " ".join(why.split())[:512]
-        for chunk in _chunks(ids):
-            self._schedd.remove(chunk, sentence)
+        if ids := [f"{ref.cluster}.{ref.proc}" for ref in refs if ref.cluster > 0]:
+            self._schedd.remove(ids, " ".join(why.split())[:512])
 
     def watch(self, arrays: Sequence[str]) -> list[Observation]:
         """The latest word of the event logs of these arrays; costs no query to the schedd."""
@@ -115,14 +121,18 @@ class CondorScheduler:
         ]
 
     def _known(self, job_ids: Sequence[str]) -> dict[str, Observation]:
-        found: dict[str, Observation] = {}
-        for chunk in _chunks(list(dict.fromkeys(job_ids))):
-            ads = self._schedd.query(_constraint(chunk), PROJECTION)
-            found |= self._observed(ads, in_queue=True)
-            left = [job_id for job_id in chunk if job_id not in found]
-            if left:
-                ads = self._schedd.history(_constraint(left), PROJECTION, len(left))
-                found |= self._observed(ads, in_queue=False)
+        """What the schedd says of jobs: its queue, asked once, and where they are not its history."""
+        wanted = list(dict.fromkeys(job_ids))
+        if not wanted:
+            return {}
+        some = _constraint(wanted) if len(wanted) <= LISTED else f"{names.JOB_ID} =!= undefined"
+        queue = self._observed(self._schedd.query(some, PROJECTION), in_queue=True)
+        found = {job_id: queue[job_id] for job_id in wanted if job_id in queue}
+        left = [job_id for job_id in wanted if job_id not in found]
+        for first in range(0, len(left), CHUNK):
+            chunk = left[first : first + CHUNK]
+            ads = self._schedd.history(_constraint(chunk), PROJECTION, len(chunk))
+            found |= self._observed(ads, in_queue=False)
         return found
 
     def _observed(self, ads: Sequence[Ad], *, in_queue: bool) -> Mapping[str, Observation]:
@@ -148,16 +158,24 @@ def _constraint(job_ids: Sequence[str]) -> str:
     return f'stringListMember({names.JOB_ID}, "{listing}") =?= true'
 
 
-def _chunks(items: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
-
-
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One submission of an array at a time, over all workers; freed when its holder dies."""
+def _locked(path: Path, seconds: float) -> Iterator[int]:
+    """One submission at a time, over all workers: a lock that is free once its holder and the process
+    that it has submit have ended.
+
+    Raises Unavailable: it was not free within so many seconds.
+    """
+    end = time.monotonic() + seconds
     with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise Unavailable("schedd", "an earlier submission is not over yet") from None
+                time.sleep(0.05)
+        yield file.fileno()
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -170,10 +188,14 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _flush(paths: Sequence[Path]) -> None:
-    """Files and directories to disk."""
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    """Files and directories to disk: many at a time, which a journal takes in one turn."""
+    with ThreadPoolExecutor(max_workers=min(len(paths), FLUSHES)) as pool:
+        list(pool.map(_sync, paths))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

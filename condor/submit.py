@@ -57,10 +57,16 @@ class Program:
 
 @dataclass(frozen=True)
 class Submission:
-    """What ``Schedd.submit`` takes: one description for the array and one item for each job."""
+    """One cluster: what its jobs share, and an item of one and the same keys for each of them."""
 
     description: dict[str, str]
     items: list[dict[str, str]] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The submit file."""
+        lines = [f"{key} = {value}" for key, value in self.description.items()]
+        rows = [" ".join(item.values()) for item in self.items]
+        return "\n".join([*lines, f"queue {','.join(self.items[0])} from (", *rows, ")", ""])
 
 
 def plain(text: str, limit: int = 256) -> str:
@@ -206,16 +212,54 @@ def checked_id(text: str) -> str:
     return text
 
 
-def describe(jobs: Sequence[BatchJob], config: Config, program: Program) -> Submission:
-    """The submit description of jobs that belong to one array and share one spec.
+def describe(jobs: Sequence[BatchJob], config: Config, program: Program) -> list[Submission]:
+    """What to submit for jobs of any arrays: one cluster, or two if only some of them leave the pool.
+
+    The first job of an array speaks for all of it.
 
     Raises:
-        ValueError: no jobs, or jobs of different arrays, owners, specs or images, or a bad id.
-        InvalidSpec: the spec's route does not exist, or its hypervisor cannot boot the image.
+        ValueError: a bad id, or a value with a line end, a NUL or a unit separator.
+        InvalidSpec: a spec's route does not exist, or its hypervisor cannot boot the image.
     """
-    if not jobs or len(set(map(_hashable, jobs))) != 1:
-        raise ValueError("jobs of one submission must share array, owner and spec")
-    first = jobs[0]
+    arrays: dict[str, list[BatchJob]] = {}
+    for job in jobs:
+        arrays.setdefault(job.array, []).append(job)
+    clusters: dict[frozenset[str], list[tuple[dict[str, str], list[BatchJob]]]] = {}
+    for members in arrays.values():
+        description = _description(members[0], config, program)
+        clusters.setdefault(frozenset(description), []).append((description, members))
+    return [_cluster(parts) for parts in clusters.values()]
+
+
+def _cluster(parts: Sequence[tuple[dict[str, str], list[BatchJob]]]) -> Submission:
+    """One submission of arrays with descriptions of the same keys.
+
+    Where values differ they are macros of their own, of which a job's item chooses one by a number:
+    no separator of items can be told from the text of a requirement.
+    """
+    shared: dict[str, str] = {}
+    macros: dict[str, str] = {}
+    for n, key in enumerate(parts[0][0]):
+        values = [description[key] for description, _ in parts]
+        if len(set(values)) > 1:
+            macros |= {f"vmjobs_{n}_{part}": value for part, value in enumerate(values)}
+            shared[key] = f"$(vmjobs_{n}_$(vmjobs_part))"
+        else:
+            shared[key] = values[0]
+    items = [
+        {
+            "vmjobs_id": checked_id(job.id),
+            "vmjobs_array": job.array,
+            "vmjobs_index": str(int(job.index)),
+            "vmjobs_part": str(part),
+        }
+        for part, (_, members) in enumerate(parts)
+        for job in members
+    ]
+    return Submission(macros | shared, items)
+
+
+def _description(first: BatchJob, config: Config, program: Program) -> dict[str, str]:
     resource = grid_resource(config, first.spec.route)
     description = {
         **_universe(resource),
@@ -224,24 +268,10 @@ def describe(jobs: Sequence[BatchJob], config: Config, program: Program) -> Subm
         **_policy(first, config, remote=bool(resource)),
         **_identity(first, config),
     }
-    items = [{"vmjobs_id": checked_id(job.id), "vmjobs_index": str(int(job.index))} for job in jobs]
     for key, value in description.items():
         if set(value) & set("\0\n\r\x1f"):
             raise ValueError(f"the value of {key} has a line end, a NUL or a unit separator")
-    return Submission(description, items)
-
-
-@dataclass(frozen=True)
-class _Common:
-    array: str
-    owner: str
-    spec: str
-    kinds: tuple[HypervisorKind, ...]
-    architecture: str
-
-
-def _hashable(job: BatchJob) -> _Common:
-    return _Common(job.array, job.owner, job.spec.model_dump_json(), job.kinds, job.architecture)
+    return description
 
 
 def _universe(resource: str) -> dict[str, str]:
@@ -251,9 +281,9 @@ def _universe(resource: str) -> dict[str, str]:
 
 
 def _payload(first: BatchJob, config: Config, program: Program) -> dict[str, str]:
-    directory = array_dir(config, first.array)
-    if set(str(directory)) & set("$\"' \t"):
-        raise ValueError(f"{directory} has a character that is special in submit files")
+    if set(str(array_dir(config, first.array))) & set("$\"' \t"):
+        raise ValueError(f"{config.spool_dir} has a character that is special in submit files")
+    directory = f"{config.spool_dir}/$(vmjobs_array)"
     arguments = [a.replace("{job}", "\x01") for a in program.arguments]
     return {
         "executable": program.executable,
@@ -322,7 +352,7 @@ def _identity(first: BatchJob, config: Config) -> dict[str, str]:
     attributes: Mapping[str, str] = {
         names.JOB_ID: '"$(vmjobs_id)"',
         names.JOB_INDEX: "$(vmjobs_index)",
-        names.JOB_ARRAY: classad_string(first.array),
+        names.JOB_ARRAY: '"$(vmjobs_array)"',
         names.JOB_OWNER: classad_string(first.owner),
         names.JOB_NAME: classad_string(spec.name),
         names.JOB_LABELS: classad_string(labels),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final
 
-from sqlalchemy import Select, and_, or_, select
+from sqlalchemy import Select, and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from repository.attempts import ending_of, settle
@@ -14,9 +16,9 @@ from repository.core import Core
 from repository.decide import GONE, Facts, Step, decide
 from repository.images.access import manifest_of, parsed
 from repository.models import AttemptRow, JobRow, SubmissionRow
-from repository.transitions import explain, locked, move, record, touch
+from repository.transitions import explain, move, record, touch
 from repository.validation import narrowed
-from repository.views import ref_of, spec_of
+from repository.views import ref_of, submitted_spec
 from vmjobs.errors import NotFound
 from vmjobs.model import CondorRef, HypervisorKind, JobSpec, JobState, ReasonCode, reason
 from vmjobs.model import now as utc_now
@@ -68,47 +70,62 @@ class Batch(Core):
 
     # -- to the scheduler
 
-    def begin_dispatch(self, array: str) -> list[Ready]:
-        """Mark the array's jobs that no scheduler has yet, and return them.
+    def begin_dispatch(self, limit: int, skip: Collection[str] = ()) -> list[Ready]:
+        """Mark jobs that no scheduler has yet, and return them: whole arrays, of each owner in turn.
 
+        limit: of jobs; the first array goes whatever it has. skip: arrays that are to wait.
         From now on canceling one of them means asking the scheduler too.
-        Raises NotFound: the submission was not committed (yet).
         """
+        counts = (
+            select(JobRow.array_id, JobRow.owner, func.count())
+            .where(*_WAITING, JobRow.array_id.not_in(skip))
+            .group_by(JobRow.array_id, JobRow.owner)
+            .order_by(JobRow.array_id)
+        )
         with self.database.write() as session:
-            if session.get(SubmissionRow, array) is None:
-                raise NotFound(f"there is no array {array[:64]}")
-            rows = session.scalars(_waiting(array).with_for_update(of=JobRow)).all()
-            if not rows:
-                return []
-            present = utc_now()
-            # What runs is the digest; it is also what nodes say they have (Rank).
-            spec = spec_of(rows[0]).model_copy(update={"image": rows[0].submission.image_digest})
-            kinds, architecture = _needs(session, spec)
-            for row in rows:
-                row.dispatched = present
+            chosen = in_turn([(row[0], row[1], row[2]) for row in session.execute(counts)], limit)
+            rows = session.scalars(_waiting(*chosen).with_for_update(of=JobRow)).all() if chosen else []
+            mark = update(JobRow).where(JobRow.id.in_([row.id for row in rows]))
+            session.execute(mark.values(dispatched=utc_now()))
+            parents = session.scalars(select(SubmissionRow).where(SubmissionRow.id.in_(chosen))).all()
+            images = {parent.image_digest for parent in parents}
+            manifests = {image: manifest_of(session, image) for image in images}
+            needs = {parent.id: _needs(parent, manifests[parent.image_digest]) for parent in parents}
             ready = [
-                Ready(row.id, row.array_id, row.index, row.owner, spec, kinds, architecture)
-                for row in rows
+                Ready(row.id, row.array_id, row.index, row.owner, *needs[row.array_id]) for row in rows
             ]
-        return sorted(ready, key=lambda job: job.index)
+        turn = {array: number for number, array in enumerate(chosen)}
+        return sorted(ready, key=lambda job: (turn[job.array], job.index))
 
     def record_condor(self, refs: Mapping[str, CondorRef]) -> list[Leftover]:
         """Note where jobs are now; those that nobody wants any more come back, to be removed."""
         unwanted = []
-        with self.database.write() as session:
-            for job_id in sorted(refs):
-                row = locked(session, job_id)
-                self._place(session, row, refs[job_id])
-                state = JobState(row.state)
-                if state.final or state is JobState.CANCELING:
-                    unwanted.append(Leftover(row.id, row.array_id, refs[job_id], _why(state)))
+        for session, row, _ in self._locked(sorted(refs)):
+            self._place(session, row, refs[row.id])
+            state = JobState(row.state)
+            if state.final or state is JobState.CANCELING:
+                unwanted.append(Leftover(row.id, row.array_id, refs[row.id], _why(state)))
         return unwanted
 
-    def note_unavailable(self, array: str, message: str) -> None:
-        """Say on the array's waiting jobs, once, why they wait; their history stays as it is."""
+    def _locked(self, ids: Sequence[str]) -> Iterator[tuple[Session, JobRow, AttemptRow | None]]:
+        """These jobs, each in a transaction with some others, and its latest attempt."""
+        for first in range(0, len(ids), AT_ONCE):
+            chosen = JobRow.id.in_(ids[first : first + AT_ONCE])
+            with self.database.write() as session:
+                query = select(JobRow).where(chosen).order_by(JobRow.id).with_for_update(of=JobRow)
+                rows = session.scalars(query).all()
+                latest = select(AttemptRow).where(
+                    AttemptRow.id.in_([r.attempt for r in rows if r.attempt])
+                )
+                attempts = {attempt.id: attempt for attempt in session.scalars(latest)}
+                for row in rows:
+                    yield session, row, attempts.get(row.attempt)
+
+    def note_unavailable(self, arrays: Collection[str], message: str) -> None:
+        """Say on waiting jobs of these arrays, once, why they wait; their history stays as it is."""
         with self.database.write() as session:
             for row in session.scalars(
-                _waiting(array)
+                _waiting(*arrays)
                 .where(JobRow.reason_code != ReasonCode.SCHEDULER_UNAVAILABLE.value)
                 .with_for_update(of=JobRow)
             ):
@@ -134,39 +151,30 @@ class Batch(Core):
                 )
             )
 
-    def at_scheduler(self, after: str = "") -> list[str]:
-        """Ids of at most 1,000 non-final jobs that have a place at the scheduler, past ``after``."""
+    def at_scheduler(self) -> list[str]:
+        """Ids of non-final jobs that have a place at the scheduler."""
         with self.database.read() as session:
             return list(
                 session.scalars(
-                    select(JobRow.id)
-                    .where(
+                    select(JobRow.id).where(
                         JobRow.settled.is_(False),
                         JobRow.state.not_in(_FINAL),
                         JobRow.cluster.is_not(None),
-                        JobRow.id > after,
                     )
-                    .order_by(JobRow.id)
-                    .limit(PAGE)
                 )
             )
 
-    def undispatched(self, age: timedelta) -> list[str]:
-        """Arrays with jobs that were queued longer than ``age`` ago and are at no scheduler."""
+    def require_array(self, array: str) -> None:
+        """Raises NotFound: the submission was not committed (yet)."""
         with self.database.read() as session:
-            return list(
-                session.scalars(
-                    select(JobRow.array_id)
-                    .where(
-                        JobRow.state == JobState.QUEUED.value,
-                        JobRow.cluster.is_(None),
-                        JobRow.attempt == "",
-                        JobRow.created < utc_now() - age,
-                    )
-                    .distinct()
-                    .limit(PAGE)
-                )
-            )
+            if session.get(SubmissionRow, array) is None:
+                raise NotFound(f"there is no array {array[:64]}")
+
+    def waits(self, skip: Collection[str] = ()) -> bool:
+        """Whether there are jobs that no scheduler has yet, besides those of some arrays."""
+        query = select(JobRow.id).where(*_WAITING, JobRow.array_id.not_in(skip)).limit(1)
+        with self.database.read() as session:
+            return session.scalar(query) is not None
 
     def leftover(self, job_id: str) -> Leftover | None:
         """The job as something to take back; ``None`` where nothing is to be done.
@@ -237,11 +245,9 @@ class Batch(Core):
         """
         words = sorted(seen, key=lambda item: item.job_id)
         for start in range(0, len(words), PAGE):
-            news = self._news_of(words[start : start + PAGE], asked)
-            for first in range(0, len(news), AT_ONCE):
-                with self.database.write() as session:
-                    for item in news[first : first + AT_ONCE]:
-                        self._apply(session, locked(session, item.job_id), item, asked)
+            news = {item.job_id: item for item in self._news_of(words[start : start + PAGE], asked)}
+            for session, row, tried in self._locked(list(news)):
+                self._apply(session, row, tried, news[row.id], asked)
 
     def _news_of(self, seen: Sequence[Observation], asked: datetime | None) -> list[Observation]:
         """Those that change something; most change nothing, and need no lock."""
@@ -272,8 +278,14 @@ class Batch(Core):
             again = [_stored(row) for row in session.scalars(query)]
         self.observe(again)
 
-    def _apply(self, session: Session, row: JobRow, seen: Observation, asked: datetime | None) -> None:
-        tried = session.get(AttemptRow, row.attempt) if row.attempt else None
+    def _apply(
+        self,
+        session: Session,
+        row: JobRow,
+        tried: AttemptRow | None,
+        seen: Observation,
+        asked: datetime | None,
+    ) -> None:
         if not _matters(row, tried, seen, asked):
             return
         present = utc_now()
@@ -305,19 +317,49 @@ class Batch(Core):
             touch(row, utc_now())
 
 
-def _needs(session: Session, spec: JobSpec) -> tuple[tuple[HypervisorKind, ...], str]:
-    """What may run jobs of this specification, whose image is a digest; and on what architecture."""
-    data = manifest_of(session, spec.image)
-    if not data:
-        return (), ""
-    manifest = parsed(data, spec.image)
-    return narrowed(spec, manifest.hypervisors), manifest.architecture
+def in_turn(waiting: Sequence[tuple[str, str, int]], limit: int) -> list[str]:
+    """Which arrays are next: every owner's first before any owner's second.
+
+    waiting: array, owner and count of jobs, in order. limit: jobs in all; the first goes in any case.
+    """
+    turns: Counter[str] = Counter()
+    ordered = []
+    for array, owner, count in waiting:
+        ordered.append((turns[owner], array, count))
+        turns[owner] += 1
+    chosen: list[str] = []
+    total = 0
+    for _, array, count in sorted(ordered):
+        total += count
+        if chosen and total > limit:
+            break
+        chosen.append(array)
+    return chosen
 
 
-def _waiting(array: str) -> Select[JobRow]:
-    """The array's queued jobs without a place at the scheduler, in the order of all locks."""
-    waiting = (JobRow.state == JobState.QUEUED.value, JobRow.cluster.is_(None), JobRow.attempt == "")
-    return select(JobRow).where(JobRow.array_id == array, *waiting).order_by(JobRow.id)
+def _needs(
+    parent: SubmissionRow, manifest: bytes | None
+) -> tuple[JobSpec, tuple[HypervisorKind, ...], str]:
+    """What jobs of a submission run, what may run it, and on what architecture."""
+    # What runs is the digest; it is also what nodes say they have (Rank).
+    spec = submitted_spec(parent).model_copy(update={"image": parent.image_digest})
+    if not manifest:
+        return spec, (), ""
+    found = parsed(manifest, spec.image)
+    return spec, narrowed(spec, found.hypervisors), found.architecture
+
+
+#: A job that is queued and has no place at the scheduler.
+_WAITING: Final = (
+    JobRow.state == JobState.QUEUED.value,
+    JobRow.cluster.is_(None),
+    JobRow.attempt == "",
+)
+
+
+def _waiting(*arrays: str) -> Select[JobRow]:
+    """Jobs of these arrays that no scheduler has yet, in the order of all locks."""
+    return select(JobRow).where(JobRow.array_id.in_(arrays), *_WAITING).order_by(JobRow.id)
 
 
 def _decide(row: JobRow, tried: AttemptRow | None, seen: Observation, present: datetime) -> list[Step]:

@@ -7,11 +7,12 @@ next call, or the sweep, goes on from what is stored.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
+from repository.batch import Ready
 from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidRequest, Unavailable, VMJobsError
 from vmjobs.model import now as utc_now
@@ -24,8 +25,8 @@ Mint = Callable[[str, str, int], str]
 
 #: A job's token lives as long as the job may run, and this long in queues before (seconds).
 QUEUE_SECONDS: Final = 7 * 86400
-#: Jobs queued for longer than this without a scheduler are dispatched by the sweep.
-UNDISPATCHED: Final = timedelta(seconds=30)
+#: Jobs that go to the scheduler in one transaction, at most: for a part of a second it answers nobody.
+TOGETHER: Final = 1000
 #: Jobs that were canceled this long ago and are still at the scheduler are removed there.
 LEFT_OVER: Final = timedelta(seconds=60)
 #: The same of jobs that ended by themselves. Until then it may run them once more, not having been
@@ -49,47 +50,67 @@ class Dispatch:
 
 
 def submit_array(parts: Dispatch, array: str) -> None:
-    """Queue the array's waiting jobs at the scheduler.
+    """Queue the array's waiting jobs at the scheduler, with all others that wait.
 
     Raises NotFound where the submission is not committed (yet), Unavailable.
     """
-    repository = parts.repository
-    with repository.database.exclusive(f"array {array}") as alone:
-        if not alone:
-            return  # somebody is at it, and the sweep looks after them
-        ready = repository.begin_dispatch(array)
-        if not ready:
+    parts.repository.require_array(array)
+    submit_waiting(parts)
+
+
+def submit_waiting(parts: Dispatch) -> None:
+    """Queue all jobs that wait for it at the scheduler, some arrays together; owners take turns.
+
+    Raises Unavailable.
+    """
+    put_off: set[str] = set()
+    while parts.repository.waits(put_off):
+        with parts.repository.database.exclusive("submitting") as alone:
+            if not alone:
+                return  # another process is at it, and looks once more when it has done
+            while ready := parts.repository.begin_dispatch(TOGETHER, put_off):
+                _submit(parts, ready, put_off)
+
+
+def _submit(parts: Dispatch, ready: Sequence[Ready], put_off: set[str]) -> None:
+    """Queue jobs, or find out of which array the scheduler takes none and put that off."""
+    repository, arrays = parts.repository, list(dict.fromkeys(job.array for job in ready))
+    try:
+        refs = parts.scheduler.submit([_batch_job(parts, job) for job in ready])
+    except Unavailable as error:
+        repository.note_unavailable(arrays, error.message)
+        raise
+    except (ConfigError, InvalidRequest) as error:
+        if len(arrays) > 1:
+            half = set(arrays[: len(arrays) // 2])
+            _submit(parts, [job for job in ready if job.array in half], put_off)
+            _submit(parts, [job for job in ready if job.array not in half], put_off)
             return
-        batch = [
-            BatchJob(
-                id=job.id,
-                array=job.array,
-                index=job.index,
-                owner=job.owner,
-                spec=job.spec,
-                kinds=job.kinds,
-                architecture=job.architecture,
-                token=parts.mint(job.id, job.owner, _token_seconds(job.spec.run_seconds)),
-            )
-            for job in ready
-        ]
-        try:
-            refs = parts.scheduler.submit(batch)
-        except Unavailable as error:
-            repository.note_unavailable(array, error.message)
-            raise
-        except ConfigError as error:
-            repository.note_unavailable(array, error.message)
-            logger.error("array %s waits for better settings: %s", array, error.message)
-            return
-        except InvalidRequest as error:
-            repository.refuse(array, error.message)
-            logger.warning("array %s: the scheduler side refuses it: %s", array, error.message)
-            return
-        unwanted = repository.record_condor(refs)
+        put_off |= set(arrays)
+        if isinstance(error, ConfigError):
+            repository.note_unavailable(arrays, error.message)
+            logger.error("array %s waits for better settings: %s", arrays[0], error.message)
+        else:
+            repository.refuse(arrays[0], error.message)
+            logger.warning("array %s: the scheduler side refuses it: %s", arrays[0], error.message)
+        return
+    unwanted = [job.ref for job in repository.record_condor(refs) if job.ref is not None]
     if unwanted:
-        refs_back = [job.ref for job in unwanted if job.ref is not None]
-        parts.scheduler.remove(refs_back, "canceled while it was being submitted")
+        parts.scheduler.remove(unwanted, "canceled while it was being submitted")
+
+
+def _batch_job(parts: Dispatch, job: Ready) -> BatchJob:
+    token = parts.mint(job.id, job.owner, job.spec.run_seconds + QUEUE_SECONDS)
+    return BatchJob(
+        id=job.id,
+        array=job.array,
+        index=job.index,
+        owner=job.owner,
+        spec=job.spec,
+        kinds=job.kinds,
+        architecture=job.architecture,
+        token=token,
+    )
 
 
 def cancel_job(parts: Dispatch, job_id: str) -> None:
@@ -100,9 +121,9 @@ def cancel_job(parts: Dispatch, job_id: str) -> None:
     repository = parts.repository
     job = repository.leftover(job_id)
     if job is not None and job.ref is None:
-        with repository.database.exclusive(f"array {job.array}") as alone:
+        with repository.database.exclusive("submitting") as alone:
             if not alone:
-                return  # whoever submits it right now will find it canceled and take it back
+                return  # if it is being submitted, that finds it canceled; or else the sweep does
             repository.observe(parts.scheduler.query([job_id]))
         job = repository.leftover(job_id)
     if job is not None and job.ref is not None:
@@ -118,12 +139,10 @@ def track(parts: Dispatch) -> None:
 
 
 def reconcile(parts: Dispatch) -> None:
-    """Ask the schedd about every job that is not final, a thousand at a time."""
-    last = ""
-    while ids := parts.repository.at_scheduler(after=last):
+    """Ask the schedd once about all jobs that are not final."""
+    if ids := parts.repository.at_scheduler():
         asked = utc_now()
         parts.repository.observe(parts.scheduler.query(ids), asked)
-        last = ids[-1]
 
 
 def sweep(parts: Dispatch) -> None:
@@ -131,8 +150,7 @@ def sweep(parts: Dispatch) -> None:
     repository = parts.repository
     for remove_leftovers in (repository.blobs.clean, *parts.clean):
         _clean(remove_leftovers)
-    for array in repository.undispatched(UNDISPATCHED):
-        _carry_on(submit_array, parts, array)
+    submit_waiting(parts)
     left = repository.leftovers(LEFT_OVER, ENDED)
     if left:
         asked = utc_now()
@@ -171,7 +189,3 @@ def _carry_on(work: Callable[[Dispatch, str], None], parts: Dispatch, what: str)
         raise  # the others would fare no better
     except VMJobsError as error:
         logger.error("%s: %s", what, error.message)
-
-
-def _token_seconds(run_seconds: int) -> int:
-    return run_seconds + QUEUE_SECONDS

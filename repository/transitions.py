@@ -44,7 +44,7 @@ def move(
     Raises Conflict: the table has no such step.
     """
     row.state = advance(JobState(row.state), new, job_id=row.id).value
-    if new.final:
+    if new.final and row.attempts:
         forget_checkpoint(session, row.id)
     record(session, row, why, at=at)
 

@@ -66,7 +66,7 @@ def views(session: Session, rows: Sequence[JobRow]) -> list[Job]:
     # Each submission is fetched once: its script may be large.
     arrays = select(SubmissionRow).where(SubmissionRow.id.in_({row.array_id for row in rows}))
     parents = {parent.id: parent for parent in session.scalars(arrays)}
-    specs = {parent.id: _spec(parent) for parent in parents.values()}
+    specs = {parent.id: submitted_spec(parent) for parent in parents.values()}
     return [
         _view(
             row,
@@ -117,10 +117,11 @@ def spec_of(row: JobRow) -> JobSpec:
 
     Raises Unavailable where the stored one is none: the database is damaged or from elsewhere.
     """
-    return _spec(row.submission)
+    return submitted_spec(row.submission)
 
 
-def _spec(parent: SubmissionRow) -> JobSpec:
+def submitted_spec(parent: SubmissionRow) -> JobSpec:
+    """The spec of a submission.  Raises as :func:`spec_of`."""
     try:
         return JobSpec.model_validate(parent.spec)
     except ValidationError as error:

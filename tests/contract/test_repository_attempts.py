@@ -160,7 +160,7 @@ def test_a_repeated_claim_is_the_same_claim(repository: Repository) -> None:
 
 def test_a_job_that_is_being_canceled_cannot_be_claimed(repository: Repository) -> None:
     job = one(repository)
-    repository.begin_dispatch(job.array)
+    repository.begin_dispatch(1)
     assert repository.cancel(job.id).state is S.CANCELING
     refused(Conflict, lambda: claim(repository, job.id))
 

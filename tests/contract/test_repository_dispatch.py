@@ -92,6 +92,36 @@ def test_an_array_is_submitted_once(grid: Grid) -> None:
     refused(NotFound, lambda: dispatch.submit_array(grid.parts, "0" * 32))
 
 
+def test_what_waits_goes_together_and_owners_take_turns(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "TOGETHER", 4)
+    jobs = [one(grid.repository, owner) for owner in ("ada", "ada", "ada", "bob")]
+    large = grid.repository.submit("ada", submission(6))
+    together: list[list[str]] = []
+    submit = instead(
+        grid.schedd, lambda batch: [together.append([j.id for j in batch]), submit(batch)][1]
+    )
+    dispatch.submit_array(grid.parts, jobs[-1].array)
+    ada, second, third, bob = [job.id for job in jobs]
+    assert together == [[ada, bob, second, third], [job.id for job in large.jobs]]
+
+
+def test_an_array_that_is_refused_holds_up_no_other(grid: Grid) -> None:
+    jobs = [one(grid.repository, name=f"job {n}") for n in range(5)]
+
+    def refuse(batch: Any) -> Any:
+        if any(job.spec.name == "job 2" for job in batch):
+            raise ConfigError("the schedd takes no such job")
+        return submit(batch)
+
+    submit = instead(grid.schedd, refuse)
+    dispatch.submit_array(grid.parts, jobs[2].array)
+    waits = [job for job in jobs if grid.repository.job(job.id).condor is None]
+    assert waits == [jobs[2]]
+    assert grid.end(jobs[2]) == (S.QUEUED, ReasonCode.SCHEDULER_UNAVAILABLE)
+
+
 def test_a_schedd_that_is_down_is_told_once(grid: Grid) -> None:
     job = one(grid.repository)
     grid.schedd.down = True
@@ -119,7 +149,6 @@ def test_killed_between_submission_and_record(grid: Grid) -> None:
         dispatch.submit_array(grid.parts, job.array)
     assert grid.repository.job(job.id).condor is None
     instead(grid.schedd, submit)
-    grid.later(dispatch.UNDISPATCHED)
     grid.sweep()
     assert grid.repository.job(job.id).condor == grid.schedd.queue[job.id].ref
     assert grid.schedd.submitted == 1
@@ -127,7 +156,7 @@ def test_killed_between_submission_and_record(grid: Grid) -> None:
 
 def test_killed_between_submission_and_record_then_canceled(grid: Grid) -> None:
     job = one(grid.repository)
-    (ready,) = grid.repository.begin_dispatch(job.array)
+    (ready,) = grid.repository.begin_dispatch(1)
     grid.schedd.submit([dispatch.BatchJob(ready.id, ready.array, 0, "ada", ready.spec, "t")])
     grid.cancel(job)
     assert grid.schedd.removed == [grid.schedd.queue[job.id].ref]
@@ -157,7 +186,7 @@ def test_canceled_before_it_was_submitted(grid: Grid) -> None:
 
 def test_marked_for_dispatch_but_never_there(grid: Grid) -> None:
     job = one(grid.repository)
-    grid.repository.begin_dispatch(job.array)
+    grid.repository.begin_dispatch(1)
     grid.cancel(job)
     assert (grid.state(job), grid.schedd.removed) == (S.CANCELED, [])
 
@@ -310,9 +339,6 @@ def test_the_sweep_submits_what_was_left_even_where_storage_does_not_answer(grid
         raise Unavailable("storage", "the storage does not answer")
 
     job = one(grid.repository)
-    grid.sweep()
-    assert grid.schedd.submitted == 0
-    grid.later(dispatch.UNDISPATCHED)
     dispatch.sweep(replace(grid.parts, clean=(broken,)))
     assert grid.schedd.submitted == 1
     assert grid.repository.job(job.id).condor is not None

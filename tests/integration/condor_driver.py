@@ -52,9 +52,9 @@ def _die(when: str) -> None:
     """Lose the process right before or right after the schedd took the jobs."""
     real = Schedd.submit
 
-    def dying(self: Schedd, submission: Any) -> tuple[int, int]:
+    def dying(self: Schedd, submission: Any, held: Any) -> int:
         if when == "after":
-            real(self, submission)
+            real(self, submission, held)
         os._exit(9)
 
     Schedd.submit = dying  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grid_kit import PATIENCE
+
+from vmjobs.model import MAX_ARRAY
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "sha256:" + "5" * 64
@@ -228,6 +232,39 @@ def test_a_removed_job_is_gone_at_both_schedds(grid: Grid) -> None:
     grid.call("remove", refs=list(refs.values()), why="again")
 
 
+def test_the_largest_array_is_queued_and_removed_while_others_are_answered(grid: Grid) -> None:
+    array = grid.new_array()
+    spec = {**SPEC, "route": "local"}  # where there is no machine
+    constraint = f'VMJobsArray == "{array}"'
+    waits: list[float] = []
+
+    def ask() -> None:
+        while not over.wait(0.1):
+            began = time.monotonic()
+            grid.queue(grid.submit, "false", "ClusterId")
+            waits.append(time.monotonic() - began)
+
+    over = threading.Event()
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        began = time.monotonic()
+        refs = grid.call("submit", array=array, count=MAX_ARRAY, spec=spec, timeout=20.0)
+        submitted = time.monotonic() - began
+        assert len({ref["cluster"] for ref in refs.values()}) == 1
+        assert sorted(ref["proc"] for ref in refs.values()) == list(range(MAX_ARRAY))
+        assert {o["status"] for o in grid.call("query", job_ids=list(refs))} == {"idle"}
+        began = time.monotonic()
+        grid.call("remove", refs=list(refs.values()), why="test")
+        removed = time.monotonic() - began
+    finally:
+        over.set()
+        asking.join()
+    eventually(lambda: not grid.queue(grid.submit, constraint, "ClusterId"))
+    print(f"queued {submitted:.1f} s, removed {removed:.1f} s, others {max(waits):.1f} s")  # noqa: T201
+    assert max(waits) < 10 * PATIENCE
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_submission_that_was_cut_short_is_completed_once(grid: Grid, when: str) -> None:
     array = grid.new_array()
@@ -281,7 +318,7 @@ def test_a_schedd_that_does_not_listen_is_unavailable(grid: Grid) -> None:
     lines = [
         line
         for line in ad.split("\n\n")[0].splitlines()
-        if not line.startswith(("Name ", "MyAddress "))
+        if not line.startswith(("Name ", "MyAddress ", "ScheddIpAddr "))
     ]
     name = f"dead-{uuid.uuid4().hex[:8]}.grid"
     lines += [f'Name = "{name}"', 'MyAddress = "<127.0.0.1:9>"']

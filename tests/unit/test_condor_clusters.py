@@ -297,21 +297,24 @@ class Queue:
 
     def call(self, verb: str, _: float, **arguments: Any) -> dict[str, Any]:
         self.verbs.append(verb)
-        if verb == "submit":
-            items = arguments["items"]
-            ours = {names.OWNER: "vmjobs", names.JOB_STATUS: 1}
-            self.jobs += [{names.PROBE: i["vmjobs_machine"], **ours} for i in items]
-            return {"cluster": 1, "proc": 0, "count": len(items)}
         ads = self.jobs if verb == "query" else self.left
         where = classad2.ExprTree(arguments["constraint"])
         found = [ad for ad in ads if where.eval(classad2.ClassAd(ad)) is True]
         limit = arguments.get("limit", -1)
         return {"ads": found if limit < 0 else found[:limit]}
 
+    def submit(self, *_: Any, file: str, **__: Any) -> int:
+        self.verbs.append("submit")
+        _, *items, _ = file[file.index("queue vmjobs_machine from (") :].splitlines()
+        ours = {names.OWNER: "vmjobs", names.JOB_STATUS: 1}
+        self.jobs += [{names.PROBE: item, **ours} for item in items]
+        return 1
+
 
 def test_many_machines_are_asked_about_in_a_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue()
     monkeypatch.setattr("condor.schedd.call", queue.call)
+    monkeypatch.setattr("condor.schedd.submit", queue.submit)
     pool = CondorPool("site", AT)
     known = [PoolMachine(f"a-{n}", 2, f"{n:032x}") for n in range(200)]
     states = pool.probes(known)

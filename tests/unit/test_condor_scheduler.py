@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,22 @@ def test_a_submission_that_fails_leaves_its_marker(scheduler: CondorScheduler, t
     scheduler.forget("a")
     assert not array.exists()
     scheduler.forget("a")
+
+
+def test_a_submission_that_outlives_its_worker_is_waited_for(tmp_path: Path) -> None:
+    config = Config(spool_dir=tmp_path, schedd_pool="127.0.0.1:9")
+    with (tmp_path / names.LOCK).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        left = subprocess.Popen(["sleep", "60"], pass_fds=[file.fileno()])
+    try:
+        with pytest.raises(Unavailable, match="an earlier submission is not over yet"):
+            CondorScheduler(config, timeout=0.2).submit(batch())
+        assert not (tmp_path / "a").exists()
+    finally:
+        left.kill()
+        left.wait()
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
+        CondorScheduler(config, timeout=20.0).submit(batch())
 
 
 def test_a_spec_that_cannot_be_described_writes_nothing(

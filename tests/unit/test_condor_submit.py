@@ -61,7 +61,7 @@ def batch(count: int = 1, owner: str = "alice", **fields: Any) -> list[BatchJob]
 
 
 def parsed(jobs: list[BatchJob], settings: Config | None = None) -> htcondor2.Submit:
-    submission = describe(jobs, settings or config(), Program())
+    (submission,) = describe(jobs, settings or config(), Program())
     return htcondor2.Submit(submission.description)
 
 
@@ -93,8 +93,35 @@ def test_hostile_names_and_owners_change_nothing_but_their_own_attribute(text: s
 
 
 def test_items_carry_the_ids_and_nothing_else() -> None:
-    submission = describe(batch(3), config(), Program())
-    assert submission.items == [{"vmjobs_id": f"j{i}", "vmjobs_index": str(i)} for i in range(3)]
+    (submission,) = describe(batch(3), config(), Program())
+    assert [list(item.values()) for item in submission.items] == [
+        [f"j{i}", "arr", str(i), "0"] for i in range(3)
+    ]
+    assert submission.text().endswith(
+        "\nqueue vmjobs_id,vmjobs_array,vmjobs_index,vmjobs_part from (\n"
+        "j0 arr 0 0\nj1 arr 1 0\nj2 arr 2 0\n)\n"
+    )
+
+
+def test_arrays_that_differ_are_one_cluster_for_each_place() -> None:
+    arrays = {
+        "a": batch(2, name="one"),
+        "b": batch(1, "bob", name="two", memory=64),
+        "c": batch(1, route="site"),
+    }
+    jobs = [replace(job, id=f"{a}{job.id}", array=a) for a, jobs in arrays.items() for job in jobs]
+    local, remote = describe(jobs, config(), Program())
+    assert [item["vmjobs_id"] for item in local.items + remote.items] == [job.id for job in jobs]
+    assert remote == describe(jobs[-1:], config(), Program())[0]
+    for item in (local.items[0], local.items[-1]):
+        together = htcondor2.Submit({**item, **local.description})
+        alone = describe(
+            [job for job in jobs if job.array == item["vmjobs_array"]], config(), Program()
+        )
+        for key in htcondor2.Submit(alone[0].description):
+            assert together.expand(key) == htcondor2.Submit({**item, **alone[0].description}).expand(
+                key
+            )
 
 
 @pytest.mark.parametrize("bad", ["", "../x", "a b", "a$(x)", "a\n", "a" * 65, "a/b", '"'])
@@ -109,15 +136,9 @@ def test_the_environment_of_a_job_is_for_its_guest_alone() -> None:
     """No program on the node is started with it."""
     hostile = {"LD_PRELOAD": "./evil.so", "PYTHONPATH": "evil"}
     for route in ("local", "site"):
-        submission = describe(batch(route=route, environment=hostile), config(), Program())
-        assert submission == describe(batch(route=route), config(), Program())
+        (submission,) = describe(batch(route=route, environment=hostile), config(), Program())
+        assert [submission] == describe(batch(route=route), config(), Program())
         assert not any(word in str(submission) for word in ("LD_PRELOAD", "PYTHONPATH", "evil"))
-
-
-def test_jobs_of_one_submission_belong_together() -> None:
-    for jobs in (batch() + batch(memory=64), []):
-        with pytest.raises(ValueError, match="must share"):
-            describe(jobs, config(), Program())
 
 
 def test_the_local_pool_and_a_site_differ_where_they_must() -> None:
@@ -133,8 +154,8 @@ def test_the_local_pool_and_a_site_differ_where_they_must() -> None:
         assert submit["executable"] == "/usr/bin/vmjobs"
         assert submit["arguments"] == "\"'exec' '--job' '$(vmjobs_id)'\""
         assert submit["transfer_input_files"] == names.TOKEN
-        assert submit["log"] == "/spool/arr/events.log"
-        assert submit["initialdir"] == "/spool/arr/$(vmjobs_id)"
+        assert submit["log"] == "/spool/$(vmjobs_array)/events.log"
+        assert submit["initialdir"] == "/spool/$(vmjobs_array)/$(vmjobs_id)"
         assert submit["request_disk"] == str(1024 * 1024)
 
 
@@ -184,7 +205,7 @@ def test_an_image_goes_where_it_can_be_booted() -> None:
     uml = batch(hypervisor="uml")[0].spec
     with pytest.raises(InvalidSpec, match="cannot be booted by uml, but by kvm or qemu"):
         requirements(uml, disk)
-    described = describe([BatchJob("j", "a", 0, "o", spec, "t", disk)], config(), Program())
+    (described,) = describe([BatchJob("j", "a", 0, "o", spec, "t", disk)], config(), Program())
     assert '"kvm"' in described.description["requirements"]
 
 
