@@ -89,6 +89,7 @@ def create_app(
     problems.install(app)
     for part in PARTS:
         app.register_blueprint(part.blueprint)
+    app.register_blueprint(jobs.sets)
     app.after_request(_harden)
     image_bytes.install(app)
     return app

@@ -20,6 +20,7 @@ from api.operation import (
     json_reply,
     operation,
     parse_body,
+    read_body,
     read_json,
     read_query,
 )
@@ -30,9 +31,11 @@ from repository.images import Viewer
 from repository.service import Repository
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
 from vmjobs.model import Job, JobState, StreamName, Submission
-from vmjobs.wire import EventList, JobPage, OutputList, Submitted
+from vmjobs.wire import EventList, JobPage, JobSelection, JobStatusList, OutputList, Submitted
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/v1/jobs")
+#: Requests about many jobs at once.
+sets = Blueprint("job_sets", __name__, url_prefix="/v1")
 
 TAG: Final = "jobs"
 MAX_PAGE: Final = 2000
@@ -240,4 +243,24 @@ def cancel(job: str) -> Response:
     It is CANCELING until its virtual machine is known to be gone. Repeating the call is no error.
     """
     parts = backend()
-    return json_reply(parts.repository.cancel(job, caller().subject, parts.dispatcher.cancel_job), 202)
+    return json_reply(parts.repository.cancel(job, caller().subject, parts.dispatcher.cancel_jobs), 202)
+
+
+@sets.post("/jobs:cancel")
+@operation(
+    "cancelJobs",
+    tag=TAG,
+    access=anyone_with(Scope.COMPUTE_CANCEL),
+    body=JobSelection,
+    replies={202: Reply("the jobs are being stopped", JobStatusList)},
+    errors=(404, 409),
+)
+def cancel_set() -> Response:
+    """Cancel many jobs at once: by their ids, of an array, or by their state.
+
+    Those that have ended stay as they are, and are no error. Where one of them does not exist none is
+    canceled.
+    """
+    parts, selection = backend(), read_body(JobSelection)
+    found = parts.repository.cancel_jobs(selection, caller().subject, parts.dispatcher.cancel_jobs)
+    return json_reply(JobStatusList(jobs=tuple(found)), 202)

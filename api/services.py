@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -29,8 +29,8 @@ class Dispatcher(Protocol):
     def submit_array(self, array: str) -> None:
         """Have the array's jobs submitted to a scheduler."""
 
-    def cancel_job(self, job_id: str) -> None:
-        """Have the job removed from its scheduler."""
+    def cancel_jobs(self, ids: Sequence[str]) -> None:
+        """Have jobs removed from their scheduler."""
 
     def build_image(self, build: str) -> None:
         """Have a builder work on the build."""

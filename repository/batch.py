@@ -23,6 +23,7 @@ from vmjobs.errors import NotFound
 from vmjobs.model import CondorRef, HypervisorKind, JobSpec, JobState, ReasonCode, reason
 from vmjobs.model import now as utc_now
 from vmjobs.ports import BatchStatus, Observation
+from vmjobs.wire import MAX_SELECTED
 
 _GONE = [status.value for status in GONE]
 _FINAL = [state.value for state in JobState if state.final]
@@ -176,21 +177,19 @@ class Batch(Core):
         with self.database.read() as session:
             return session.scalar(query) is not None
 
-    def leftover(self, job_id: str) -> Leftover | None:
-        """The job as something to take back; ``None`` where nothing is to be done.
-
-        Raises NotFound.
-        """
+    def leftover(self, ids: Sequence[str]) -> list[Leftover]:
+        """Those of these jobs that are to be taken back."""
+        query = select(JobRow).where(
+            JobRow.id.in_(ids),
+            JobRow.settled.is_(False),
+            JobRow.state.in_([*_FINAL, JobState.CANCELING.value]),
+            JobRow.batch_status.not_in(_GONE),
+        )
         with self.database.read() as session:
-            row = session.get(JobRow, job_id)
-            if row is None:
-                raise NotFound(f"there is no job {job_id[:64]}")
-            state = JobState(row.state)
-            if row.settled or not (state.final or state is JobState.CANCELING):
-                return None
-            if row.batch_status in _GONE:
-                return None
-            return Leftover(row.id, row.array_id, ref_of(row), _why(state))
+            return [
+                Leftover(row.id, row.array_id, ref_of(row), _why(JobState(row.state)))
+                for row in session.scalars(query)
+            ]
 
     def leftovers(self, canceled: timedelta, ended: timedelta) -> list[str]:
         """Jobs that may still be at the scheduler so long after they were canceled, or had ended."""
@@ -208,7 +207,7 @@ class Batch(Core):
                         ),
                     )
                     .order_by(JobRow.id)
-                    .limit(PAGE)
+                    .limit(MAX_SELECTED)
                 )
             )
 

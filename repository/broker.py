@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from vmjobs.errors import Unavailable
 
 QUEUE: Final = "vmjobs"
 SUBMIT_ARRAY: Final = "vmjobs.submit_array"
-CANCEL_JOB: Final = "vmjobs.cancel_job"
+CANCEL_JOBS: Final = "vmjobs.cancel_jobs"
 CLUSTERS: Final = "vmjobs.clusters"
 #: Builds of images: builders take from this queue alone, and nobody else does.
 BUILD_QUEUE: Final = "vmjobs.builds"
@@ -103,9 +103,9 @@ class Publisher:
         """Have the array's jobs submitted to a scheduler.  Raises Unavailable("broker")."""
         self._send(SUBMIT_ARRAY, array)
 
-    def cancel_job(self, job_id: str) -> None:
-        """Have the job removed from its scheduler.  Raises Unavailable("broker")."""
-        self._send(CANCEL_JOB, job_id)
+    def cancel_jobs(self, ids: Sequence[str]) -> None:
+        """Have jobs removed from their scheduler.  Raises Unavailable("broker")."""
+        self._send(CANCEL_JOBS, list(ids))
 
     def build_image(self, build: str) -> None:
         """Have a builder work on the build.  Raises Unavailable("broker")."""
@@ -129,7 +129,7 @@ class Publisher:
         """Close all connections."""
         self._app.close()
 
-    def _send(self, name: str, *arguments: str, queue: str = QUEUE) -> None:
+    def _send(self, name: str, *arguments: str | list[str], queue: str = QUEUE) -> None:
         """Send, and once more over a fresh connection: a pooled one may have died unnoticed.
 
         A message may so arrive twice; every task can be repeated.
@@ -142,7 +142,7 @@ class Publisher:
                     self._publish(name, arguments, queue, connection)
 
     def _publish(
-        self, name: str, arguments: tuple[str, ...], queue: str, connection: Any = None
+        self, name: str, arguments: tuple[str | list[str], ...], queue: str, connection: Any = None
     ) -> None:
         self._app.send_task(
             name,

@@ -15,6 +15,7 @@ from typing import Final
 from repository.batch import Ready
 from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidRequest, Unavailable, VMJobsError
+from vmjobs.model import CondorRef
 from vmjobs.model import now as utc_now
 from vmjobs.ports import BatchJob, Pool, Scheduler
 
@@ -113,21 +114,24 @@ def _batch_job(parts: Dispatch, job: Ready) -> BatchJob:
     )
 
 
-def cancel_job(parts: Dispatch, job_id: str) -> None:
-    """Take a canceled or finished job back from the scheduler.
+def cancel_jobs(parts: Dispatch, ids: Sequence[str]) -> None:
+    """Take canceled or finished jobs back from the scheduler, all together.
 
-    Raises NotFound, Unavailable.
+    Raises Unavailable.
     """
     repository = parts.repository
-    job = repository.leftover(job_id)
-    if job is not None and job.ref is None:
+    left = repository.leftover(ids)
+    if unplaced := [job.id for job in left if job.ref is None]:
         with repository.database.exclusive("submitting") as alone:
-            if not alone:
-                return  # if it is being submitted, that finds it canceled; or else the sweep does
-            repository.observe(parts.scheduler.query([job_id]))
-        job = repository.leftover(job_id)
-    if job is not None and job.ref is not None:
-        parts.scheduler.remove([job.ref], job.why)
+            if alone:  # or else who submits them finds them canceled, or the sweep does
+                repository.observe(parts.scheduler.query(unplaced))
+                left = repository.leftover(ids)
+    refs: dict[str, list[CondorRef]] = {}
+    for job in left:
+        if job.ref is not None:
+            refs.setdefault(job.why, []).append(job.ref)
+    for why, placed in refs.items():
+        parts.scheduler.remove(placed, why)
 
 
 def track(parts: Dispatch) -> None:
@@ -154,10 +158,9 @@ def sweep(parts: Dispatch) -> None:
     left = repository.leftovers(LEFT_OVER, ENDED)
     if left:
         asked = utc_now()
-        placed = [job for job in left if (x := repository.leftover(job)) is not None and x.ref]
+        placed = [job.id for job in repository.leftover(left) if job.ref]
         repository.observe(parts.scheduler.query(placed), asked)
-    for job_id in left:
-        _carry_on(cancel_job, parts, job_id)
+        cancel_jobs(parts, left)
     for array in repository.finished_arrays():
         parts.scheduler.forget(array)
         repository.mark_forgotten(array)
@@ -179,13 +182,3 @@ def collect(parts: Dispatch) -> None:
 def clusters(parts: Dispatch) -> None:
     """Bring virtual clusters from what is there to what is wanted."""
     parts.repository.clusters.reconcile(parts.pools)
-
-
-def _carry_on(work: Callable[[Dispatch, str], None], parts: Dispatch, what: str) -> None:
-    """Do one piece of a sweep; a fault of one is no reason to leave the others lying."""
-    try:
-        work(parts, what)
-    except Unavailable:
-        raise  # the others would fare no better
-    except VMJobsError as error:
-        logger.error("%s: %s", what, error.message)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 
-from sqlalchemy import select
+from sqlalchemy import and_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from repository.ids import new_ids
@@ -14,9 +14,11 @@ from repository.images import Viewer
 from repository.models import EventRow, JobRow, SubmissionRow
 from repository.nodes import Nodes
 from repository.possession import Possession, use_blobs
-from repository.transitions import locked, move
+from repository.reading import visible
+from repository.selection import selected, states
+from repository.transitions import move_all
 from repository.validation import check, missing_inputs, unknown_image
-from repository.views import Publish, Submitted, views
+from repository.views import Publish, PublishJobs, Submitted, views
 from vmjobs.errors import (
     Conflict,
     Fault,
@@ -28,6 +30,7 @@ from vmjobs.errors import (
 )
 from vmjobs.model import Job, JobSpec, JobState, ReasonCode, Submission, reason
 from vmjobs.model import now as utc_now
+from vmjobs.wire import JobSelection, JobStatus
 
 logger = logging.getLogger(__name__)
 MAX_KEY = 255
@@ -119,33 +122,49 @@ class Submissions(Nodes, Possession):
                 publish(parent.id)
         return result
 
-    def cancel(self, job_id: str, owner: str | None = None, publish: Publish | None = None) -> Job:
-        """Ask the job to stop: it is CANCELING, or CANCELED where nothing was started yet.
+    def cancel(self, job_id: str, owner: str | None = None, publish: PublishJobs | None = None) -> Job:
+        """Ask a job to stop, as :meth:`cancel_jobs`; repeating the call is no error.
 
-        ``publish`` is called with the job's id after the commit; where it fails with Unavailable
-        the worker's sweep finds the job later. Repeating the call is no error.
-        Raises NotFound; Conflict for a job that has ended.
+        Raises NotFound; Conflict for a job that has ended by itself.
         """
+        (state,) = self.cancel_jobs(JobSelection(jobs=(job_id,)), owner, publish)
+        if state.state.final and state.state is not JobState.CANCELED:
+            raise Conflict(f"the job is {state.state} already: there is nothing to cancel")
+        with self.database.read() as session:
+            return views(session, [visible(session, job_id, owner)])[0]
+
+    def cancel_jobs(
+        self, selection: JobSelection, owner: str | None = None, publish: PublishJobs | None = None
+    ) -> list[JobStatus]:
+        """Ask jobs to stop: CANCELING, or CANCELED where nothing was started yet. What became of each.
+
+        Those that have ended stay as they are. ``publish`` is called after the commit with the ids of
+        those that a scheduler may have; where it fails with Unavailable the worker's sweep finds them.
+
+        Raises:
+            NotFound: one of them does not exist; then none is canceled.
+            InvalidRequest: more than ``MAX_SELECTED``.
+        """
+        why = reason(ReasonCode.USER_CANCELED, "canceled by its owner")
+        before = reason(ReasonCode.USER_CANCELED, "canceled before it was handed to a scheduler")
+        nowhere = and_(JobRow.dispatched.is_(None), JobRow.attempt == "")
         with self.database.write() as session:
-            row = locked(session, job_id, owner)
-            state = JobState(row.state)
-            if state.final:
-                raise Conflict(f"the job is {state} already: there is nothing to cancel")
-            if state is not JobState.CANCELING:
-                why = reason(ReasonCode.USER_CANCELED, "canceled by its owner")
-                move(session, row, JobState.CANCELING, why)
-            if row.dispatched is None and not row.attempt:
-                why = reason(ReasonCode.USER_CANCELED, "canceled before it was handed to a scheduler")
-                move(session, row, JobState.CANCELED, why)
-                row.settled = True
-            session.flush()
-            (job,) = views(session, [row])
-        if publish is not None and not job.state.final:
+            ids = selected(session, selection, owner)
+            chosen, canceling = JobRow.id.in_(ids), JobRow.state == JobState.CANCELING.value
+            move_all(session, ids, JobState.CANCELING, why)
+            never = session.scalars(select(JobRow.id).where(chosen, canceling, nowhere)).all()
+            settled = update(JobRow).where(
+                JobRow.id.in_(move_all(session, never, JobState.CANCELED, before))
+            )
+            session.execute(settled.values(settled=True))
+            at_work = session.scalars(select(JobRow.id).where(chosen, canceling)).all()
+            found = states(session, ids)
+        if publish is not None and at_work:
             try:
-                publish(job_id)
+                publish(at_work)
             except Unavailable as error:
-                logger.warning("job %s: canceling waits for the next sweep: %s", job_id, error.message)
-        return job
+                logger.warning("canceling waits for the next sweep: %s", error.message)
+        return found
 
 
 def body_digest(submission: Submission) -> str:

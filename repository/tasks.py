@@ -14,7 +14,7 @@ from repository import dispatch, filebroker
 from repository.broker import (
     BUILD_IMAGE,
     BUILD_QUEUE,
-    CANCEL_JOB,
+    CANCEL_JOBS,
     CLUSTERS,
     QUEUE,
     SUBMIT_ARRAY,
@@ -142,13 +142,13 @@ def _add_tasks(app: Celery, parts: _Once[Dispatch], config: Config) -> None:
     def submit_array(array: str) -> None:
         dispatch.submit_array(parts(), array)
 
-    def cancel_job(job_id: str) -> None:
-        dispatch.cancel_job(parts(), job_id)
+    def cancel_jobs(ids: list[str]) -> None:
+        dispatch.cancel_jobs(parts(), ids)
 
     # The message may be quicker than the commit; a commit that failed leaves nothing to find.
     early = {**PATIENT, "autoretry_for": (Unavailable, NotFound)}
     app.task(submit_array, name=SUBMIT_ARRAY, shared=False, **early)
-    app.task(cancel_job, name=CANCEL_JOB, shared=False, **PATIENT)
+    app.task(cancel_jobs, name=CANCEL_JOBS, shared=False, **PATIENT)
 
     def sweep(parts: Dispatch) -> None:
         if not config.broker_url:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from repository.ids import is_id
 from repository.images.keeping import forget_checkpoint
 from repository.models import EventRow, JobRow
 from vmjobs.errors import NotFound
-from vmjobs.model import JobState, Reason, advance
+from vmjobs.model import TRANSITIONS, JobState, Reason, advance
 from vmjobs.model import now as utc_now
 
 
@@ -47,6 +48,34 @@ def move(
     if new.final and row.attempts:
         forget_checkpoint(session, row.id)
     record(session, row, why, at=at)
+
+
+def move_all(session: Session, ids: Sequence[str], new: JobState, why: Reason) -> list[str]:
+    """Take those of these locked jobs that may go there one step further, all at once; their ids.
+
+    To a final state only jobs go of which no machine was ever saved.
+    """
+    may = [state.value for state, following in TRANSITIONS.items() if new in following]
+    said = {
+        "state": new.value,
+        "reason_code": why.code.value,
+        "reason_message": why.message,
+        "reason_actor": why.actor.value,
+    }
+    present = utc_now()
+    change = update(JobRow).where(JobRow.id.in_(ids), JobRow.state.in_(may))
+    change = change.values(
+        **said, updated=present, version=JobRow.version + 1, events_count=JobRow.events_count + 1
+    )
+    told = change.returning(JobRow.id, JobRow.events_count, JobRow.attempt)
+    moved = session.execute(told, execution_options={"synchronize_session": False}).all()
+    if moved:
+        events = [
+            {"job_id": job, "seq": seq, "time": present, "attempt": attempt, **said}
+            for job, seq, attempt in moved
+        ]
+        session.execute(insert(EventRow), events)
+    return [row.id for row in moved]
 
 
 def record(session: Session, row: JobRow, why: Reason, *, at: datetime | None = None) -> None:

@@ -26,8 +26,10 @@ from vmjobs.model import (
     RejectedEntry,
 )
 
-#: Called with an array's or a job's id.
+#: Called with an array's id.
 Publish = Callable[[str], None]
+#: Called with ids of jobs.
+PublishJobs = Callable[[Sequence[str]], None]
 
 
 class Submitted(NamedTuple):

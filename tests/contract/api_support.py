@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -43,9 +43,9 @@ class Queue:
         self._check()
         self.arrays.append(array)
 
-    def cancel_job(self, job_id: str) -> None:
+    def cancel_jobs(self, ids: Sequence[str]) -> None:
         self._check()
-        self.canceled.append(job_id)
+        self.canceled += ids
 
     def build_image(self, build: str) -> None:
         self._check()

@@ -163,9 +163,17 @@ def test_lists_page_by_page(client: Client) -> None:
 
 def test_cancel(site: Site, url: str, client: Client) -> None:
     (job,) = client.submit(SPEC).jobs
-    assert client.cancel(job.id).state == JobState.CANCELED
-    refused(Conflict, lambda: client.cancel(job.id), lambda: agent_for(site, url, job.id))
-    refused(NotFound, lambda: client.cancel("0" * 32), lambda: client.job("../jobs"))
+    for _ in range(2):
+        assert client.cancel(job.id).state == JobState.CANCELED
+    refused(Conflict, lambda: agent_for(site, url, job.id))
+    array = client.submit(SPEC, 2)
+    canceled = client.cancel_jobs([array.array], [JobState.QUEUED])
+    assert [(each.index, each.state) for each in canceled] == [
+        (0, JobState.CANCELED),
+        (1, JobState.CANCELED),
+    ]
+    refused(NotFound, lambda: client.cancel("0" * 32), lambda: client.cancel_jobs(["0" * 32]))
+    refused(NotFound, lambda: client.job("../jobs"))
 
 
 def test_wait_tells_of_changes_and_honours_its_timeout(site: Site, url: str, client: Client) -> None:

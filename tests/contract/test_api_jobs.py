@@ -306,5 +306,14 @@ def test_cancel(site: Site) -> None:
         answer = user("DELETE", f"/v1/jobs/{job}")
         assert (answer.status_code, answer.get_json()["state"]) == (202, "CANCELING")
     assert job in site.queue.canceled
+    assert user.problem(422, "POST", "/v1/jobs:cancel", json={})["errors"][0]["message"].startswith(
+        "say which jobs"
+    )
+    user.problem(404, "POST", "/v1/jobs:cancel", json={"jobs": [job, "0" * 32]})
+    more = user.submit(3)
+    answer = user("POST", "/v1/jobs:cancel", json={"jobs": [job, *more]})
+    assert answer.status_code == 202
+    states = {found["id"]: found["state"] for found in answer.get_json()["jobs"]}
+    assert states == {job: "CANCELING", **dict.fromkeys(more, "CANCELED")}
     claim = {"attempt": "c" * 32, "node": "n"}
     site.agent(job).problem(409, "POST", f"/v1/jobs/{job}/attempts", json=claim)

@@ -94,7 +94,7 @@ def test_cancel_against_submission_to_the_scheduler(
             thread.start()
         start.wait(30)
         other.cancel(jobs[0].id)
-        dispatch.cancel_job(dispatcher(other, schedd), jobs[0].id)
+        dispatch.cancel_jobs(dispatcher(other, schedd), [jobs[0].id])
         for thread in threads:
             thread.join()
         dispatch.track(dispatcher(other, schedd))

@@ -15,6 +15,7 @@ from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
 from vmjobs.model import Job, JobState, ReasonCode, now
 from vmjobs.ports import BatchStatus
+from vmjobs.wire import JobSelection
 
 pytestmark = pytest.mark.in_process
 
@@ -45,7 +46,7 @@ class Grid:
     def cancel(self, job: Job) -> None:
         """Cancel a job, and tell the scheduler."""
         assert self.repository.cancel(job.id).state is S.CANCELING
-        dispatch.cancel_job(self.parts, job.id)
+        dispatch.cancel_jobs(self.parts, [job.id])
 
     def report(
         self, job: Job, attempt: str, state: S, code: ReasonCode = ReasonCode.PROGRESS, *exit_code: int
@@ -179,9 +180,22 @@ def test_canceled_while_it_is_being_submitted(grid: Grid) -> None:
 def test_canceled_before_it_was_submitted(grid: Grid) -> None:
     array, (first, second), _ = grid.repository.submit("ada", submission(2))
     assert grid.repository.cancel(first.id).state is S.CANCELED
-    dispatch.cancel_job(grid.parts, first.id)
+    dispatch.cancel_jobs(grid.parts, [first.id])
     dispatch.submit_array(grid.parts, array)
     assert list(grid.schedd.queue) == [second.id]
+
+
+def test_a_set_is_taken_back_by_one_call(grid: Grid) -> None:
+    array, jobs, _ = grid.repository.submit("ada", submission(3))
+    dispatch.submit_array(grid.parts, array)
+    calls: list[int] = []
+    remove = grid.schedd.remove
+    grid.schedd.remove = lambda refs, why: [calls.append(len(refs)), remove(refs, why)][1]  # type: ignore[method-assign]
+    selection = JobSelection(jobs=(array,))
+    grid.repository.cancel_jobs(selection, "ada", lambda ids: dispatch.cancel_jobs(grid.parts, ids))
+    assert calls == [3]
+    dispatch.track(grid.parts)
+    assert {grid.state(job) for job in jobs} == {S.CANCELED}
 
 
 def test_marked_for_dispatch_but_never_there(grid: Grid) -> None:
@@ -194,9 +208,9 @@ def test_marked_for_dispatch_but_never_there(grid: Grid) -> None:
 def test_canceled_while_it_runs(grid: Grid) -> None:
     job, attempt = grid.submit(S.RUNNING)
     published: list[str] = []
-    assert grid.repository.cancel(job.id, "ada", published.append).state is S.CANCELING
+    assert grid.repository.cancel(job.id, "ada", published.extend).state is S.CANCELING
     assert published == [job.id]
-    dispatch.cancel_job(grid.parts, job.id)
+    dispatch.cancel_jobs(grid.parts, [job.id])
     assert grid.track(job) is S.CANCELING  # the VM may still be there
     grid.report(job, attempt, S.COLLECTING)  # accepted, and moves nothing
     assert grid.state(job) is S.CANCELING
@@ -233,7 +247,7 @@ def test_a_job_that_the_scheduler_removes_is_canceled_however_it_had_ended(
     grid.repository.cancel(job.id)
     grid.report(job, attempt, state, code)
     assert grid.state(job) is S.CANCELING  # the scheduler's word is what is missing
-    dispatch.cancel_job(grid.parts, job.id)
+    dispatch.cancel_jobs(grid.parts, [job.id])
     assert grid.track(job) is S.CANCELED
 
 
@@ -372,7 +386,8 @@ def test_the_sweep_tidies_up_after_the_end(grid: Grid) -> None:
     grid.later(dispatch.ENDED)
     grid.sweep()
     assert grid.schedd.removed == [grid.schedd.queue[second.id].ref]
-    assert grid.repository.leftover(second.id).why == "the job is FAILED already"
+    (left,) = grid.repository.leftover([second.id])
+    assert left.why == "the job is FAILED already"
     dispatch.track(grid.parts)
     grid.sweep()
     grid.sweep()

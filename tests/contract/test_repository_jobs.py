@@ -6,13 +6,12 @@ import io
 from datetime import UTC
 
 import pytest
-from repository_kit import ADMIN, bring, claim, digest_of, one, refused, submission, told
+from repository_kit import ADMIN, bring, claim, digest_of, one, refused, states, submission, told
 
 from repository.broker import Publisher
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import (
-    Conflict,
     DigestMismatch,
     IdempotencyConflict,
     InvalidRequest,
@@ -22,6 +21,7 @@ from vmjobs.errors import (
     Unavailable,
 )
 from vmjobs.model import HypervisorInfo, HypervisorKind, JobState, Node, ReasonCode, StreamName, now
+from vmjobs.wire import JobSelection
 
 pytestmark = pytest.mark.in_process
 
@@ -206,11 +206,55 @@ def test_nodes(repository: Repository) -> None:
 def test_a_job_that_was_never_handed_on_is_canceled_at_once(repository: Repository) -> None:
     job = one(repository)
     published: list[str] = []
-    canceled = repository.cancel(job.id, "ada", published.append)
-    assert canceled.state is JobState.CANCELED
-    assert canceled.reason.code is ReasonCode.USER_CANCELED
+    for _ in range(2):
+        canceled = repository.cancel(job.id, "ada", published.extend)
+        assert canceled.state is JobState.CANCELED
+        assert canceled.reason.code is ReasonCode.USER_CANCELED
     assert published == []
-    refused(Conflict, lambda: repository.cancel(job.id, "ada"))
+
+
+@pytest.mark.both_databases
+def test_a_set_of_jobs_is_canceled_together(repository: Repository) -> None:
+    waits = repository.submit("ada", submission(3)).jobs
+    handed, other = one(repository), one(repository, "bob")
+    running, ended = one(repository), one(repository)
+    repository.cancel(ended.id)
+    repository.begin_dispatch(1)  # the first array
+    bring(repository, running.id, claim(repository, running.id), JobState.RUNNING)
+    published: list[str] = []
+
+    def cancel(*jobs: str, state: tuple[JobState, ...] = ()) -> dict[str, JobState]:
+        selection = JobSelection(jobs=jobs, state=state)
+        found = repository.cancel_jobs(selection, "ada", published.extend)
+        return {job.id: job.state for job in found}
+
+    before = len(repository.events(handed.id))
+    refused(NotFound, lambda: cancel(handed.id, other.id), lambda: cancel(handed.id, "0" * 32, "\0"))
+    assert len(repository.events(handed.id)) == before
+    assert published == []
+    array = dict.fromkeys([job.id for job in waits], JobState.CANCELING)
+    for _ in range(2):
+        assert cancel(waits[0].array) == array
+        assert set(published) == set(array)
+        assert states(repository, waits[0].id) == ["QUEUED", "CANCELING"]
+    published.clear()
+    assert cancel(running.id[:30], handed.id, ended.id) == {
+        running.id: JobState.CANCELING,
+        handed.id: JobState.CANCELED,
+        ended.id: JobState.CANCELED,
+    }
+    assert published == [running.id]
+    assert states(repository, handed.id) == ["QUEUED", "CANCELING", "CANCELED"]
+    assert [event.seq for event in repository.events(handed.id)] == [1, 2, 3]
+    assert cancel(state=(JobState.QUEUED,)) == {}
+    assert repository.job(other.id).state is JobState.QUEUED
+
+
+def test_too_many_jobs_for_one_request(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repository.selection.MAX_SELECTED", 2)
+    array = repository.submit("ada", submission(3)).array
+    selection = JobSelection(jobs=(array,))
+    refused(InvalidRequest, lambda: repository.cancel_jobs(selection, "ada"), match="more than 2 jobs")
 
 
 @pytest.mark.both_databases

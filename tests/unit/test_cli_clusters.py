@@ -492,7 +492,7 @@ def test_what_others_say_is_shown_and_not_obeyed(
         **{"owner": "ada", "created": NOW.isoformat(), "updated": NOW.isoformat(), "code": "X"},
     }
     service.says(f"GET {job}", JOB)
-    service.says(f"DELETE {job}", {"detail": ESCAPE, "title": "", "status": 403}, status=403)
+    service.says("POST /v1/jobs:cancel", {"detail": ESCAPE, "title": "", "status": 403}, status=403)
     service.says(f"GET {job}/events?after=0", {"events": [event]})
     service.says("GET /v1/jobs?limit=256", {"jobs": [JOB], "next": ""})
     service.says("GET /v1/nodes", {"detail": ESCAPE, "title": "", "status": 403}, status=403)

@@ -36,6 +36,9 @@ from vmjobs.wire import (
     ImageInfo,
     ImageList,
     JobPage,
+    JobSelection,
+    JobStatus,
+    JobStatusList,
     NodeList,
     OutputList,
     ServiceInfo,
@@ -132,6 +135,23 @@ class Client(Closing):
             Conflict: it has ended already.
         """
         return parse(Job, self._http.call("DELETE", _job(job_id)))
+
+    def cancel_jobs(
+        self, jobs: Sequence[str] = (), states: Collection[JobState] = ()
+    ) -> list[JobStatus]:
+        """Ask many jobs to stop, in one request; what became of each. One that has ended is no error.
+
+        jobs: their ids, or those of arrays. states: only jobs in these.
+
+        Raises:
+            NotFound: one does not exist; then none is canceled.
+            InvalidRequest: neither was given, or they are too many for one request.
+        """
+        body = encoded(JobSelection.model_construct(jobs=tuple(jobs), state=tuple(states)))
+        answer = self._http.call(
+            "POST", "/v1/jobs:cancel", body=body, headers=JSON_HEADERS, repeatable=True
+        )
+        return list(parse(JobStatusList, answer).jobs)
 
     def wait(
         self,

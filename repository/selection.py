@@ -1,0 +1,64 @@
+"""Sets of jobs that a request is about: by their ids, their arrays', or the states that they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from repository.ids import full_id, is_id
+from repository.models import JobRow, SubmissionRow
+from repository.transitions import missing
+from vmjobs.errors import Fault, InvalidRequest
+from vmjobs.model import JobState
+from vmjobs.wire import MAX_SELECTED, JobSelection, JobStatus
+
+
+def selected(session: Session, selection: JobSelection, owner: str | None) -> list[str]:
+    """Ids of the jobs, locked in the order of all locks until the (write) transaction ends.
+
+    owner: whose jobs; ``None``: anybody's.
+
+    Raises:
+        NotFound: there is no job and no array of such an id, or it is another owner's.
+        AmbiguousId: several begin like one of them.
+        InvalidRequest: more than ``MAX_SELECTED`` jobs.
+    """
+    query = select(JobRow.id).order_by(JobRow.id)
+    if owner is not None:
+        query = query.where(JobRow.owner == owner)
+    if selection.jobs:
+        jobs, arrays = _named(session, selection.jobs, owner)
+        query = query.where(or_(JobRow.id.in_(jobs), JobRow.array_id.in_(arrays)))
+    if selection.state:
+        query = query.where(JobRow.state.in_([state.value for state in selection.state]))
+    ids = list(session.scalars(query.limit(MAX_SELECTED + 1).with_for_update(of=JobRow)))
+    if len(ids) > MAX_SELECTED:
+        message = f"these are more than {MAX_SELECTED} jobs: name some of them, or an array"
+        raise InvalidRequest(message, faults=[Fault("", "too_many", message)])
+    return ids
+
+
+def _named(session: Session, names: Iterable[str], owner: str | None) -> tuple[set[str], set[str]]:
+    """Which of these ids, or beginnings of ids, are jobs, and which are arrays."""
+    left, found = set(names), []
+    for table in (JobRow, SubmissionRow):
+        whose = [table.owner == owner] if owner is not None else []
+        full = {name: full_id(session, table.id, name, *whose) for name in left}
+        ids = [text for text in full.values() if is_id(text)]
+        known = set(session.scalars(select(table.id).where(table.id.in_(ids), *whose)))
+        left = {name for name, text in full.items() if text not in known}
+        found.append(known)
+    if left:
+        raise missing(min(left))
+    return found[0], found[1]
+
+
+def states(session: Session, ids: list[str]) -> list[JobStatus]:
+    """What these jobs are now, the newest first."""
+    query = select(JobRow.id, JobRow.array_id, JobRow.index, JobRow.state).where(JobRow.id.in_(ids))
+    return [
+        JobStatus(id=job, array=array, index=number, state=JobState(state))
+        for job, array, number, state in session.execute(query.order_by(JobRow.id.desc()))
+    ]
