@@ -207,6 +207,12 @@ class StreamConverter(BaseConverter):
         return {"type": "string", "enum": cls.regex.split("|"), "description": cls.__doc__}
 
 
+class ActionConverter(StreamConverter):
+    """What is to be done to the jobs."""
+
+    regex = "cancel|hold|release"
+
+
 def install(app: Flask) -> None:
     """Teach ``app`` these converters."""
     # Two slashes in a row are part of a path here, and refused; they are not a redirect.
@@ -231,4 +237,5 @@ def install(app: Flask) -> None:
         attempt=AttemptConverter,
         condor_job=CondorJobConverter,
         stream=StreamConverter,
+        action=ActionConverter,
     )

@@ -30,7 +30,7 @@ from api.tokens import Scope
 from repository.images import Viewer
 from repository.service import Repository
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
-from vmjobs.model import Job, JobState, StreamName, Submission
+from vmjobs.model import Job, JobAction, JobState, StreamName, Submission
 from vmjobs.wire import EventList, JobPage, JobSelection, JobStatusList, OutputList, Submitted
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/v1/jobs")
@@ -243,24 +243,26 @@ def cancel(job: str) -> Response:
     It is CANCELING until its virtual machine is known to be gone. Repeating the call is no error.
     """
     parts = backend()
-    return json_reply(parts.repository.cancel(job, caller().subject, parts.dispatcher.cancel_jobs), 202)
+    return json_reply(parts.repository.cancel(job, caller().subject, parts.dispatcher.change_jobs), 202)
 
 
-@sets.post("/jobs:cancel")
+@sets.post("/jobs:<action:action>")
 @operation(
-    "cancelJobs",
+    "changeJobs",
     tag=TAG,
     access=anyone_with(Scope.COMPUTE_CANCEL),
     body=JobSelection,
-    replies={202: Reply("the jobs are being stopped", JobStatusList)},
+    replies={202: Reply("what each of them is now; the rest is under way", JobStatusList)},
     errors=(404, 409),
 )
-def cancel_set() -> Response:
-    """Cancel many jobs at once: by their ids, of an array, or by their state.
+def change(action: str) -> Response:
+    """Cancel, hold or release many jobs at once: by their ids, or their arrays', and their state.
 
-    Those that have ended stay as they are, and are no error. Where one of them does not exist none is
-    canceled.
+    Those that have ended, and others that cannot be held or released, stay as they are: that is no
+    error. Where one does not exist nothing is done.
     """
     parts, selection = backend(), read_body(JobSelection)
-    found = parts.repository.cancel_jobs(selection, caller().subject, parts.dispatcher.cancel_jobs)
+    found = parts.repository.change_jobs(
+        JobAction(action), selection, caller().subject, parts.dispatcher.change_jobs
+    )
     return json_reply(JobStatusList(jobs=tuple(found)), 202)

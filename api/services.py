@@ -15,6 +15,7 @@ from repository.images import Images
 from repository.service import Repository
 from repository.tokens import TokenGate
 from vmjobs.config import Config
+from vmjobs.model import JobAction
 from vmjobs.ports import Minter
 
 _KEY: Final = "vmjobs"
@@ -29,8 +30,8 @@ class Dispatcher(Protocol):
     def submit_array(self, array: str) -> None:
         """Have the array's jobs submitted to a scheduler."""
 
-    def cancel_jobs(self, ids: Sequence[str]) -> None:
-        """Have jobs removed from their scheduler."""
+    def change_jobs(self, action: JobAction, ids: Sequence[str]) -> None:
+        """Have the scheduler cancel, hold or release jobs."""
 
     def build_image(self, build: str) -> None:
         """Have a builder work on the build."""

@@ -110,10 +110,11 @@ def _submit(ad: Any, request: Request) -> NoReturn:
     os.execvp(command[0], command)  # noqa: S606  there is nothing in it for a shell
 
 
-def _remove(htcondor2: Any, schedd: Any, request: Request) -> dict[str, Any]:
+def _act(htcondor2: Any, schedd: Any, request: Request) -> dict[str, Any]:
     # The bindings pass on a reason only as one half of a tuple.
     why = (str(request["why"]), 0)
-    totals = schedd.act(htcondor2.JobAction.Remove, list(request["ids"]), why)
+    action = getattr(htcondor2.JobAction, str(request["action"]))
+    totals = schedd.act(action, list(request["ids"]), why)
     refused = int(totals["TotalPermissionDenied"]) + int(totals["TotalError"])
     return {"refused": refused}
 
@@ -249,7 +250,7 @@ _COLLECTOR_VERBS: Final[Mapping[str, Verb]] = {
 }
 _SCHEDD_VERBS: Final[Mapping[str, Verb | None]] = {
     "submit": None,
-    "remove": _remove,
+    "act": _act,
     "query": _query,
     "history": _history,
     "find": _find,

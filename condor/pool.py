@@ -24,6 +24,7 @@ from condor.schedd import Schedd
 from condor.submit import Submission
 from vmjobs.config import PoolSetting
 from vmjobs.errors import Unavailable
+from vmjobs.model import JobAction
 from vmjobs.ports import IdleJobs, MachineKind, PoolMachine, ProbeState
 
 log = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ class CondorPool:
             probing = among(names.PROBE, [target_of(each) for each in machines])
             probes = self._schedd.query(f"{self._ours} && {probing}", _PROBE_AD)
             if ids := [f"{ad[names.CLUSTER_ID]}.{ad[names.PROC_ID]}" for ad in probes]:
-                self._schedd.remove(ids, "the machine that this job was to try is gone")
+                self._schedd.act(JobAction.CANCEL, ids, "the machine that this job was to try is gone")
 
     def idle(self, kinds: Sequence[MachineKind]) -> dict[str, IdleJobs]:
         """What waits for each of these clusters, at all schedds that the collector knows."""

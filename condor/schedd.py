@@ -9,6 +9,7 @@ from typing import Any, Final
 from condor.call import Ad, CallError, RefusedError, call, submit
 from condor.submit import Submission
 from vmjobs.errors import ConfigError, Unavailable
+from vmjobs.model import JobAction
 
 
 class Schedd:
@@ -41,11 +42,11 @@ class Schedd:
             self.query("false", ())
             raise ConfigError(f"the schedd takes no such job: {error}") from error
 
-    def remove(self, ids: Sequence[str], why: str) -> None:
-        """Remove jobs (``cluster.proc``); those that are not there are no error."""
-        refused = self._call("remove", ids=list(ids), why=why)["refused"]
+    def act(self, action: JobAction, ids: Sequence[str], why: str) -> None:
+        """Remove, hold or release jobs (``cluster.proc``); those that are not there are no error."""
+        refused = self._call("act", action=_ACTIONS[action], ids=list(ids), why=why)["refused"]
         if refused:
-            raise self._unavailable(f"refused to remove {refused} of {len(ids)} jobs")
+            raise self._unavailable(f"refused to {action} {refused} of {len(ids)} jobs")
 
     def query(self, constraint: str, projection: Sequence[str]) -> list[Ad]:
         """Ads of jobs in the queue."""
@@ -85,4 +86,10 @@ class Schedd:
         return Unavailable("schedd", f"schedd {name}{pool}: {what}", hint=_HINT)
 
 
+#: What HTCondor's bindings call it.
+_ACTIONS: Final = {
+    JobAction.CANCEL: "Remove",
+    JobAction.HOLD: "Hold",
+    JobAction.RELEASE: "Release",
+}
 _HINT: Final = "condor_ping -type schedd -table WRITE shows whether it is reachable and lets us in"

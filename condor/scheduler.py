@@ -21,7 +21,7 @@ from condor.schedd import Schedd
 from condor.submit import Program, array_dir, checked_id, describe, job_dir
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
-from vmjobs.model import CondorRef
+from vmjobs.model import CondorRef, JobAction
 from vmjobs.ports import BatchJob, BatchStatus, Observation
 
 #: Of more jobs than this the queue is not asked by their ids: to look each up in the list takes long.
@@ -99,10 +99,10 @@ class CondorScheduler:
             (array / names.SUBMIT_MARKER).touch(mode=0o600)
         _flush([*arrays, self._config.spool_dir])
 
-    def remove(self, refs: Sequence[CondorRef], why: str) -> None:
-        """Remove jobs here and wherever they were forwarded to; unknown ones are no error."""
+    def act(self, action: JobAction, refs: Sequence[CondorRef], why: str) -> None:
+        """Do this to jobs, here and wherever they were forwarded to; unknown ones are no error."""
         if ids := [f"{ref.cluster}.{ref.proc}" for ref in refs if ref.cluster > 0]:
-            self._schedd.remove(ids, " ".join(why.split())[:512])
+            self._schedd.act(action, ids, " ".join(why.split())[:512])
 
     def watch(self, arrays: Sequence[str]) -> list[Observation]:
         """The latest word of the event logs of these arrays; costs no query to the schedd."""

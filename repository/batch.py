@@ -19,7 +19,7 @@ from repository.models import AttemptRow, JobRow, SubmissionRow
 from repository.transitions import explain, move, record, touch
 from repository.validation import narrowed
 from repository.views import ref_of, submitted_spec
-from vmjobs.errors import NotFound
+from vmjobs.errors import NotFound, Unavailable
 from vmjobs.model import CondorRef, HypervisorKind, JobSpec, JobState, ReasonCode, reason
 from vmjobs.model import now as utc_now
 from vmjobs.ports import BatchStatus, Observation
@@ -176,6 +176,22 @@ class Batch(Core):
         query = select(JobRow.id).where(*_WAITING, JobRow.array_id.not_in(skip)).limit(1)
         with self.database.read() as session:
             return session.scalar(query) is not None
+
+    def placed(self, ids: Sequence[str], states: Collection[JobState]) -> list[CondorRef]:
+        """Where those of these jobs are at the scheduler that are in one of these states.
+
+        Raises Unavailable: one is only on its way there.
+        """
+        query = select(JobRow).where(
+            JobRow.id.in_(ids),
+            JobRow.state.in_([state.value for state in states]),
+            JobRow.dispatched.is_not(None),
+        )
+        with self.database.read() as session:
+            refs = [ref_of(row) for row in session.scalars(query)]
+        if None in refs:
+            raise Unavailable("schedd", "jobs that are to be held are being submitted")
+        return [ref for ref in refs if ref is not None]
 
     def leftover(self, ids: Sequence[str]) -> list[Leftover]:
         """Those of these jobs that are to be taken back."""

@@ -19,10 +19,11 @@ from kombu.exceptions import KombuError
 
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
+from vmjobs.model import JobAction
 
 QUEUE: Final = "vmjobs"
 SUBMIT_ARRAY: Final = "vmjobs.submit_array"
-CANCEL_JOBS: Final = "vmjobs.cancel_jobs"
+CHANGE_JOBS: Final = "vmjobs.change_jobs"
 CLUSTERS: Final = "vmjobs.clusters"
 #: Builds of images: builders take from this queue alone, and nobody else does.
 BUILD_QUEUE: Final = "vmjobs.builds"
@@ -103,9 +104,9 @@ class Publisher:
         """Have the array's jobs submitted to a scheduler.  Raises Unavailable("broker")."""
         self._send(SUBMIT_ARRAY, array)
 
-    def cancel_jobs(self, ids: Sequence[str]) -> None:
-        """Have jobs removed from their scheduler.  Raises Unavailable("broker")."""
-        self._send(CANCEL_JOBS, list(ids))
+    def change_jobs(self, action: JobAction, ids: Sequence[str]) -> None:
+        """Have the scheduler cancel, hold or release jobs.  Raises Unavailable("broker")."""
+        self._send(CHANGE_JOBS, action.value, list(ids))
 
     def build_image(self, build: str) -> None:
         """Have a builder work on the build.  Raises Unavailable("broker")."""

@@ -15,7 +15,7 @@ from typing import Final
 from repository.batch import Ready
 from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidRequest, Unavailable, VMJobsError
-from vmjobs.model import CondorRef
+from vmjobs.model import ON_NODE, CondorRef, JobAction, JobState
 from vmjobs.model import now as utc_now
 from vmjobs.ports import BatchJob, Pool, Scheduler
 
@@ -28,6 +28,11 @@ Mint = Callable[[str, str, int], str]
 QUEUE_SECONDS: Final = 7 * 86400
 #: Jobs that go to the scheduler in one transaction, at most: for a part of a second it answers nobody.
 TOGETHER: Final = 1000
+#: In which states a job can be held, and released.
+CHANGEABLE: Final[Mapping[JobAction, frozenset[JobState]]] = {
+    JobAction.HOLD: ON_NODE | {JobState.QUEUED, JobState.PREEMPTED},
+    JobAction.RELEASE: frozenset({JobState.HELD}),
+}
 #: Jobs that were canceled this long ago and are still at the scheduler are removed there.
 LEFT_OVER: Final = timedelta(seconds=60)
 #: The same of jobs that ended by themselves. Until then it may run them once more, not having been
@@ -97,7 +102,7 @@ def _submit(parts: Dispatch, ready: Sequence[Ready], put_off: set[str]) -> None:
         return
     unwanted = [job.ref for job in repository.record_condor(refs) if job.ref is not None]
     if unwanted:
-        parts.scheduler.remove(unwanted, "canceled while it was being submitted")
+        parts.scheduler.act(JobAction.CANCEL, unwanted, "canceled while it was being submitted")
 
 
 def _batch_job(parts: Dispatch, job: Ready) -> BatchJob:
@@ -112,6 +117,19 @@ def _batch_job(parts: Dispatch, job: Ready) -> BatchJob:
         architecture=job.architecture,
         token=token,
     )
+
+
+def change_jobs(parts: Dispatch, action: JobAction, ids: Sequence[str]) -> None:
+    """Have the scheduler cancel, hold or release jobs, by one call.
+
+    Raises Unavailable.
+    """
+    if action is JobAction.CANCEL:
+        cancel_jobs(parts, ids)
+        return
+    if refs := parts.repository.placed(ids, CHANGEABLE[action]):
+        parts.scheduler.act(action, refs, f"{action} by the job's owner")
+    submit_waiting(parts)  # those that were held before they were submitted
 
 
 def cancel_jobs(parts: Dispatch, ids: Sequence[str]) -> None:
@@ -131,7 +149,7 @@ def cancel_jobs(parts: Dispatch, ids: Sequence[str]) -> None:
         if job.ref is not None:
             refs.setdefault(job.why, []).append(job.ref)
     for why, placed in refs.items():
-        parts.scheduler.remove(placed, why)
+        parts.scheduler.act(JobAction.CANCEL, placed, why)
 
 
 def track(parts: Dispatch) -> None:

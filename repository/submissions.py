@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
+from typing import Final
 
 from sqlalchemy import and_, select, update
 from sqlalchemy.exc import IntegrityError
@@ -28,7 +30,7 @@ from vmjobs.errors import (
     NotFound,
     Unavailable,
 )
-from vmjobs.model import Job, JobSpec, JobState, ReasonCode, Submission, reason
+from vmjobs.model import Job, JobAction, JobSpec, JobState, Reason, ReasonCode, Submission, reason
 from vmjobs.model import now as utc_now
 from vmjobs.wire import JobSelection, JobStatus
 
@@ -123,48 +125,78 @@ class Submissions(Nodes, Possession):
         return result
 
     def cancel(self, job_id: str, owner: str | None = None, publish: PublishJobs | None = None) -> Job:
-        """Ask a job to stop, as :meth:`cancel_jobs`; repeating the call is no error.
+        """Ask a job to stop, as :meth:`change_jobs`; repeating the call is no error.
 
         Raises NotFound; Conflict for a job that has ended by itself.
         """
-        (state,) = self.cancel_jobs(JobSelection(jobs=(job_id,)), owner, publish)
-        if state.state.final and state.state is not JobState.CANCELED:
-            raise Conflict(f"the job is {state.state} already: there is nothing to cancel")
         with self.database.read() as session:
-            return views(session, [visible(session, job_id, owner)])[0]
+            visible(session, job_id, owner)  # and no array
+        self.change_jobs(JobAction.CANCEL, JobSelection(jobs=(job_id,)), owner, publish)
+        with self.database.read() as session:
+            (job,) = views(session, [visible(session, job_id, owner)])
+        if job.state.final and job.state is not JobState.CANCELED:
+            raise Conflict(f"the job is {job.state} already: there is nothing to cancel")
+        return job
 
-    def cancel_jobs(
-        self, selection: JobSelection, owner: str | None = None, publish: PublishJobs | None = None
+    def change_jobs(
+        self,
+        action: JobAction,
+        selection: JobSelection,
+        owner: str | None = None,
+        publish: PublishJobs | None = None,
     ) -> list[JobStatus]:
-        """Ask jobs to stop: CANCELING, or CANCELED where nothing was started yet. What became of each.
+        """Ask jobs to stop, to be held or to go on; the state that each of them has now.
 
-        Those that have ended stay as they are. ``publish`` is called after the commit with the ids of
-        those that a scheduler may have; where it fails with Unavailable the worker's sweep finds them.
+        Those that cannot stay as they are. A job to be canceled is CANCELING at once; what else becomes
+        of jobs that were handed to a scheduler is for that to say. ``publish`` is called for them after
+        the commit; where it fails the worker's sweep finds what was canceled.
 
         Raises:
-            NotFound: one of them does not exist; then none is canceled.
-            InvalidRequest: more than ``MAX_SELECTED``.
+            NotFound: one of them does not exist; then nothing is done.
+            AmbiguousId: several begin like one of them.
+            InvalidRequest: they are more than ``MAX_SELECTED``.
+            Unavailable: what ``publish`` raises, of jobs to be held or released.
         """
-        why = reason(ReasonCode.USER_CANCELED, "canceled by its owner")
-        before = reason(ReasonCode.USER_CANCELED, "canceled before it was handed to a scheduler")
+        before, after, why = _BY_ITS_OWNER[action]
         nowhere = and_(JobRow.dispatched.is_(None), JobRow.attempt == "")
         with self.database.write() as session:
             ids = selected(session, selection, owner)
-            chosen, canceling = JobRow.id.in_(ids), JobRow.state == JobState.CANCELING.value
-            move_all(session, ids, JobState.CANCELING, why)
-            never = session.scalars(select(JobRow.id).where(chosen, canceling, nowhere)).all()
-            settled = update(JobRow).where(
-                JobRow.id.in_(move_all(session, never, JobState.CANCELED, before))
-            )
-            session.execute(settled.values(settled=True))
-            at_work = session.scalars(select(JobRow.id).where(chosen, canceling)).all()
+            if action is JobAction.CANCEL:
+                move_all(session, ids, before, why)
+            chosen = and_(JobRow.id.in_(ids), JobRow.state == before.value)
+            never = session.scalars(select(JobRow.id).where(chosen, nowhere)).all()
+            changed = JobRow.id.in_(move_all(session, never, after, why))
+            session.execute(update(JobRow).where(changed).values(settled=after.final))
             found = states(session, ids)
-        if publish is not None and at_work:
+        live = [job.id for job in found if not job.state.final]
+        if publish is not None and live:
             try:
-                publish(at_work)
+                publish(action, live)
             except Unavailable as error:
+                if action is not JobAction.CANCEL:
+                    raise
                 logger.warning("canceling waits for the next sweep: %s", error.message)
         return found
+
+
+#: Of jobs that no scheduler has: from which state to which they go, and why.
+_BY_ITS_OWNER: Final[Mapping[JobAction, tuple[JobState, JobState, Reason]]] = {
+    JobAction.CANCEL: (
+        JobState.CANCELING,
+        JobState.CANCELED,
+        reason(ReasonCode.USER_CANCELED, "canceled by its owner"),
+    ),
+    JobAction.HOLD: (
+        JobState.QUEUED,
+        JobState.HELD,
+        reason(ReasonCode.USER_HELD, "held by its owner"),
+    ),
+    JobAction.RELEASE: (
+        JobState.HELD,
+        JobState.QUEUED,
+        reason(ReasonCode.RELEASED, "released by its owner"),
+    ),
+}
 
 
 def body_digest(submission: Submission) -> str:

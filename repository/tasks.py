@@ -14,7 +14,7 @@ from repository import dispatch, filebroker
 from repository.broker import (
     BUILD_IMAGE,
     BUILD_QUEUE,
-    CANCEL_JOBS,
+    CHANGE_JOBS,
     CLUSTERS,
     QUEUE,
     SUBMIT_ARRAY,
@@ -25,6 +25,7 @@ from repository.broker import (
 from repository.dispatch import Dispatch
 from vmjobs.config import Config
 from vmjobs.errors import NotFound, Unavailable
+from vmjobs.model import JobAction
 
 if TYPE_CHECKING:
     from repository.building import Building
@@ -142,13 +143,13 @@ def _add_tasks(app: Celery, parts: _Once[Dispatch], config: Config) -> None:
     def submit_array(array: str) -> None:
         dispatch.submit_array(parts(), array)
 
-    def cancel_jobs(ids: list[str]) -> None:
-        dispatch.cancel_jobs(parts(), ids)
+    def change_jobs(action: str, ids: list[str]) -> None:
+        dispatch.change_jobs(parts(), JobAction(action), ids)
 
     # The message may be quicker than the commit; a commit that failed leaves nothing to find.
     early = {**PATIENT, "autoretry_for": (Unavailable, NotFound)}
     app.task(submit_array, name=SUBMIT_ARRAY, shared=False, **early)
-    app.task(cancel_jobs, name=CANCEL_JOBS, shared=False, **PATIENT)
+    app.task(change_jobs, name=CHANGE_JOBS, shared=False, **PATIENT)
 
     def sweep(parts: Dispatch) -> None:
         if not config.broker_url:

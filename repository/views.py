@@ -17,6 +17,7 @@ from vmjobs.model import (
     ExitStatus,
     HypervisorKind,
     Job,
+    JobAction,
     JobEvent,
     JobSpec,
     JobState,
@@ -28,8 +29,8 @@ from vmjobs.model import (
 
 #: Called with an array's id.
 Publish = Callable[[str], None]
-#: Called with ids of jobs.
-PublishJobs = Callable[[Sequence[str]], None]
+#: Called with what is to be done, and ids of jobs.
+PublishJobs = Callable[[JobAction, Sequence[str]], None]
 
 
 class Submitted(NamedTuple):

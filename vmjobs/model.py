@@ -102,6 +102,14 @@ class ExitChannel(StrEnum):
     POWEROFF = "poweroff"
 
 
+class JobAction(StrEnum):
+    """What may be done to a set of jobs."""
+
+    CANCEL = "cancel"
+    HOLD = "hold"
+    RELEASE = "release"
+
+
 # --------------------------------------------------------------------------- small types
 
 

@@ -23,6 +23,7 @@ from vmjobs.model import (
     CondorRef,
     HypervisorKind,
     InputFile,
+    JobAction,
     JobSpec,
     JobTicket,
     Output,
@@ -280,10 +281,13 @@ class Scheduler(Protocol):
     """A batch system with jobs of ours. Every method raises ``Unavailable("schedd", …)``."""
 
     def submit(self, jobs: Sequence[BatchJob]) -> dict[str, CondorRef]:
-        """Queue jobs of one array; a job that is queued already is found, not queued twice."""
+        """Queue jobs, of any arrays, together; one that is queued already is found, not queued twice.
 
-    def remove(self, refs: Sequence[CondorRef], why: str) -> None:
-        """Remove jobs here and wherever they were forwarded to; unknown ones are no error."""
+        ConfigError, InvalidRequest: none of them is taken, for what one of them asks for.
+        """
+
+    def act(self, action: JobAction, refs: Sequence[CondorRef], why: str) -> None:
+        """Do this to jobs, here and wherever they were forwarded to; unknown ones are no error."""
 
     def watch(self, arrays: Sequence[str]) -> list[Observation]:
         """The latest word of the event logs of these arrays; costs no query to the schedd."""

@@ -21,7 +21,7 @@ from api.tokens import USER_SCOPES, Issuer, Scope
 from repository.service import Repository, open_repository
 from vmjobs.config import Config
 from vmjobs.errors import Unavailable
-from vmjobs.model import JobState, ReasonCode, Report, reason
+from vmjobs.model import JobAction, JobState, ReasonCode, Report, reason
 from vmjobs.ports import Minter
 
 ROOT_DISK = bytes(range(256)) * 8192
@@ -43,9 +43,10 @@ class Queue:
         self._check()
         self.arrays.append(array)
 
-    def cancel_jobs(self, ids: Sequence[str]) -> None:
+    def change_jobs(self, action: JobAction, ids: Sequence[str]) -> None:
         self._check()
-        self.canceled += ids
+        if action is JobAction.CANCEL:
+            self.canceled += ids
 
     def build_image(self, build: str) -> None:
         self._check()

@@ -30,6 +30,7 @@ from vmjobs.model import (
     CondorRef,
     ExitStatus,
     Job,
+    JobAction,
     JobSpec,
     JobState,
     ReasonCode,
@@ -170,6 +171,7 @@ class Ledger:
         self.queue: dict[str, Observation] = {}
         self.submitted = 0
         self.removed: list[CondorRef] = []
+        self.acts: list[tuple[JobAction, int]] = []
         self.forgotten: list[str] = []
         self.tokens: dict[str, str] = {}
 
@@ -187,13 +189,15 @@ class Ledger:
                 self.tokens[job.id] = job.token
         return {job.id: self.queue[job.id].ref for job in jobs}
 
-    def remove(self, refs: Sequence[CondorRef], why: str) -> None:
+    def act(self, action: JobAction, refs: Sequence[CondorRef], why: str) -> None:
         self._check()
         assert why
-        self.removed += refs
+        self.acts.append((action, len(refs)))
+        self.removed += refs if action is JobAction.CANCEL else []
+        became = {JobAction.CANCEL: BatchStatus.REMOVED, JobAction.HOLD: BatchStatus.HELD}
         for seen in list(self.queue.values()):
             if seen.ref in refs:
-                self.say(seen.job_id, BatchStatus.REMOVED, why)
+                self.say(seen.job_id, became.get(action, BatchStatus.IDLE), why)
 
     def say(
         self, job_id: str, status: BatchStatus, why: str = "", exit_code: int | None = None

@@ -12,7 +12,7 @@ from repository.dispatch import Dispatch
 from repository.service import open_repository
 from repository.tasks import make_celery, worker_arguments
 from vmjobs.config import Config
-from vmjobs.model import CondorRef
+from vmjobs.model import CondorRef, JobAction
 from vmjobs.ports import (
     BatchJob,
     BatchStatus,
@@ -38,7 +38,7 @@ class Directory:
     def _ref(self, proc: int) -> CondorRef:
         return CondorRef(schedd="directory", cluster=1, proc=proc)
 
-    def remove(self, refs: Sequence[CondorRef], why: str) -> None:
+    def act(self, action: JobAction, refs: Sequence[CondorRef], why: str) -> None:
         for path in self._root.iterdir():
             path.rename(path.with_suffix(".removed"))
 

@@ -37,6 +37,7 @@ from vmjobs.errors import (
 from vmjobs.model import (
     AttemptClaim,
     Job,
+    JobAction,
     JobSpec,
     JobState,
     Node,
@@ -167,12 +168,16 @@ def test_cancel(site: Site, url: str, client: Client) -> None:
         assert client.cancel(job.id).state == JobState.CANCELED
     refused(Conflict, lambda: agent_for(site, url, job.id))
     array = client.submit(SPEC, 2)
-    canceled = client.cancel_jobs([array.array], [JobState.QUEUED])
+    canceled = client.change_jobs(JobAction.CANCEL, [array.array], [JobState.QUEUED])
     assert [(each.index, each.state) for each in canceled] == [
         (0, JobState.CANCELED),
         (1, JobState.CANCELED),
     ]
-    refused(NotFound, lambda: client.cancel("0" * 32), lambda: client.cancel_jobs(["0" * 32]))
+    refused(
+        NotFound,
+        lambda: client.cancel("0" * 32),
+        lambda: client.change_jobs(JobAction.HOLD, ["0" * 32]),
+    )
     refused(NotFound, lambda: client.job("../jobs"))
 
 

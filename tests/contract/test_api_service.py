@@ -185,6 +185,7 @@ def test_guarded_routes_refuse_strangers(site: Site) -> None:
         "member": "vc-0",
         "member_id": "0" * 32,
         "session": "0" * 32,
+        "action": "hold",
     }
     stranger = site.caller()
     for rule, method, record in declared(site.app):

@@ -13,7 +13,7 @@ from repository_kit import Ledger, bring, claim, dispatcher, one, refused, state
 from repository import batch, decide, dispatch
 from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
-from vmjobs.model import Job, JobState, ReasonCode, now
+from vmjobs.model import Job, JobAction, JobState, ReasonCode, now
 from vmjobs.ports import BatchStatus
 from vmjobs.wire import JobSelection
 
@@ -185,17 +185,30 @@ def test_canceled_before_it_was_submitted(grid: Grid) -> None:
     assert list(grid.schedd.queue) == [second.id]
 
 
-def test_a_set_is_taken_back_by_one_call(grid: Grid) -> None:
+def test_a_set_is_changed_by_one_call(grid: Grid) -> None:
     array, jobs, _ = grid.repository.submit("ada", submission(3))
-    dispatch.submit_array(grid.parts, array)
-    calls: list[int] = []
-    remove = grid.schedd.remove
-    grid.schedd.remove = lambda refs, why: [calls.append(len(refs)), remove(refs, why)][1]  # type: ignore[method-assign]
-    selection = JobSelection(jobs=(array,))
-    grid.repository.cancel_jobs(selection, "ada", lambda ids: dispatch.cancel_jobs(grid.parts, ids))
-    assert calls == [3]
-    dispatch.track(grid.parts)
-    assert {grid.state(job) for job in jobs} == {S.CANCELED}
+    late = one(grid.repository)
+    dispatch.submit_waiting(grid.parts)
+    unsent = one(grid.repository)
+    selection = JobSelection(jobs=(array, unsent.id, late.id))
+
+    def change(action: JobAction) -> set[S]:
+        grid.repository.change_jobs(
+            action, selection, "ada", lambda *what: dispatch.change_jobs(grid.parts, *what)
+        )
+        dispatch.track(grid.parts)
+        return {grid.state(job) for job in (*jobs, late, unsent)}
+
+    for _ in range(2):
+        assert change(JobAction.HOLD) == {S.HELD}
+        assert grid.repository.job(unsent.id).reason.code is ReasonCode.USER_HELD
+    grid.sweep()
+    assert grid.repository.job(unsent.id).condor is None
+    assert change(JobAction.RELEASE) == {S.QUEUED}
+    assert grid.repository.job(unsent.id).condor is not None
+    assert change(JobAction.CANCEL) == {S.CANCELED}
+    assert change(JobAction.HOLD) == {S.CANCELED}
+    assert grid.schedd.acts == [(JobAction.HOLD, 4), (JobAction.RELEASE, 4), (JobAction.CANCEL, 5)]
 
 
 def test_marked_for_dispatch_but_never_there(grid: Grid) -> None:
@@ -207,9 +220,10 @@ def test_marked_for_dispatch_but_never_there(grid: Grid) -> None:
 
 def test_canceled_while_it_runs(grid: Grid) -> None:
     job, attempt = grid.submit(S.RUNNING)
-    published: list[str] = []
-    assert grid.repository.cancel(job.id, "ada", published.extend).state is S.CANCELING
-    assert published == [job.id]
+    published: list[Any] = []
+    publish = lambda *what: published.append(what)  # noqa: E731
+    assert grid.repository.cancel(job.id, "ada", publish).state is S.CANCELING
+    assert published == [(JobAction.CANCEL, [job.id])]
     dispatch.cancel_jobs(grid.parts, [job.id])
     assert grid.track(job) is S.CANCELING  # the VM may still be there
     grid.report(job, attempt, S.COLLECTING)  # accepted, and moves nothing
@@ -361,7 +375,7 @@ def test_the_sweep_submits_what_was_left_even_where_storage_does_not_answer(grid
 def test_the_sweep_cancels_what_the_broker_lost(grid: Grid) -> None:
     job, _ = grid.submit()
 
-    def publish(_: str) -> None:
+    def publish(*_: object) -> None:
         raise Unavailable("broker", "down")
 
     assert grid.repository.cancel(job.id, "ada", publish).state is S.CANCELING

@@ -20,7 +20,16 @@ from vmjobs.errors import (
     PayloadTooLarge,
     Unavailable,
 )
-from vmjobs.model import HypervisorInfo, HypervisorKind, JobState, Node, ReasonCode, StreamName, now
+from vmjobs.model import (
+    HypervisorInfo,
+    HypervisorKind,
+    JobAction,
+    JobState,
+    Node,
+    ReasonCode,
+    StreamName,
+    now,
+)
 from vmjobs.wire import JobSelection
 
 pytestmark = pytest.mark.in_process
@@ -207,7 +216,7 @@ def test_a_job_that_was_never_handed_on_is_canceled_at_once(repository: Reposito
     job = one(repository)
     published: list[str] = []
     for _ in range(2):
-        canceled = repository.cancel(job.id, "ada", published.extend)
+        canceled = repository.cancel(job.id, "ada", lambda _, ids: published.extend(ids))
         assert canceled.state is JobState.CANCELED
         assert canceled.reason.code is ReasonCode.USER_CANCELED
     assert published == []
@@ -225,7 +234,9 @@ def test_a_set_of_jobs_is_canceled_together(repository: Repository) -> None:
 
     def cancel(*jobs: str, state: tuple[JobState, ...] = ()) -> dict[str, JobState]:
         selection = JobSelection(jobs=jobs, state=state)
-        found = repository.cancel_jobs(selection, "ada", published.extend)
+        found = repository.change_jobs(
+            JobAction.CANCEL, selection, "ada", lambda _, ids: published.extend(ids)
+        )
         return {job.id: job.state for job in found}
 
     before = len(repository.events(handed.id))
@@ -254,7 +265,9 @@ def test_too_many_jobs_for_one_request(repository: Repository, monkeypatch: pyte
     monkeypatch.setattr("repository.selection.MAX_SELECTED", 2)
     array = repository.submit("ada", submission(3)).array
     selection = JobSelection(jobs=(array,))
-    refused(InvalidRequest, lambda: repository.cancel_jobs(selection, "ada"), match="more than 2 jobs")
+    hold = lambda: repository.change_jobs(JobAction.HOLD, selection, "ada")  # noqa: E731
+    refused(InvalidRequest, hold, match="more than 2 jobs")
+    refused(NotFound, lambda: repository.cancel(array))
 
 
 @pytest.mark.both_databases

@@ -169,7 +169,7 @@ def test_a_broker_that_is_killed_and_comes_back(rabbit: Rabbit, tmp_path: Path) 
         second = repository.submit("ada", submission(), "key", publisher.submit_array)
         assert second.created
         eventually(placed(repository, second.jobs[0].id))
-        repository.cancel(second.jobs[0].id, "ada", publisher.cancel_jobs)
+        repository.cancel(second.jobs[0].id, "ada", publisher.change_jobs)
         # CANCELED takes the clock's `track`, so that lives on too.
         eventually(lambda: repository.job(second.jobs[0].id).state is JobState.CANCELED)
         assert process.poll() is None
@@ -201,7 +201,7 @@ def test_a_worker_without_a_broker_service(embedded: tuple[Config, Repository], 
     lost = repository.submit("ada", submission(), publish=publisher.submit_array).jobs[0]
     with worker(config, tmp_path):
         eventually(placed(repository, lost.id))
-        canceled = repository.cancel(lost.id, "ada", publisher.cancel_jobs)
+        canceled = repository.cancel(lost.id, "ada", publisher.change_jobs)
         assert canceled.state is JobState.CANCELING
         eventually(lambda: repository.job(lost.id).state is JobState.CANCELED)
     assert list((tmp_path / "broker").glob("*.taken")) == []

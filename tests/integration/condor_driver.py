@@ -18,7 +18,7 @@ from condor.scheduler import CondorScheduler
 from condor.submit import Program
 from vmjobs.config import Config
 from vmjobs.errors import VMJobsError
-from vmjobs.model import CondorRef, JobSpec
+from vmjobs.model import CondorRef, JobAction, JobSpec
 from vmjobs.ports import BatchJob, BatchStatus, Observation
 
 
@@ -82,7 +82,7 @@ def query(scheduler: CondorScheduler, job_ids: list[str]) -> Any:
 
 
 def remove(scheduler: CondorScheduler, refs: list[dict[str, Any]], why: str) -> Any:
-    scheduler.remove([CondorRef.model_validate(ref) for ref in refs], why)
+    scheduler.act(JobAction.CANCEL, [CondorRef.model_validate(ref) for ref in refs], why)
     return None
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from grid_kit import PATIENCE, Grid, wait_for
 
-from vmjobs.model import MAX_ARRAY, Job, JobState
+from vmjobs.model import MAX_ARRAY, Job, JobAction, JobState
 
 #: The submit side's own pool, which has no machines: what goes there stays in the queue.
 NOWHERE = {"route": "local"}
@@ -59,7 +59,7 @@ def test_the_largest_array_is_queued_and_canceled_in_seconds(grid: Grid) -> None
         queued = time.monotonic() - began
         assert len(in_queue(grid, array)) == MAX_ARRAY
         began = time.monotonic()
-        grid.api.cancel_jobs([array])
+        grid.api.change_jobs(JobAction.CANCEL, [array])
         wait_for(
             lambda: are(grid, array, lambda job: job.state is JobState.CANCELED),
             "end",
@@ -81,5 +81,5 @@ def test_a_worker_that_is_killed_on_the_way_submits_nothing_twice(grid: Grid, wh
     wait_for(lambda: are(grid, array, lambda job: job.condor is not None), "ids", 60)
     found = in_queue(grid, array)
     assert len(found) == len(set(found)) == MAX_ARRAY
-    grid.api.cancel_jobs([array])
+    grid.api.change_jobs(JobAction.CANCEL, [array])
     wait_for(lambda: are(grid, array, lambda job: job.state is JobState.CANCELED), "end", 60)

@@ -360,7 +360,7 @@ def test_a_machine_is_withdrawn_by_its_name_and_its_id(monkeypatch: pytest.Monke
         for n, target in enumerate(("5" * 32 + ".2", "5" * 32 + ".3", "7" * 32 + ".1"))
     ]
     removed: list[list[str]] = []
-    monkeypatch.setattr("condor.schedd.Schedd.remove", lambda _, ids, why: removed.append(ids))
+    monkeypatch.setattr("condor.schedd.Schedd.act", lambda *what: removed.append(what[2]))
     machines = [PoolMachine("a-0", 2, "5" * 32), PoolMachine("a-1", 1, "6" * 32)]
     said = withdrawn(machines, queue, monkeypatch)
     assert list(said) == ["revoke", "withdraw"]  # or a machine that lives could be back in between

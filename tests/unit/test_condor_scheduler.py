@@ -12,7 +12,7 @@ from condor import names
 from condor.scheduler import CondorScheduler
 from vmjobs.config import Config
 from vmjobs.errors import InvalidSpec, Unavailable
-from vmjobs.model import CondorRef, JobSpec
+from vmjobs.model import CondorRef, JobAction, JobSpec
 from vmjobs.ports import BatchJob
 
 
@@ -75,10 +75,10 @@ def test_a_spec_that_cannot_be_described_writes_nothing(
 
 def test_every_call_says_which_daemon_does_not_answer(scheduler: CondorScheduler) -> None:
     jobs = [CondorRef(schedd="s.grid", cluster=1, proc=0)]
-    for ask in (lambda: scheduler.query(["j0"]), lambda: scheduler.remove(jobs, "why")):
+    for ask in (lambda: scheduler.query(["j0"]), lambda: scheduler.act(JobAction.CANCEL, jobs, "why")):
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
             ask()
-    scheduler.remove([], "why")
+    scheduler.act(JobAction.HOLD, [], "why")
     assert scheduler.query([]) == []
     assert scheduler.watch(["a"]) == []
 

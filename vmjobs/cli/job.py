@@ -18,7 +18,9 @@ VERBS = {
     "err": ("vmjobs.cli.job_streams", "err", "Print a job's standard error."),
     "console": ("vmjobs.cli.job_streams", "console", "Print the console of a job's VM."),
     "outputs": ("vmjobs.cli.job_outputs", "outputs", "List or fetch the files a job delivered."),
-    "cancel": ("vmjobs.cli.job_cancel", "cancel", "Cancel jobs."),
+    "cancel": ("vmjobs.cli.job_change", "cancel", "Cancel jobs."),
+    "hold": ("vmjobs.cli.job_change", "hold", "Have jobs wait until they are released."),
+    "release": ("vmjobs.cli.job_change", "release", "Let jobs that are held go on."),
 }
 
 

@@ -20,6 +20,7 @@ from vmjobs.errors import NotFound
 from vmjobs.model import (
     InputFile,
     Job,
+    JobAction,
     JobEvent,
     JobSpec,
     JobState,
@@ -136,21 +137,20 @@ class Client(Closing):
         """
         return parse(Job, self._http.call("DELETE", _job(job_id)))
 
-    def cancel_jobs(
-        self, jobs: Sequence[str] = (), states: Collection[JobState] = ()
+    def change_jobs(
+        self, action: JobAction, jobs: Sequence[str] = (), states: Collection[JobState] = ()
     ) -> list[JobStatus]:
-        """Ask many jobs to stop, in one request; what became of each. One that has ended is no error.
+        """Cancel, hold or release many jobs by one request; the state that each of them has now.
 
-        jobs: their ids, or those of arrays. states: only jobs in these.
+        jobs: their ids, or those of arrays. states: only jobs in these. One that has ended is no error.
 
         Raises:
-            NotFound: one does not exist; then none is canceled.
+            NotFound: one does not exist; then nothing is done.
             InvalidRequest: neither was given, or they are too many for one request.
         """
         body = encoded(JobSelection.model_construct(jobs=tuple(jobs), state=tuple(states)))
-        answer = self._http.call(
-            "POST", "/v1/jobs:cancel", body=body, headers=JSON_HEADERS, repeatable=True
-        )
+        path = f"/v1/jobs:{action.value}"
+        answer = self._http.call("POST", path, body=body, headers=JSON_HEADERS, repeatable=True)
         return list(parse(JobStatusList, answer).jobs)
 
     def wait(

@@ -1,0 +1,28 @@
+"""``vmjobs job cancel``, ``hold`` and ``release``."""
+
+from __future__ import annotations
+
+import click
+
+from vmjobs.cli.support import client, echo, json_option, print_json
+from vmjobs.model import JobAction
+
+
+def _command(action: JobAction, text: str) -> click.Command:
+    @click.command(action.value, help=text)
+    @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+    @json_option
+    def change(jobs: tuple[str, ...], as_json: bool) -> None:
+        seen = client().change_jobs(action, jobs)
+        if as_json:
+            print_json(seen)
+            return
+        for job in seen:
+            echo(f"{job.id} {job.state}")
+
+    return change
+
+
+cancel = _command(JobAction.CANCEL, "Cancel JOBs. A job is CANCELED once its VM is known to be gone.")
+hold = _command(JobAction.HOLD, "Hold JOBs: they do not run until they are released.")
+release = _command(JobAction.RELEASE, "Let JOBs that are held go on.")
