@@ -15,7 +15,8 @@ from condor import names, outcomes, progress, scratch
 from condor.chirp import ChirpReporter
 from vmjobs.agent_socket import agent_socket
 from vmjobs.errors import VMJobsError, reason_of
-from vmjobs.unchanged import Handing, account, run_handed, start_words
+from vmjobs.unchanged import run_handed
+from vmjobs.unchanged_job import Handing, account, start_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, NoReturn
 
-    from vmjobs.unchanged import End, Exit
+    from vmjobs.unchanged_job import End, Exit
 
 #: Longer than a schedd takes to restart, shorter than a job's lease (40 minutes, by default).
 INSIST_SECONDS = 900.0

@@ -34,7 +34,7 @@ from vmjobs.errors import (
     VMJobsError,
 )
 from vmjobs.states import JobState, ReasonCode
-from vmjobs.unchanged import UNSUITABLE
+from vmjobs.unchanged_job import UNSUITABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from condor.chirp import Told
     from vmjobs.ports import ClassAdValue
-    from vmjobs.unchanged import End, Exit
+    from vmjobs.unchanged_job import End, Exit
 
 HOLD: Final = "hold"
 AGAIN: Final = "again"

@@ -15,7 +15,7 @@ from condor import names, outcomes
 from condor.chirp import VALUE_MAX, Expression
 from vmjobs.errors import NotFound
 from vmjobs.model import ExitStatus, ReasonCode
-from vmjobs.unchanged import End
+from vmjobs.unchanged_job import End
 
 if TYPE_CHECKING:
     from condor.chirp import Told

@@ -15,7 +15,8 @@ from vmjobs.agent.framing import Channel, DataMessage
 from vmjobs.agent.protocol import ErrorMessage
 from vmjobs.agent.server import SocketLease, listening, refuse
 from vmjobs.errors import InvalidRequest, Unavailable
-from vmjobs.unchanged import Handing, run_handed
+from vmjobs.unchanged import run_handed
+from vmjobs.unchanged_job import Handing
 
 
 @pytest.fixture
