@@ -32,7 +32,7 @@ class CallError(Exception):
         self.named = named
 
 
-class RefusedError(CallError):
+class RefusedError(Exception):
     """``condor_submit`` queued nothing, and says why."""
 
 

@@ -73,8 +73,6 @@ class Schedd:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except RefusedError:
-            raise
         except CallError as error:
             if error.named:
                 raise Unavailable("schedd", str(error), hint=_HINT) from error

@@ -57,7 +57,6 @@ class Leftover:
     """
 
     id: str
-    array: str
     ref: CondorRef | None
     why: str
 
@@ -105,7 +104,7 @@ class Batch(Core):
             self._place(session, row, refs[row.id])
             state = JobState(row.state)
             if state.final or state is JobState.CANCELING:
-                unwanted.append(Leftover(row.id, row.array_id, refs[row.id], _why(state)))
+                unwanted.append(Leftover(row.id, refs[row.id], _why(state)))
         return unwanted
 
     def _locked(self, ids: Sequence[str]) -> Iterator[tuple[Session, JobRow, AttemptRow | None]]:
@@ -203,7 +202,7 @@ class Batch(Core):
         )
         with self.database.read() as session:
             return [
-                Leftover(row.id, row.array_id, ref_of(row), _why(JobState(row.state)))
+                Leftover(row.id, ref_of(row), _why(JobState(row.state)))
                 for row in session.scalars(query)
             ]
 

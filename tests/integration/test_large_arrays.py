@@ -15,7 +15,7 @@ from vmjobs.model import MAX_ARRAY, Job, JobAction, JobState
 #: The submit side's own pool, which has no machines: what goes there stays in the queue.
 NOWHERE = {"route": "local"}
 #: So many seconds, on a machine that has nothing else to do.
-QUEUED_SECONDS, CANCELED_SECONDS, ANSWER_SECONDS = 3, 10, 1
+QUEUED_SECONDS, CHANGED_SECONDS, ANSWER_SECONDS = 3, 10, 1
 
 
 @contextmanager
@@ -51,23 +51,42 @@ def are(grid: Grid, array: str, so: Callable[[Job], bool]) -> bool:
     return all(so(job) for job in grid.api.jobs(array=array))
 
 
-def test_the_largest_array_is_queued_and_canceled_in_seconds(grid: Grid) -> None:
+def change(grid: Grid, array: str, action: JobAction, state: JobState, seconds: float) -> float:
+    """Cancel, hold or release an array, and wait for its jobs to be in a state; how long it took."""
+    began = time.monotonic()
+    grid.api.change_jobs(action, [array])
+    wait_for(lambda: are(grid, array, lambda job: job.state is state), f"jobs to be {state}", seconds)
+    return time.monotonic() - began
+
+
+def test_the_largest_array_is_queued_held_released_and_canceled_in_seconds(grid: Grid) -> None:
     with others_are_answered(grid):
         began = time.monotonic()
         array = grid.submit("true", MAX_ARRAY, **NOWHERE)[0].array
         wait_for(lambda: are(grid, array, lambda job: job.condor is not None), "ids", QUEUED_SECONDS)
         queued = time.monotonic() - began
         assert len(in_queue(grid, array)) == MAX_ARRAY
-        began = time.monotonic()
-        grid.api.change_jobs(JobAction.CANCEL, [array])
-        wait_for(
-            lambda: are(grid, array, lambda job: job.state is JobState.CANCELED),
-            "end",
-            CANCELED_SECONDS,
-        )
-        canceled = time.monotonic() - began
-    print(f"{MAX_ARRAY} jobs: queued in {queued:.1f} s, canceled in {canceled:.1f} s")  # noqa: T201
+        held = change(grid, array, JobAction.HOLD, JobState.HELD, CHANGED_SECONDS)
+        released = change(grid, array, JobAction.RELEASE, JobState.QUEUED, CHANGED_SECONDS)
+        canceled = change(grid, array, JobAction.CANCEL, JobState.CANCELED, CHANGED_SECONDS)
+    print(  # noqa: T201
+        f"{MAX_ARRAY} jobs: queued in {queued:.1f} s, held in {held:.1f} s, released in {released:.1f} s, "
+        f"canceled in {canceled:.1f} s"
+    )
     assert in_queue(grid, array) == []
+
+
+def test_what_waits_goes_to_the_schedd_together(grid: Grid) -> None:
+    began = time.monotonic()
+    jobs = [grid.submit("true", **NOWHERE)[0] for _ in range(60)]
+    accepted = time.monotonic() - began
+    wait_for(lambda: are(grid, jobs[-1].array, lambda job: job.condor is not None), "the last", 3)
+    waited = time.monotonic() - began - accepted
+    places = [grid.api.job(job.id).condor for job in jobs]
+    assert None not in places
+    clusters = len({place.cluster for place in places if place})
+    print(f"60 jobs: accepted in {accepted:.1f} s, {waited:.1f} s later queued, as {clusters}")  # noqa: T201
+    grid.api.change_jobs(JobAction.CANCEL, [job.id for job in jobs])
 
 
 @pytest.mark.parametrize("when", ["it has begun", "the schedd has them"])
@@ -81,5 +100,4 @@ def test_a_worker_that_is_killed_on_the_way_submits_nothing_twice(grid: Grid, wh
     wait_for(lambda: are(grid, array, lambda job: job.condor is not None), "ids", 60)
     found = in_queue(grid, array)
     assert len(found) == len(set(found)) == MAX_ARRAY
-    grid.api.change_jobs(JobAction.CANCEL, [array])
-    wait_for(lambda: are(grid, array, lambda job: job.state is JobState.CANCELED), "end", 60)
+    change(grid, array, JobAction.CANCEL, JobState.CANCELED, 60)

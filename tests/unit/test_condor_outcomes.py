@@ -39,6 +39,7 @@ ELSEWHERE = {
     ReasonCode.CHECKPOINTED,
     ReasonCode.NOT_RESUMED,
     ReasonCode.USER_CANCELED,
+    ReasonCode.USER_HELD,
 }
 
 
