@@ -70,8 +70,8 @@ def test_the_largest_array_is_queued_held_released_and_canceled_in_seconds(grid:
         released = change(grid, array, JobAction.RELEASE, JobState.QUEUED, CHANGED_SECONDS)
         canceled = change(grid, array, JobAction.CANCEL, JobState.CANCELED, CHANGED_SECONDS)
     print(  # noqa: T201
-        f"{MAX_ARRAY} jobs: queued in {queued:.1f} s, held in {held:.1f} s, released in {released:.1f} s, "
-        f"canceled in {canceled:.1f} s"
+        f"{MAX_ARRAY} jobs: queued in {queued:.1f} s, held in {held:.1f} s, "
+        f"released in {released:.1f} s, canceled in {canceled:.1f} s"
     )
     assert in_queue(grid, array) == []
 
@@ -89,6 +89,7 @@ def test_what_waits_goes_to_the_schedd_together(grid: Grid) -> None:
     grid.api.change_jobs(JobAction.CANCEL, [job.id for job in jobs])
 
 
+@pytest.mark.disruptive
 @pytest.mark.parametrize("when", ["it has begun", "the schedd has them"])
 def test_a_worker_that_is_killed_on_the_way_submits_nothing_twice(grid: Grid, when: str) -> None:
     array = grid.submit("true", MAX_ARRAY, **NOWHERE)[0].array
