@@ -332,18 +332,18 @@ class Batch(Core):
 
 
 def in_turn(waiting: Sequence[tuple[str, str, int]], limit: int) -> list[str]:
-    """Which arrays are next: every owner's first before any owner's second.
+    """Which arrays are next: every owner's first before any owner's second, small ones before large.
 
     waiting: array, owner and count of jobs, in order. limit: jobs in all; the first goes in any case.
     """
     turns: Counter[str] = Counter()
     ordered = []
     for array, owner, count in waiting:
-        ordered.append((turns[owner], array, count))
+        ordered.append((turns[owner], count, array))
         turns[owner] += 1
     chosen: list[str] = []
     total = 0
-    for _, array, count in sorted(ordered):
+    for _, count, array in sorted(ordered):
         total += count
         if chosen and total > limit:
             break

@@ -15,7 +15,7 @@ from typing import Final
 from repository.batch import Ready
 from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidRequest, Unavailable, VMJobsError
-from vmjobs.model import ON_NODE, CondorRef, JobAction, JobState
+from vmjobs.model import MAX_ARRAY, ON_NODE, CondorRef, JobAction, JobState
 from vmjobs.model import now as utc_now
 from vmjobs.ports import BatchJob, Pool, Scheduler
 
@@ -27,7 +27,8 @@ Mint = Callable[[str, str, int], str]
 #: A job's token lives as long as the job may run, and this long in queues before (seconds).
 QUEUE_SECONDS: Final = 7 * 86400
 #: Jobs that go to the scheduler in one transaction, at most: for a part of a second it answers nobody.
-TOGETHER: Final = 1000
+#: Beside the largest array there is room for small ones.
+TOGETHER: Final = MAX_ARRAY * 5 // 4
 #: In which states a job can be held, and released.
 CHANGEABLE: Final[Mapping[JobAction, frozenset[JobState]]] = {
     JobAction.HOLD: ON_NODE | {JobState.QUEUED, JobState.PREEMPTED},

@@ -97,15 +97,16 @@ def test_what_waits_goes_together_and_owners_take_turns(
     grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "TOGETHER", 4)
-    jobs = [one(grid.repository, owner) for owner in ("ada", "ada", "ada", "bob")]
-    large = grid.repository.submit("ada", submission(6))
+    large = [grid.repository.submit("ada", submission(3)).jobs for _ in range(2)]
+    jobs = [one(grid.repository, owner) for owner in ("ada", "bob", "ada")]
     together: list[list[str]] = []
     submit = instead(
         grid.schedd, lambda batch: [together.append([j.id for j in batch]), submit(batch)][1]
     )
     dispatch.submit_array(grid.parts, jobs[-1].array)
-    ada, second, third, bob = [job.id for job in jobs]
-    assert together == [[ada, bob, second, third], [job.id for job in large.jobs]]
+    ada, bob, last = [job.id for job in jobs]
+    first, second = [[job.id for job in array] for array in large]
+    assert together == [[bob, *first], [*second, ada], [last]]
 
 
 def test_an_array_that_is_refused_holds_up_no_other(grid: Grid) -> None:
