@@ -228,7 +228,7 @@ def test_a_set_of_jobs_is_canceled_together(repository: Repository) -> None:
     handed, other = one(repository), one(repository, "bob")
     running, ended = one(repository), one(repository)
     repository.cancel(ended.id)
-    repository.begin_dispatch(1)  # the first array
+    repository.begin_dispatch(4)  # what is first of both owners
     bring(repository, running.id, claim(repository, running.id), JobState.RUNNING)
     published: list[str] = []
 
