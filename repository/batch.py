@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Select, and_, func, or_, select, update
 from sqlalchemy.orm import Session
@@ -20,9 +20,9 @@ from repository.transitions import explain, move, record, touch
 from repository.validation import narrowed
 from repository.views import ref_of, submitted_spec
 from vmjobs.errors import NotFound, Unavailable
-from vmjobs.model import CondorRef, HypervisorKind, JobSpec, JobState, ReasonCode, reason
+from vmjobs.model import CondorRef, JobState, ReasonCode, reason
 from vmjobs.model import now as utc_now
-from vmjobs.ports import BatchStatus, Observation
+from vmjobs.ports import BatchJob, BatchStatus, Observation
 from vmjobs.wire import MAX_SELECTED
 
 _GONE = [status.value for status in GONE]
@@ -31,22 +31,6 @@ _CANCELED = [JobState.CANCELING.value, JobState.CANCELED.value]
 PAGE = 1000
 #: Jobs changed in one transaction: enough to share a commit, few enough to let others in.
 AT_ONCE = 50
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A job that the scheduler is to get. kinds: what may run it; none: that is not known.
-
-    architecture: of its image's machine code; "": that is not known.
-    """
-
-    id: str
-    array: str
-    index: int
-    owner: str
-    spec: JobSpec
-    kinds: tuple[HypervisorKind, ...] = ()
-    architecture: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,8 +54,9 @@ class Batch(Core):
 
     # -- to the scheduler
 
-    def begin_dispatch(self, limit: int, skip: Collection[str] = ()) -> list[Ready]:
-        """Mark jobs that no scheduler has yet, and return them: whole arrays, of each owner in turn.
+    def begin_dispatch(self, limit: int, skip: Collection[str] = ()) -> list[BatchJob]:
+        """Mark jobs that no scheduler has yet, and return them, without tokens: whole arrays, of each
+        owner in turn.
 
         limit: of jobs; the first array goes whatever it has. skip: arrays that are to wait.
         From now on canceling one of them means asking the scheduler too.
@@ -92,7 +77,8 @@ class Batch(Core):
             manifests = {image: manifest_of(session, image) for image in images}
             needs = {parent.id: _needs(parent, manifests[parent.image_digest]) for parent in parents}
             ready = [
-                Ready(row.id, row.array_id, row.index, row.owner, *needs[row.array_id]) for row in rows
+                BatchJob(row.id, row.array_id, row.index, row.owner, **needs[row.array_id])
+                for row in rows
             ]
         turn = {array: number for number, array in enumerate(chosen)}
         return sorted(ready, key=lambda job: (turn[job.array], job.index))
@@ -351,16 +337,15 @@ def in_turn(waiting: Sequence[tuple[str, str, int]], limit: int) -> list[str]:
     return chosen
 
 
-def _needs(
-    parent: SubmissionRow, manifest: bytes | None
-) -> tuple[JobSpec, tuple[HypervisorKind, ...], str]:
-    """What jobs of a submission run, what may run it, and on what architecture."""
+def _needs(parent: SubmissionRow, manifest: bytes | None) -> dict[str, Any]:
+    """What jobs of a submission run, and what may run it, as fields of ``BatchJob``."""
     # What runs is the digest; it is also what nodes say they have (Rank).
     spec = submitted_spec(parent).model_copy(update={"image": parent.image_digest})
     if not manifest:
-        return spec, (), ""
+        return {"spec": spec}
     found = parsed(manifest, spec.image)
-    return spec, narrowed(spec, found.hypervisors), found.architecture
+    kinds = narrowed(spec, found.hypervisors)
+    return {"spec": spec, "kinds": kinds, "architecture": found.architecture}
 
 
 #: A job that is queued and has no place at the scheduler.

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 
-from repository.batch import Ready
 from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidRequest, Unavailable, VMJobsError
 from vmjobs.model import MAX_ARRAY, ON_NODE, CondorRef, JobAction, JobState
@@ -79,11 +78,11 @@ def submit_waiting(parts: Dispatch) -> None:
                 _submit(parts, ready, put_off)
 
 
-def _submit(parts: Dispatch, ready: Sequence[Ready], put_off: set[str]) -> None:
+def _submit(parts: Dispatch, ready: Sequence[BatchJob], put_off: set[str]) -> None:
     """Queue jobs, or find out of which array the scheduler takes none and put that off."""
     repository, arrays = parts.repository, list(dict.fromkeys(job.array for job in ready))
     try:
-        refs = parts.scheduler.submit([_batch_job(parts, job) for job in ready])
+        refs = parts.scheduler.submit([_with_token(parts, job) for job in ready])
     except Unavailable as error:
         repository.note_unavailable(arrays, error.message)
         raise
@@ -106,18 +105,8 @@ def _submit(parts: Dispatch, ready: Sequence[Ready], put_off: set[str]) -> None:
         parts.scheduler.act(JobAction.CANCEL, unwanted, "canceled while it was being submitted")
 
 
-def _batch_job(parts: Dispatch, job: Ready) -> BatchJob:
-    token = parts.mint(job.id, job.owner, job.spec.run_seconds + QUEUE_SECONDS)
-    return BatchJob(
-        id=job.id,
-        array=job.array,
-        index=job.index,
-        owner=job.owner,
-        spec=job.spec,
-        kinds=job.kinds,
-        architecture=job.architecture,
-        token=token,
-    )
+def _with_token(parts: Dispatch, job: BatchJob) -> BatchJob:
+    return replace(job, token=parts.mint(job.id, job.owner, job.spec.run_seconds + QUEUE_SECONDS))
 
 
 def change_jobs(parts: Dispatch, action: JobAction, ids: Sequence[str]) -> None:

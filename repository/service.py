@@ -8,7 +8,7 @@ is ``NotFound``.
 from __future__ import annotations
 
 from repository.attempts import Attempts
-from repository.batch import Batch, Leftover, Ready
+from repository.batch import Batch, Leftover
 from repository.blobs import BlobReader, BlobStore
 from repository.condor_jobs import CondorJobs
 from repository.database import Database
@@ -27,7 +27,6 @@ __all__ = [
     "Leftover",
     "OutputList",
     "Publish",
-    "Ready",
     "Repository",
     "StreamReader",
     "Submitted",
@@ -43,8 +42,8 @@ class Repository(Submissions, Reading, Attempts, CondorJobs, Batch):
 
     Safe to share between threads.
 
-    users (submissions, reading): submit, cancel, job, version, jobs, events, outputs, open_stream,
-    open_output.
+    users (submissions, reading): submit, cancel, change_jobs, job, version, jobs, events, outputs,
+    open_stream, open_output.
     users, of their input files (possession): put_blob, has_blob, blob_size.
     agents (attempts): claim, report, keep, append, put_output, open_input.
     agents, of jobs that HTCondor alone knows (condor_jobs): claim_condor_job, keep_condor_job,

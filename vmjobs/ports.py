@@ -247,7 +247,7 @@ class BatchStatus(StrEnum):
 class BatchJob:
     """A job on its way to a scheduler.
 
-    token: good for this job only.
+    token: good for this job only; "": it is not made yet.
     kinds: what can boot its image, of what its specification allows; none: that is not known.
     architecture: whose machine code is in its image, as ``uname -m`` calls it; "": that is not known.
     """
@@ -257,7 +257,7 @@ class BatchJob:
     index: int
     owner: str
     spec: JobSpec
-    token: str
+    token: str = ""
     kinds: tuple[HypervisorKind, ...] = ()
     architecture: str = ""
 
