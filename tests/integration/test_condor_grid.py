@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grid_kit import PATIENCE
-
-from vmjobs.model import MAX_ARRAY
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "sha256:" + "5" * 64
@@ -230,39 +226,6 @@ def test_a_removed_job_is_gone_at_both_schedds(grid: Grid) -> None:
     )
     assert eventually(lambda: _all(grid, [job], "removed"))
     grid.call("remove", refs=list(refs.values()), why="again")
-
-
-def test_the_largest_array_is_queued_and_removed_while_others_are_answered(grid: Grid) -> None:
-    array = grid.new_array()
-    spec = {**SPEC, "route": "local"}  # where there is no machine
-    constraint = f'VMJobsArray == "{array}"'
-    waits: list[float] = []
-
-    def ask() -> None:
-        while not over.wait(0.1):
-            began = time.monotonic()
-            grid.queue(grid.submit, "false", "ClusterId")
-            waits.append(time.monotonic() - began)
-
-    over = threading.Event()
-    asking = threading.Thread(target=ask)
-    asking.start()
-    try:
-        began = time.monotonic()
-        refs = grid.call("submit", array=array, count=MAX_ARRAY, spec=spec, timeout=20.0)
-        submitted = time.monotonic() - began
-        assert len({ref["cluster"] for ref in refs.values()}) == 1
-        assert sorted(ref["proc"] for ref in refs.values()) == list(range(MAX_ARRAY))
-        assert {o["status"] for o in grid.call("query", job_ids=list(refs))} == {"idle"}
-        began = time.monotonic()
-        grid.call("remove", refs=list(refs.values()), why="test")
-        removed = time.monotonic() - began
-    finally:
-        over.set()
-        asking.join()
-    eventually(lambda: not grid.queue(grid.submit, constraint, "ClusterId"))
-    print(f"queued {submitted:.1f} s, removed {removed:.1f} s, others {max(waits):.1f} s")  # noqa: T201
-    assert max(waits) < 10 * PATIENCE
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
