@@ -30,8 +30,9 @@ from api.tokens import Scope
 from repository.images import Viewer
 from repository.service import Repository
 from vmjobs.errors import Fault, InvalidRequest, InvalidSpec
+from vmjobs.job_sets import JobSelection, JobStatusList
 from vmjobs.model import Job, JobAction, JobState, StreamName, Submission
-from vmjobs.wire import EventList, JobPage, JobSelection, JobStatusList, OutputList, Submitted
+from vmjobs.wire import EventList, JobPage, OutputList, Submitted
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/v1/jobs")
 #: Requests about many jobs at once.

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
 
-from sqlalchemy import Select, and_, func, or_, select, update
+from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from repository.attempts import ending_of, settle
 from repository.core import Core
 from repository.decide import GONE, Facts, Step, decide
-from repository.images.access import manifest_of, parsed
+from repository.images.access import manifest_of
 from repository.models import AttemptRow, JobRow, SubmissionRow
 from repository.transitions import explain, move, record, touch
-from repository.validation import narrowed
-from repository.views import ref_of, submitted_spec
+from repository.views import ref_of
+from repository.waiting import WAITING, in_turn, needs, waiting_jobs
 from vmjobs.errors import NotFound, Unavailable
+from vmjobs.job_sets import MAX_SELECTED
 from vmjobs.model import CondorRef, JobState, ReasonCode, reason
 from vmjobs.model import now as utc_now
 from vmjobs.ports import BatchJob, BatchStatus, Observation
-from vmjobs.wire import MAX_SELECTED
 
 _GONE = [status.value for status in GONE]
 _FINAL = [state.value for state in JobState if state.final]
@@ -63,21 +61,25 @@ class Batch(Core):
         """
         counts = (
             select(JobRow.array_id, JobRow.owner, func.count())
-            .where(*_WAITING, JobRow.array_id.not_in(skip))
+            .where(*WAITING, JobRow.array_id.not_in(skip))
             .group_by(JobRow.array_id, JobRow.owner)
             .order_by(JobRow.array_id)
         )
         with self.database.write() as session:
             chosen = in_turn([(row[0], row[1], row[2]) for row in session.execute(counts)], limit)
-            rows = session.scalars(_waiting(*chosen).with_for_update(of=JobRow)).all() if chosen else []
+            rows = (
+                session.scalars(waiting_jobs(*chosen).with_for_update(of=JobRow)).all()
+                if chosen
+                else []
+            )
             mark = update(JobRow).where(JobRow.id.in_([row.id for row in rows]))
             session.execute(mark.values(dispatched=utc_now()))
             parents = session.scalars(select(SubmissionRow).where(SubmissionRow.id.in_(chosen))).all()
             images = {parent.image_digest for parent in parents}
             manifests = {image: manifest_of(session, image) for image in images}
-            needs = {parent.id: _needs(parent, manifests[parent.image_digest]) for parent in parents}
+            asked = {parent.id: needs(parent, manifests[parent.image_digest]) for parent in parents}
             ready = [
-                BatchJob(row.id, row.array_id, row.index, row.owner, **needs[row.array_id])
+                BatchJob(row.id, row.array_id, row.index, row.owner, **asked[row.array_id])
                 for row in rows
             ]
         turn = {array: number for number, array in enumerate(chosen)}
@@ -111,7 +113,7 @@ class Batch(Core):
         """Say on waiting jobs of these arrays, once, why they wait; their history stays as it is."""
         with self.database.write() as session:
             for row in session.scalars(
-                _waiting(*arrays)
+                waiting_jobs(*arrays)
                 .where(JobRow.reason_code != ReasonCode.SCHEDULER_UNAVAILABLE.value)
                 .with_for_update(of=JobRow)
             ):
@@ -120,7 +122,7 @@ class Batch(Core):
     def refuse(self, array: str, message: str) -> None:
         """The array's waiting jobs cannot be described to the scheduler: they have failed."""
         with self.database.write() as session:
-            for row in session.scalars(_waiting(array).with_for_update(of=JobRow)):
+            for row in session.scalars(waiting_jobs(array).with_for_update(of=JobRow)):
                 move(session, row, JobState.FAILED, reason(ReasonCode.INTERNAL, message))
                 settle(row)
 
@@ -158,7 +160,7 @@ class Batch(Core):
 
     def waits(self, skip: Collection[str] = ()) -> bool:
         """Whether there are jobs that no scheduler has yet, besides those of some arrays."""
-        query = select(JobRow.id).where(*_WAITING, JobRow.array_id.not_in(skip)).limit(1)
+        query = select(JobRow.id).where(*WAITING, JobRow.array_id.not_in(skip)).limit(1)
         with self.database.read() as session:
             return session.scalar(query) is not None
 
@@ -315,50 +317,6 @@ class Batch(Core):
         elif ref.grid_job_id and row.grid_job_id != ref.grid_job_id[:512]:
             row.grid_job_id = ref.grid_job_id[:512]
             touch(row, utc_now())
-
-
-def in_turn(waiting: Sequence[tuple[str, str, int]], limit: int) -> list[str]:
-    """Which arrays are next: every owner's first before any owner's second, small ones before large.
-
-    waiting: array, owner and count of jobs, in order. limit: jobs in all; the first goes in any case.
-    """
-    turns: Counter[str] = Counter()
-    ordered = []
-    for array, owner, count in waiting:
-        ordered.append((turns[owner], count, array))
-        turns[owner] += 1
-    chosen: list[str] = []
-    total = 0
-    for _, count, array in sorted(ordered):
-        total += count
-        if chosen and total > limit:
-            break
-        chosen.append(array)
-    return chosen
-
-
-def _needs(parent: SubmissionRow, manifest: bytes | None) -> dict[str, Any]:
-    """What jobs of a submission run, and what may run it, as fields of ``BatchJob``."""
-    # What runs is the digest; it is also what nodes say they have (Rank).
-    spec = submitted_spec(parent).model_copy(update={"image": parent.image_digest})
-    if not manifest:
-        return {"spec": spec}
-    found = parsed(manifest, spec.image)
-    kinds = narrowed(spec, found.hypervisors)
-    return {"spec": spec, "kinds": kinds, "architecture": found.architecture}
-
-
-#: A job that is queued and has no place at the scheduler.
-_WAITING: Final = (
-    JobRow.state == JobState.QUEUED.value,
-    JobRow.cluster.is_(None),
-    JobRow.attempt == "",
-)
-
-
-def _waiting(*arrays: str) -> Select[JobRow]:
-    """Jobs of these arrays that no scheduler has yet, in the order of all locks."""
-    return select(JobRow).where(JobRow.array_id.in_(arrays), *_WAITING).order_by(JobRow.id)
 
 
 def _decide(row: JobRow, tried: AttemptRow | None, seen: Observation, present: datetime) -> list[Step]:

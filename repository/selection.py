@@ -11,8 +11,8 @@ from repository.ids import full_id, is_id
 from repository.models import JobRow, SubmissionRow
 from repository.transitions import missing
 from vmjobs.errors import Fault, InvalidRequest
+from vmjobs.job_sets import MAX_SELECTED, JobSelection, JobStatus
 from vmjobs.model import JobState
-from vmjobs.wire import MAX_SELECTED, JobSelection, JobStatus
 
 
 def selected(session: Session, selection: JobSelection, owner: str | None) -> list[str]:

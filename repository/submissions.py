@@ -30,9 +30,9 @@ from vmjobs.errors import (
     NotFound,
     Unavailable,
 )
+from vmjobs.job_sets import JobSelection, JobStatus
 from vmjobs.model import Job, JobAction, JobSpec, JobState, Reason, ReasonCode, Submission, reason
 from vmjobs.model import now as utc_now
-from vmjobs.wire import JobSelection, JobStatus
 
 logger = logging.getLogger(__name__)
 MAX_KEY = 255

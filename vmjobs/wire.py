@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from vmjobs.model import (
     AttemptId,
@@ -20,7 +20,6 @@ from vmjobs.model import (
     ImageName,
     Job,
     JobEvent,
-    JobState,
     Namespace,
     Node,
     NodeName,
@@ -29,8 +28,6 @@ from vmjobs.model import (
     Tag,
 )
 
-#: Jobs that one request may be about.
-MAX_SELECTED: Final = 10_000
 #: Digests that fit into one question about segments or blocks.
 MAX_DIGESTS: Final = 4096
 #: With so many users and groups an image may be shared.
@@ -77,42 +74,6 @@ class JobPage(Envelope):
 
     jobs: tuple[Job, ...]
     next: str = ""
-
-
-class JobSelection(BaseModel):
-    """Which of one's jobs a request is about: those to which all that is given applies."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    jobs: tuple[str, ...] = Field(
-        default=(),
-        max_length=MAX_SELECTED,
-        description="their ids, or those of arrays for all of their jobs",
-    )
-    state: tuple[JobState, ...] = Field(
-        default=(), max_length=32, description="only jobs in these states"
-    )
-
-    @model_validator(mode="after")
-    def _says_which(self) -> JobSelection:
-        if not (self.jobs or self.state):
-            raise ValueError("say which jobs: give jobs, state, or both")
-        return self
-
-
-class JobStatus(Envelope):
-    """A job, and the state that it is in."""
-
-    id: str
-    array: str
-    index: int
-    state: JobState
-
-
-class JobStatusList(Envelope):
-    """What became of a set of jobs, the newest first."""
-
-    jobs: tuple[JobStatus, ...]
 
 
 class EventList(Envelope):

@@ -13,9 +13,9 @@ from repository_kit import Ledger, bring, claim, dispatcher, one, refused, state
 from repository import batch, decide, dispatch
 from repository.service import Repository
 from vmjobs.errors import ConfigError, InvalidSpec, NotFound, Unavailable
+from vmjobs.job_sets import JobSelection
 from vmjobs.model import Job, JobAction, JobState, ReasonCode, now
 from vmjobs.ports import BatchStatus
-from vmjobs.wire import JobSelection
 
 pytestmark = pytest.mark.in_process
 

@@ -20,6 +20,7 @@ from vmjobs.errors import (
     PayloadTooLarge,
     Unavailable,
 )
+from vmjobs.job_sets import JobSelection
 from vmjobs.model import (
     HypervisorInfo,
     HypervisorKind,
@@ -30,7 +31,6 @@ from vmjobs.model import (
     StreamName,
     now,
 )
-from vmjobs.wire import JobSelection
 
 pytestmark = pytest.mark.in_process
 

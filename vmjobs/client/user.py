@@ -17,6 +17,7 @@ from vmjobs.client.clusters import Clusters
 from vmjobs.client.transport import Retries, Transport, Upload, parse
 from vmjobs.closing import Closing
 from vmjobs.errors import NotFound
+from vmjobs.job_sets import JobSelection, JobStatus, JobStatusList
 from vmjobs.model import (
     InputFile,
     Job,
@@ -37,9 +38,6 @@ from vmjobs.wire import (
     ImageInfo,
     ImageList,
     JobPage,
-    JobSelection,
-    JobStatus,
-    JobStatusList,
     NodeList,
     OutputList,
     ServiceInfo,
