@@ -32,6 +32,7 @@ ELSEWHERE = {
     ReasonCode.AGENT_RESTARTED,
     ReasonCode.SCHEDULER_UNAVAILABLE,
     ReasonCode.SCHEDULER_HELD,
+    ReasonCode.USER_HELD,
     ReasonCode.SCHEDULER_REMOVED,
     ReasonCode.SCHEDULER_LOST,
     ReasonCode.RELEASED,
