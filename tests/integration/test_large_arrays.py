@@ -12,10 +12,12 @@ from grid_kit import PATIENCE, Grid, wait_for
 
 from vmjobs.model import MAX_ARRAY, Job, JobAction, JobState
 
+#: A thousand jobs keep the schedd from answering others' tests in their time.
+pytestmark = pytest.mark.disruptive
 #: The submit side's own pool, which has no machines: what goes there stays in the queue.
 NOWHERE = {"route": "local"}
-#: So many seconds, on a machine that has nothing else to do.
-QUEUED_SECONDS, CHANGED_SECONDS, ANSWER_SECONDS = 3, 10, 1
+#: Seconds: a few times what was measured, and far from what it took where each job went by itself.
+QUEUED_SECONDS, CHANGED_SECONDS, ANSWER_SECONDS = 15, 30, 5
 
 
 @contextmanager
@@ -80,7 +82,7 @@ def test_what_waits_goes_to_the_schedd_together(grid: Grid) -> None:
     began = time.monotonic()
     jobs = [grid.submit("true", **NOWHERE)[0] for _ in range(60)]
     accepted = time.monotonic() - began
-    wait_for(lambda: are(grid, jobs[-1].array, lambda job: job.condor is not None), "the last", 3)
+    wait_for(lambda: are(grid, jobs[-1].array, lambda job: job.condor is not None), "the last", 15)
     waited = time.monotonic() - began - accepted
     places = [grid.api.job(job.id).condor for job in jobs]
     assert None not in places
@@ -89,7 +91,6 @@ def test_what_waits_goes_to_the_schedd_together(grid: Grid) -> None:
     grid.api.change_jobs(JobAction.CANCEL, [job.id for job in jobs])
 
 
-@pytest.mark.disruptive
 @pytest.mark.parametrize("when", ["it has begun", "the schedd has them"])
 def test_a_worker_that_is_killed_on_the_way_submits_nothing_twice(grid: Grid, when: str) -> None:
     array = grid.submit("true", MAX_ARRAY, **NOWHERE)[0].array
@@ -97,7 +98,9 @@ def test_a_worker_that_is_killed_on_the_way_submits_nothing_twice(grid: Grid, wh
     jobs = f"condor_q -allusers -limit 1 -constraint 'VMJobsArray == \"{array}\"' -af ClusterId"
     look = f"[ -e {marker} ]" if when == "it has begun" else f'[ "$({jobs})" ]'
     grid.on("submit", "timeout", "60", "sh", "-c", f"until {look}; do sleep 0.02; done")
-    grid.on("worker", "pkill", "-KILL", "-f", "vmjobs worker")
+    grid.on(
+        "worker", "pkill", "-KILL", "-f", "vmjobs worker", check=False
+    )  # it may go with its container
     wait_for(lambda: are(grid, array, lambda job: job.condor is not None), "ids", 60)
     found = in_queue(grid, array)
     assert len(found) == len(set(found)) == MAX_ARRAY

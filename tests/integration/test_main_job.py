@@ -90,7 +90,7 @@ def test_what_a_job_used_is_known_to_the_api_and_to_htcondor(grid: Grid) -> None
         shown = wait_for(
             partial(lambda h: grid.on(h, "condor_history", *asked).split(), host),
             f"the job to be in the history of {host}",
-            60,
+            180,
         )
         assert float(shown[0]) == ended.cpu_seconds
         assert [int(word) for word in shown[1:3]] == [ended.bytes["memory"], 100_000]
