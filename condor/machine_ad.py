@@ -29,6 +29,7 @@ def attributes(node: Mapping[str, Any]) -> dict[str, ClassAdValue]:
         names.VERSION: node["version"],
         names.HYPERVISORS: ",".join(working),
         names.UML_CPUS: sum(info.get("cpus", 1) for info in hypervisors if info["kind"] == "uml"),
+        names.NETWORKS: ",".join(node["networks"]),
         names.IMAGE_DIGESTS: ",".join(node["images"][:MAX_DIGESTS]),
         names.IMAGE_NAMES: ",".join(node.get("image_names", ())[:MAX_DIGESTS]),
         names.MEMORY: node["memory"],

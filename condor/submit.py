@@ -19,7 +19,7 @@ from urllib.parse import quote
 from condor import names, outcomes
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, Fault, InvalidSpec
-from vmjobs.model import HypervisorKind, JobSpec, cannot_have, too_many, with_cpus
+from vmjobs.model import HypervisorKind, JobSpec, NetworkMode, cannot_have, too_many, with_cpus
 from vmjobs.ports import BatchJob
 
 #: The route that needs no entry in the settings: the schedd's own pool.
@@ -140,6 +140,9 @@ def requirements(spec: JobSpec, kinds: Sequence[HypervisorKind] = (), architectu
         "TARGET.Disk >= RequestDisk",
         f"(TARGET.{names.MEMORY} < RequestMemory || TARGET.{names.DISK} * 1024 < RequestDisk) =!= true",
     ]
+    if spec.network is not NetworkMode.NONE:  # agents of earlier releases do not say what they have
+        offered = f"TARGET.{names.NETWORKS}"
+        terms.append(f'{offered} =?= undefined || stringListMember("{spec.network}", {offered})')
     if architecture:
         terms.append(f"TARGET.Arch == {classad_string(architecture)}")
     if wanted := _wanted(spec, kinds):

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 packages="
     ca-certificates curl gcc git libc6-dev make bc bison flex xz-utils python3 python3-venv python3-dev python3-libvirt
     docker.io docker-compose iproute2
-    user-mode-linux libslirp0 qemu-system-x86 qemu-utils
+    user-mode-linux slirp4netns nftables qemu-system-x86 qemu-utils
     libvirt-daemon libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
     mmdebstrap uidmap debian-archive-keyring e2fsprogs busybox-static zstd
     postgresql rabbitmq-server shellcheck
@@ -28,6 +28,15 @@ if [ -n "$missing" ]; then
     # shellcheck disable=SC2086 # a list of words
     $root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
         apt-get install -qq -y --no-install-recommends $missing >/dev/null
+fi
+
+# Anybody may open it where udev made it: what it makes needs rights over a network.
+if [ ! -w /dev/net/tun ] || [ "$(stat -c %a /dev/net/tun)" != 666 ]; then
+    root=
+    [ "$(id -u)" = 0 ] || root=sudo
+    $root mkdir -p /dev/net
+    [ -c /dev/net/tun ] || $root modprobe tun 2>/dev/null || $root mknod /dev/net/tun c 10 200
+    $root chmod 0666 /dev/net/tun
 fi
 
 stamp=.venv/.made-from

@@ -23,7 +23,7 @@ from vmjobs.hypervisor.base import (
     GUEST_NETMASK_BITS,
     NAMESERVER_ADDRESS,
 )
-from vmjobs.hypervisor.domain_xml import MAC
+from vmjobs.hypervisor.guest_network import MAC
 from vmjobs.model import JobSpec, JobTicket, NetworkMode
 
 #: What cloud-init looks for: https://docs.cloud-init.io/en/latest/reference/datasources/nocloud.html

@@ -8,9 +8,11 @@ is the variable ``VMJOBS_STATE_DIR`` and the key ``state_dir`` in the configurat
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -25,6 +27,10 @@ from vmjobs.storage import parse_storage_url
 PREFIX = "VMJOBS_"
 #: Names that have so much in common (difflib's ratio) are one and a misspelling of it.
 _ALIKE: Final = 0.75
+
+
+#: A name of a host (RFC 1123, section 2.1).
+_HOST: Final = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?")
 
 
 def _home(kind: str, fallback: str) -> Path:
@@ -195,6 +201,15 @@ class Config(BaseModel):
         description="how uml machines catch system calls: ptrace; seccomp, faster, but users of "
         "its guest can become root; auto: seccomp for jobs, ptrace for machines of clusters",
     )
+    network_allow: tuple[str, ...] = Field(
+        (),
+        description="addresses, networks and hosts that guests may reach in network mode outbound "
+        "though they are not public, or this node's own",
+    )
+    network_deny: tuple[str, ...] = Field(
+        (),
+        description="addresses, networks and hosts that guests may not reach, whatever else is said",
+    )
     cluster_cpus: int = Field(0, ge=0, description="processors for machines of virtual clusters")
     cluster_memory: int = Field(
         0, ge=0, description="MiB of memory for machines of virtual clusters; 0: none come here"
@@ -209,8 +224,8 @@ class Config(BaseModel):
     )
     isolation: Literal["required", "preferred"] = Field(
         "required",
-        description="of machines from the node; preferred: where that does not work they run all "
-        "the same, with all rights of the agent",
+        description="of machines from the node; preferred: where that does not work those without a "
+        "network run all the same, with all rights of the agent",
     )
     probe_seconds: float = Field(30.0, gt=0, description="deadline for a probe's boot")
     max_console_bytes: int = Field(
@@ -265,6 +280,19 @@ class Config(BaseModel):
         parse_storage_url(value)
         return value
 
+    @field_validator("network_allow", "network_deny")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for word in value:
+            try:
+                IPv4Network(word, strict=False)
+            except ValueError:
+                if not _HOST.fullmatch(word) or word.replace(".", "").isdigit():
+                    raise ValueError(
+                        f"{word!r} is no IPv4 address, no network such as 192.0.2.0/24 and no host name"
+                    ) from None
+        return value
+
     @field_validator("pools")
     @classmethod
     def _complete_pools(cls, value: dict[str, str]) -> dict[str, str]:
@@ -288,7 +316,7 @@ class Config(BaseModel):
         pairs = [item.partition("=") for item in value.split(";") if item.strip()]
         return {name.strip(): resource.strip() for name, _, resource in pairs}
 
-    @field_validator("hypervisors", "job_users", mode="before")
+    @field_validator("hypervisors", "job_users", "network_allow", "network_deny", mode="before")
     @classmethod
     def _words_from_text(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value

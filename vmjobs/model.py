@@ -617,7 +617,7 @@ class Node(Told):
     """An execute node as it announces itself: what it has, caches and runs.
 
     image_names: what jobs called images that it caches. fault: why it takes no jobs for a while; "": it
-    does.
+    does. networks: what its machines can have.
     """
 
     name: NodeName
@@ -635,6 +635,7 @@ class Node(Told):
     cluster_memory: int = Field(default=0, ge=0, description="MiB, for virtual clusters")
     cluster_disk: int = Field(default=0, ge=0, description="MiB, for virtual clusters")
     fault: str = Field(default="", max_length=1024)
+    networks: tuple[NetworkMode, ...] = Field(default=tuple(NetworkMode), max_length=16)
     updated: datetime
 
 

@@ -2,13 +2,14 @@
 
 It runs on an execute node: ``cluster_by_hand.py STORE DIGEST MEMORY DISK COLLECTOR DOMAIN MACHINE...``,
 each ``NAME=TOKEN=ID``. Image, guest program and the script in it are those of a virtual cluster; disks,
-endpoint, network process and token are there before the clock starts. It prints ``prepared``, and when
+endpoint, network and token are there before the clock starts. It prints ``prepared``, and when
 a line comes on stdin starts all machines side by side; when stdin ends, it ends them.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,9 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from raw_boot import Disks
-from raw_boot import _connect as connect
-from raw_boot import _uml as uml
+from raw_boot import Disks, connect, uml
 
 from condor.worker import WorkerKit
 from images.store import ImageStore
@@ -28,8 +27,12 @@ from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk
 from vmjobs.agent.members.parts import ticket_of
 from vmjobs.cluster.member import Goal
 from vmjobs.cluster.wire import MemberOrder, PoolAddress
-from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage
-from vmjobs.model import MIB, HypervisorKind
+from vmjobs.config import load
+from vmjobs.hypervisor import guest_network, helpers, sandbox
+from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, Machine
+from vmjobs.hypervisor.detached import Launcher
+from vmjobs.hypervisor.outbound import OutboundPolicy
+from vmjobs.model import MIB, NetworkMode
 
 TOKEN, SENTINEL = "t" * 43, "5" * 32
 
@@ -58,10 +61,13 @@ def prepare(
         on_words=lambda words: None,
         pool_token=lambda: pool_token,
     )
-    stack.enter_context(serving(link, directory / "endpoint.sock"))
-    inner = connect(stack, HypervisorKind.UML, ticket.spec, image, directory)
-    assert inner is not None
-    argv = uml(image, ticket.spec, disks, directory, inner, None)
+    network = connect(stack, NetworkMode.OUTBOUND)
+    stack.enter_context(serving(link, network))
+    around = Machine(order.name, 1, order.memory, image, (), directory / "console", directory, network)
+    guest_network.set_up(Launcher(), around, OutboundPolicy(load().network_allow))
+    stack.callback(_end_helpers, order.name)
+    inside = sandbox.entering(network.namespace_files)
+    argv = [*inside, *uml(image, ticket.spec, disks, directory, networked=True)]
     console = stack.enter_context((directory / "console").open("wb"))
 
     def start() -> subprocess.Popen[bytes]:
@@ -72,11 +78,15 @@ def prepare(
             stderr=console,
             cwd=directory,
             env={"PATH": os.environ["PATH"], "TMPDIR": "/dev/shm"},  # noqa: S108 - as the agent's
-            pass_fds=(inner.fileno(),),
             start_new_session=True,
         )
 
     return start
+
+
+def _end_helpers(name: str) -> None:
+    for process in helpers.find(name):
+        os.kill(process.pid, signal.SIGKILL)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from figures import Finding, spread
 from grid_kit import Grid, wait_for
 
 from vmjobs.cluster.spec import ClusterSpec
-from vmjobs.hypervisor import netproc, procs
+from vmjobs.hypervisor import helpers, procs
 from vmjobs.hypervisor.procs import Process
 
 MACHINES = 32
@@ -73,10 +73,10 @@ def cluster_idle(grid: Grid, minutes: int) -> Iterator[Finding]:
     none = {who: [*before[who], *after[who]] for who in before}
     for who, kind, target in (
         ("agent", "CPU", CPU_TARGET),
-        ("network processes", "CPU", CPU_TARGET),
+        ("ways outside", "CPU", CPU_TARGET),
         ("machines", "CPU", 60.0),
         ("agent", "memory", MEMORY_TARGET),
-        ("network processes", "memory", MACHINES * 16.0),
+        ("ways outside", "memory", MACHINES * 16.0),
         ("machines", "memory", MACHINES * (MEMORY + KERNEL)),
     ):
         yield _finding(who, kind, with_them, none, target)
@@ -118,10 +118,10 @@ def _minutes(grid: Grid, count: int) -> _Minutes:
 
 
 def _costs(grid: Grid) -> dict[str, Cost]:
-    groups: dict[str, list[int]] = {"agent": [], "network processes": [], "machines": []}
+    groups: dict[str, list[int]] = {"agent": [], "ways outside": [], "machines": []}
     for process in _inside(grid.container(NODE)):
-        if netproc.machine_of(process):
-            groups["network processes"].append(process.pid)
+        if helpers.machine_of(process):
+            groups["ways outside"].append(process.pid)
         elif any(word.startswith("umid=") for word in process.argv):
             groups["machines"].append(process.pid)
         elif process.argv[-1] == "agent" or any(word.endswith(STARTER) for word in process.argv):

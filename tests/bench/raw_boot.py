@@ -1,7 +1,7 @@
 """A guest on a hand-written command line: what a start costs without vmjobs.
 
 Everything that can be prepared is prepared before the clock starts: disks, the endpoint, the
-network process. What is timed is one program, from its start to the guest's word that it is ready:
+network. What is timed is one program, from its start to the guest's word that it is ready:
 the console's line, or where there is a network the request that comes to the endpoint.
 
 As a program it boots once and prints seconds: ``raw_boot.py KIND STORE DIGEST NETWORK``. Or it
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,14 +28,14 @@ from images.store import ImageStore
 from vmjobs.agent.endpoint import GuestLink, serving
 from vmjobs.agent.inbox import Inbox, Ready
 from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk
-from vmjobs.hypervisor import netproc, uml_boot
-from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, BootImage, Machine, Network
+from vmjobs.hypervisor import guest_network, sandbox, uml_boot
+from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, ENDPOINT_PORT, BootImage, Network
 from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.domain_xml import board, kernel_parameters
+from vmjobs.hypervisor.guest_network import MAC, MTU
+from vmjobs.hypervisor.namespaces import TAP
 from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket, NetworkMode
 
-MTU = 1500
-MAC = "52:54:00:12:34:56"
 BOOT_SECONDS = 120.0
 
 
@@ -79,20 +78,19 @@ def raw_boot(kind: HypervisorKind, image: BootImage, spec: JobSpec, directory: P
     disks = lay_disks(directory, spec, image.digest, token)
     ready: Queue[float] = Queue()
     with ExitStack() as stack:
-        # Each hypervisor gets its end of the cable as it wants it.
-        inner = None
-        cable = directory / "net" / netproc.CABLE
+        prefix: list[str] = []
         if online:
-            inbox = _serve(stack, directory, token)
+            inbox = Inbox()
             _tell(ready, inbox)
-            inner = _connect(stack, kind, spec, image, directory)
-        make = _uml if kind is HypervisorKind.UML else _qemu
-        argv = make(image, spec, disks, directory, inner, cable if online else None)
-        return _time(argv, directory, inner, None if online else disks.sentinel, ready)
+            network = connect(stack, spec.network)
+            _serve(stack, network, inbox, directory, token)
+            prefix = sandbox.entering(network.namespace_files)
+        make = uml if kind is HypervisorKind.UML else _qemu
+        argv = [*prefix, *make(image, spec, disks, directory, networked=online)]
+        return _time(argv, directory, None if online else disks.sentinel, ready)
 
 
-def _serve(stack: ExitStack, directory: Path, token: str) -> Inbox:
-    inbox = Inbox()
+def _serve(stack: ExitStack, network: Network, inbox: Inbox, directory: Path, token: str) -> None:
     link = GuestLink(
         token=token,
         inbox=inbox,
@@ -100,8 +98,7 @@ def _serve(stack: ExitStack, directory: Path, token: str) -> Inbox:
         max_log=MIB,
         on_log=lambda: None,
     )
-    stack.enter_context(serving(link, directory / "endpoint.sock"))
-    return inbox
+    stack.enter_context(serving(link, network))
 
 
 def _tell(ready: Queue[float], inbox: Inbox) -> None:
@@ -114,41 +111,18 @@ def _tell(ready: Queue[float], inbox: Inbox) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
-def _connect(
-    stack: ExitStack,
-    kind: HypervisorKind,
-    spec: JobSpec,
-    image: BootImage,
-    directory: Path,
-) -> socket.socket | None:
-    network = Network(spec.network, directory / "endpoint.sock")
-    machine = Machine("by-hand", 1, spec.memory, image, (), directory / "console", directory, network)
-    inner = None
-    if kind is HypervisorKind.UML:
-        outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with outer:
-            started = netproc.start(
-                Launcher(), machine, network, fd=outer.fileno(), mtu=MTU, isolated=False
-            )
-            started.ready()
-        stack.callback(inner.close)
-    else:
-        started = netproc.start(Launcher(), machine, network, mtu=MTU, isolated=False)
-        started.ready()
-    stack.callback(started.close)
-    stack.callback(started.process.kill)
-    return inner
+def connect(stack: ExitStack, mode: NetworkMode) -> Network:
+    """A network for a guest."""
+    network = guest_network.open_network(Launcher(), mode, [ENDPOINT_PORT], None)
+    stack.callback(network.close)
+    return network
 
 
-def _uml(
-    image: BootImage,
-    spec: JobSpec,
-    disks: Disks,
-    directory: Path,
-    inner: socket.socket | None,
-    _cable: Path | None,
+def uml(
+    image: BootImage, spec: JobSpec, disks: Disks, directory: Path, *, networked: bool
 ) -> list[str]:
-    network = [] if inner is None else [f"vec0:transport=fd,fd={inner.fileno()},mac={MAC},mtu={MTU}"]
+    """The command line of a UML kernel, that one would type."""
+    network = [f"vec0:transport=tap,ifname={TAP},gro=1,mac={MAC},mtu={MTU}"] if networked else []
     return [
         uml_boot.kernel(),
         *(["seccomp=on"] if uml_boot.OWN_KERNEL.exists() else []),
@@ -165,22 +139,17 @@ def _uml(
 
 
 def _qemu(
-    image: BootImage,
-    spec: JobSpec,
-    disks: Disks,
-    directory: Path,
-    _inner: socket.socket | None,
-    cable: Path | None,
+    image: BootImage, spec: JobSpec, disks: Disks, directory: Path, *, networked: bool
 ) -> list[str]:
     overlay = directory / "overlay.qcow2"
     make = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b"]
     make += [str(image.root.absolute()), str(overlay)]
     subprocess.run(make, check=True)
     network = []
-    if cable is not None:
+    if networked:
         network = [
-            *("-netdev", f"stream,id=net0,server=off,addr.type=unix,addr.path={cable}"),
-            *("-device", f"virtio-net-pci,netdev=net0,mac={MAC},romfile="),
+            *("-netdev", f"tap,id=net0,ifname={TAP},script=no,downscript=no"),
+            *("-device", f"virtio-net-pci,netdev=net0,mac={MAC},host_mtu={MTU},romfile="),
         ]
     words = kernel_parameters(image, board())
     return [
@@ -209,7 +178,6 @@ def _drive(path: Path, kind: str, more: str = "") -> Sequence[str]:
 def _time(
     argv: list[str],
     directory: Path,
-    inner: socket.socket | None,
     sentinel: str | None,
     ready: Queue[float],
 ) -> float:
@@ -222,7 +190,6 @@ def _time(
         stderr=subprocess.STDOUT,
         cwd=directory,
         env={"PATH": os.environ["PATH"], "TMPDIR": memory},
-        pass_fds=() if inner is None else (inner.fileno(),),
         start_new_session=True,
     )
     said: list[bytes] = []

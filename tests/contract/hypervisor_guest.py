@@ -76,6 +76,13 @@ disks)
     printf 'output of the guest' > /dev/${disk}d; sync
     echo "disks=$(ls /sys/block | grep -c ^$disk)"
     ;;
+dhcp)
+    printf '#!/bin/sh\n[ "$1" != bound ] || echo "bound=$ip via $router, $dns"\n' > /lease
+    chmod +x /lease
+    network
+    ip addr flush dev $card
+    udhcpc -i $card -n -q -f -s /lease
+    ;;
 network)
     network
     wget -q -O - http://10.0.2.100/small

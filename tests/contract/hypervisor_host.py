@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vmjobs.hypervisor.base import BootImage, Hypervisor, Machine, MachineState
+from vmjobs.hypervisor.base import (
+    ENDPOINT_PORT,
+    BootImage,
+    Hypervisor,
+    Machine,
+    MachineState,
+    Network,
+)
+from vmjobs.model import NetworkMode
 
 #: Seconds that a guest may take to boot and do its little work, on a slow machine too.
 BOOT = 90.0
@@ -48,6 +56,12 @@ class Bench:
     directory: Path
     fields: Mapping[str, Any] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
+    networks: list[Network] = field(default_factory=list)
+
+    def network(self, mode: NetworkMode = NetworkMode.REPOSITORY, *doors: int) -> Network:
+        """A network for a machine that is about to start. doors: ports beside the endpoint's."""
+        self.networks.append(self.driver.open_network(mode, (ENDPOINT_PORT, *doors)))
+        return self.networks[-1]
 
     def machine(self, do: str = "", *words: str, **fields: Any) -> Machine:
         """A machine whose guest does ``do``. words: more parameters of its kernel."""
@@ -93,6 +107,11 @@ def bench(driver: Hypervisor, image: BootImage, directory: Path, **fields: Any) 
         driver.destroy(name)
         wait_until(lambda name=name: not mentioning(name), 10, "all its processes are gone")  # type: ignore[misc]
     assert not set(made.names) & set(driver.list())
+    for network in made.networks:
+        network.close()
+        network.dhcp.close()
+        for listening in network.listening.values():
+            listening.close()
 
 
 def mentioning(words: str) -> list[int]:
@@ -123,20 +142,19 @@ def host_addresses() -> list[str]:
     return [address for address in found if not address.startswith("127.")]
 
 
-class Endpoint(socketserver.ThreadingUnixStreamServer):
-    """An HTTP service on a Unix socket; remembers what was asked."""
+class Endpoint(socketserver.ThreadingTCPServer):
+    """An HTTP service in a guest's network; remembers what was asked."""
 
     daemon_threads = True
     small = b"small=hello\n"
     large = bytes(range(256)) * (40 * 1024 * 1024 // 256)
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, network: Network) -> None:
         self.requests: list[tuple[str, int]] = []
-        super().__init__(str(path), _Handler)
-
-    def get_request(self) -> tuple[Any, Any]:
-        connection, _ = super().get_request()
-        return connection, ("guest", 0)
+        listening = network.listening[ENDPOINT_PORT]
+        super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -163,9 +181,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def endpoint(path: Path) -> Iterator[Endpoint]:
+def endpoint(network: Network) -> Iterator[Endpoint]:
     """Serve until the end of the block."""
-    with Endpoint(path) as server:
+    with Endpoint(network) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:

@@ -35,7 +35,7 @@ from vmjobs.cluster.wire import (
     PoolToken,
 )
 from vmjobs.errors import Unavailable, VMJobsError
-from vmjobs.hypervisor import netproc, procs, sandbox
+from vmjobs.hypervisor import helpers, procs, sandbox
 from vmjobs.hypervisor.base import BootImage
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import MIB, HypervisorKind, now
@@ -281,9 +281,9 @@ def remains(parts: MemberParts) -> list[str]:
     """Processes and directories of members."""
     prefix = parts.journal.prefix
     names = [name for name in UML.list() if name.startswith(prefix)]
-    cables = [netproc.machine_of(process) for process in procs.scan()]
+    helped = [helpers.machine_of(process) for process in procs.scan()]
     folders = [path.name for path in parts.journal.root.iterdir() if path.is_dir()]
-    return [*names, *(name for name in cables if name.startswith(prefix)), *folders]
+    return [*names, *(name for name in helped if name.startswith(prefix)), *folders]
 
 
 def assert_forgotten(parts: MemberParts, service: Service, revision: int) -> None:

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from socket_kit import guest_network
 
 from images.guest import cloud_kit
 from vmjobs.agent.endpoint import GuestLink, serving
 from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
 from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk
 from vmjobs.agent.outputs import DiskContents, OutputTray, read_output_disk
+from vmjobs.hypervisor.base import ENDPOINT_PORT
 from vmjobs.local import describe_inputs
 from vmjobs.model import MIB, ExitChannel, ExitStatus, JobSpec, JobTicket
 
@@ -101,12 +103,14 @@ def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guest]:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.chdir(tmp_path)
 
+    network = guest_network()
+    address = network.listening[ENDPOINT_PORT].getsockname()
+
     def connect(self: cloud_kit.http.client.HTTPConnection) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.connect(str(tmp_path / "endpoint.sock"))
+        self.sock = socket.create_connection(address)
 
     monkeypatch.setattr(cloud_kit.http.client.HTTPConnection, "connect", connect)
-    with serving(link, tmp_path / "endpoint.sock"):
+    with serving(link, network):
         yield Guest(tmp_path, link, OutputTray(["sub/*.csv"], MIB), said)
     signal.signal(signal.SIGTERM, before)
 

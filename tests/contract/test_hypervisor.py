@@ -9,8 +9,10 @@ import re
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,9 +33,11 @@ from hypervisor_host import (
     wait_until,
 )
 
+from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.inbox import Inbox
 from vmjobs.agent.members.machine import CONSOLE_TICK
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import netproc, procs, uml_boot
+from vmjobs.hypervisor import helpers, procs, uml_boot
 from vmjobs.hypervisor.base import (
     DOOR_PORT,
     BootImage,
@@ -42,10 +46,10 @@ from vmjobs.hypervisor.base import (
     Hypervisor,
     Machine,
     MachineState,
-    Network,
     Usage,
 )
 from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
+from vmjobs.hypervisor.outbound import OutboundPolicy
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import MIB, HypervisorKind, NetworkMode
 
@@ -99,9 +103,8 @@ def digest(path: Path) -> str:
 
 
 def test_boots_speaks_and_powers_off(bench: Bench) -> None:
-    """Nothing of its console is lost, and without a network it has no process for one."""
-    network = Network(NetworkMode.NONE, bench.directory / "none")
-    machine = bench.machine("hello", network=network)
+    """Nothing of its console is lost."""
+    machine = bench.machine("hello")
     machine.console.write_text("kept from before\n")
     bench.driver.start(machine)
     assert machine.name in bench.driver.list()
@@ -111,7 +114,6 @@ def test_boots_speaks_and_powers_off(bench: Bench) -> None:
     assert text.startswith("kept from before\n")
     assert "guest: up" in text
     assert "guest: done" in text
-    assert not (machine.workdir / "usernet.log").exists()
     check_ending(bench.driver, machine.name, {Ending.POWEROFF})
 
 
@@ -192,16 +194,12 @@ def test_a_job_has_several_processors_of_uml_and_a_shared_guest_one(bench: Bench
 
 
 @pytest.mark.soak_for("qemu")
-def test_a_machine_that_lost_its_network_process_has_ended(bench: Bench) -> None:
-    with endpoint(bench.directory / "endpoint"):
-        network = Network(NetworkMode.REPOSITORY, bench.directory / "endpoint")
-        machine = bench.machine("count", network=network)
-        bench.driver.start(machine)
-        wait_until(lambda: "count=1" in said(machine.console), BOOT, "the guest counts")
-        assert bench.driver.wait(machine.name, 1.0) is MachineState.RUNNING
-        for process in netproc.leading(machine.name):
-            os.kill(process.pid, signal.SIGKILL)
-        ends_soon(bench, machine)
+def test_a_machine_that_lost_its_way_outside_has_ended(bench: Bench) -> None:
+    machine = bench.start("count", "count=1", network=bench.network(NetworkMode.OUTBOUND))
+    assert bench.driver.wait(machine.name, 1.0) is MachineState.RUNNING
+    _, carries = helpers.find(machine.name)
+    os.kill(carries.pid, signal.SIGKILL)
+    ends_soon(bench, machine)
 
 
 def ends_soon(bench: Bench, machine: Machine) -> None:
@@ -216,8 +214,8 @@ def ends_soon(bench: Bench, machine: Machine) -> None:
 
 @pytest.mark.soak_for("qemu")
 def test_a_machine_whose_guest_leaves_its_network_goes_on(bench: Bench) -> None:
-    with endpoint(bench.directory / "endpoint"):
-        network = Network(NetworkMode.REPOSITORY, bench.directory / "endpoint")
+    network = bench.network()
+    with endpoint(network):
         machine = bench.machine("unplugged", network=network)
         bench.driver.start(machine)
         assert bench.driver.wait(machine.name, BOOT) is MachineState.GONE
@@ -348,8 +346,8 @@ def test_what_a_machine_has_used_is_seen_while_it_runs(bench: Bench) -> None:
 
 def test_what_a_machine_has_used_is_known_after_its_end(bench: Bench) -> None:
     """In full where the kernel tells; of QEMU as much as was seen of it."""
-    with endpoint(bench.directory / "endpoint"):
-        network = Network(NetworkMode.REPOSITORY, bench.directory / "endpoint")
+    network = bench.network()
+    with endpoint(network):
         native = bench.driver.kind is not HypervisorKind.QEMU
         machine = bench.machine("work", f"lines={60 if native else 10}", network=network)
         bench.driver.start(machine)
@@ -415,13 +413,11 @@ def test_an_overlay_that_is_to_be_kept_outlives_its_machine(bench: Bench) -> Non
 
 
 def test_guest_reaches_its_endpoint(bench: Bench) -> None:
-    """However deep that and its working directory lie."""
-    deep = bench.directory / ("d" * 60) / ("e" * 50)
-    workdir = deep / "work"
+    """However deep its working directory lies."""
+    workdir = bench.directory / ("d" * 60) / ("e" * 50) / "work"
     workdir.mkdir(parents=True)
-    (bench.directory / "short").symlink_to(deep)
-    with endpoint(bench.directory / "short" / "endpoint") as server:
-        network = Network(NetworkMode.REPOSITORY, deep / "endpoint")
+    network = bench.network()
+    with endpoint(network) as server:
         machine = bench.machine("network", network=network, workdir=workdir)
         bench.driver.start(machine)
         assert mentioning(machine.name)
@@ -436,39 +432,52 @@ def test_guest_reaches_its_endpoint(bench: Bench) -> None:
 @pytest.mark.soak_for("qemu")
 @pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
 def test_guest_waits_at_its_door(bench: Bench, mode: NetworkMode) -> None:
-    """Whoever listens may come later than the machine, and go, and come again."""
-    path = bench.directory / "door"
-    network = Network(mode, bench.directory / "endpoint", {DOOR_PORT: path})
+    """What listens may end, and come again to a machine that runs."""
+    network = bench.network(mode, DOOR_PORT)
     machine = bench.start("door", "guest: up", network=network)
-    for word in (b"", b"come in"):
-        with socket.socket(socket.AF_UNIX) as server:
-            server.settimeout(BOOT)
-            server.bind(str(path))
-            server.listen()
-            guest, _ = server.accept()
-            with guest:
-                guest.settimeout(BOOT)
-                assert guest.recv(6, socket.MSG_WAITALL) == b"hello\n"
-                guest.sendall(word)
-        path.unlink()
+    answer(network.listening[DOOR_PORT], b"")
+    again = bench.driver.open_network(mode, [DOOR_PORT], running=machine.name)
+    again.close()
+    answer(again.listening[DOOR_PORT], b"come in")
     assert "door=come in" in bench.end(machine)
 
 
-@pytest.mark.soak_for("qemu")  # its network process is the same
+def answer(server: socket.socket, word: bytes) -> None:
+    """Take one connection of the guest's, say a word, and listen no longer."""
+    with server:
+        server.settimeout(BOOT)
+        guest, _ = server.accept()
+        with guest:
+            guest.settimeout(BOOT)
+            assert guest.recv(6, socket.MSG_WAITALL) == b"hello\n"
+            guest.sendall(word)
+
+
+@pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
+@pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
+def test_guest_gets_its_address_by_dhcp(bench: Bench, mode: NetworkMode) -> None:
+    network = bench.network(mode)
+    with serving(GuestLink("a token", Inbox(), {}, 0), network):
+        text = bench.run("dhcp", network=network)
+    beyond = "10.0.2.2, 10.0.2.3" if mode is NetworkMode.OUTBOUND else ", "
+    assert f"bound=10.0.2.15 via {beyond}" in text
+
+
+@pytest.mark.soak_for("qemu")  # its network is the same
 @pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
 def test_guest_does_not_reach_the_host(bench: Bench, mode: NetworkMode) -> None:
     """In mode ``repository`` it reaches no other address either, nor a name server."""
+    network = bench.network(mode)
     with (
-        endpoint(bench.directory / "endpoint"),
+        endpoint(network),
         socket.create_server(("127.0.0.1", 0)) as private,
         socket.create_server(("0.0.0.0", 0)) as public,  # noqa: S104
     ):
         own, open_to_all = private.getsockname()[1], public.getsockname()[1]
-        targets = [f"10.0.2.2:{own}", f"127.0.0.1:{own}", f"10.0.2.3:{own}"]
-        if mode is NetworkMode.REPOSITORY:
-            targets += [f"{address}:{open_to_all}" for address in host_addresses()]
-            targets += ["10.0.2.100:22", "10.0.2.3:53", "192.0.2.1:80"]
-        network = Network(mode, bench.directory / "endpoint")
+        targets = [f"{address}:{own}" for address in ("10.0.2.1", "10.0.2.2", "127.0.0.1", "10.0.2.3")]
+        targets += [f"{address}:{open_to_all}" for address in ("0.0.0.0", *host_addresses())]  # noqa: S104
+        targets += ["10.0.2.100:22", "192.0.2.1:80"]
+        targets += ["10.0.2.3:53"] if mode is NetworkMode.REPOSITORY else []
         text = bench.run("confined", f"targets={','.join(targets)}", network=network)
         assert "small=hello" in text
         assert "reached=" not in text.replace(
@@ -478,6 +487,28 @@ def test_guest_does_not_reach_the_host(bench: Bench, mode: NetworkMode) -> None:
             listener.setblocking(False)
             with pytest.raises(BlockingIOError):
                 listener.accept()
+
+
+@pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
+def test_guest_reaches_what_its_site_allows_and_nothing_that_it_denies(bench: Bench) -> None:
+    """Those that listen are on an address of this host, which is closed to guests otherwise."""
+    address = host_addresses()[0]
+    for policy, reached in (
+        (OutboundPolicy(), False),
+        (OutboundPolicy(allow=(address,)), True),
+        (OutboundPolicy(allow=(f"{address}/30",), deny=(address,)), False),
+    ):
+        bench.driver = UserModeLinux(policy=policy)
+        network = bench.network(NetworkMode.OUTBOUND)
+        with (
+            endpoint(network),
+            socketserver.TCPServer((address, 0), socketserver.BaseRequestHandler) as server,
+        ):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            target = f"{address}:{server.server_address[1]}"
+            text = bench.run("confined", f"targets={target}", network=network)
+            server.shutdown()
+        assert (f"reached={target}" in text) is reached
 
 
 @pytest.mark.parametrize("driver", [HypervisorKind.UML], indirect=True)
@@ -515,43 +546,43 @@ def test_what_cannot_start_leaves_nothing(bench: Bench) -> None:
 
 _STARTER = """
 import pickle, sys
+from dataclasses import replace
 from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
+from vmjobs.hypervisor.outbound import OutboundPolicy
 from vmjobs.hypervisor.uml import UserModeLinux
-from vmjobs.model import HypervisorKind
+from vmjobs.model import HypervisorKind, NetworkMode
 machine, kind = pickle.load(sys.stdin.buffer)
 driver = UserModeLinux() if kind is HypervisorKind.UML else Libvirt(kind, node_connection())
-driver.start(machine)
+driver.start(replace(machine, network=driver.open_network(NetworkMode.OUTBOUND, [80])))
 print("started", flush=True)
 driver.wait(machine.name, 600)
 """
 
 
 def test_machine_of_a_killed_starter_is_found(bench: Bench) -> None:
-    with endpoint(bench.directory / "endpoint"):
-        network = Network(NetworkMode.REPOSITORY, bench.directory / "endpoint")
-        machine = bench.machine("count", network=network)
-        starter = subprocess.Popen(
-            [sys.executable, "-c", _STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert starter.stdin
-        assert starter.stdout
-        with starter.stdin as data:
-            pickle.dump((machine, bench.driver.kind), data)
-        with starter.stdout as words:
-            assert words.readline() == b"started\n"
-        # What supervises an agent ends all that descends from it.
-        family = {p.pid: ancestors(p.pid) for p in procs.scan() if machine.name in " ".join(p.argv)}
-        assert family
-        assert [pid for pid, above in family.items() if starter.pid in above] == []
-        starter.send_signal(signal.SIGKILL)
-        starter.wait()
-        bench.until(machine, "count=3")
-        assert machine.name in bench.driver.list()
-        assert bench.driver.state(machine.name) is MachineState.RUNNING
-        assert bench.driver.wait(machine.name, 0.2) is MachineState.RUNNING
-        bench.driver.destroy(machine.name)
-        assert bench.driver.state(machine.name) is MachineState.GONE
-        assert mentioning(machine.name) == []
+    machine = bench.machine("count")
+    starter = subprocess.Popen(
+        [sys.executable, "-c", _STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert starter.stdin
+    assert starter.stdout
+    with starter.stdin as data:
+        pickle.dump((machine, bench.driver.kind), data)
+    with starter.stdout as words:
+        assert words.readline() == b"started\n"
+    # What supervises an agent ends all that descends from it.
+    family = {p.pid: ancestors(p.pid) for p in procs.scan() if machine.name in " ".join(p.argv)}
+    assert family
+    assert [pid for pid, above in family.items() if starter.pid in above] == []
+    starter.send_signal(signal.SIGKILL)
+    starter.wait()
+    bench.until(machine, "count=3")
+    assert machine.name in bench.driver.list()
+    assert bench.driver.state(machine.name) is MachineState.RUNNING
+    assert bench.driver.wait(machine.name, 0.2) is MachineState.RUNNING
+    bench.driver.destroy(machine.name)
+    assert bench.driver.state(machine.name) is MachineState.GONE
+    assert mentioning(machine.name) == []
 
 
 def ancestors(pid: int) -> list[int]:

@@ -17,20 +17,18 @@ import pytest
 from hypervisor_guest import direct_boot_guest, kernel_tree, root_disk_guest
 from hypervisor_host import BOOT, Bench, endpoint, said, wait_until
 
-from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import mconsole, netproc, procs, sandbox
+from vmjobs.hypervisor import helpers, mconsole, procs, sandbox
 from vmjobs.hypervisor.base import (
     BootImage,
     DataDisk,
     Hypervisor,
     MachineLimits,
     MachineState,
-    Network,
 )
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.regulator import processor_seconds
 from vmjobs.hypervisor.uml import UserModeLinux
-from vmjobs.model import HypervisorKind, NetworkMode
+from vmjobs.model import HypervisorKind
 
 #: Starts a machine and is gone at once, as an agent that is killed.
 _STARTER = """
@@ -48,12 +46,7 @@ def uml_guest(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
 
 @contextmanager
 def _bench(driver: Hypervisor, image: BootImage, directory: Path) -> Iterator[Bench]:
-    network = Network(NetworkMode.REPOSITORY, directory / "endpoint")
-    with (
-        endpoint(directory / "endpoint") as server,
-        hypervisor_host.bench(driver, image, directory, network=network) as made,
-    ):
-        server.large = b"x" * 2097152
+    with hypervisor_host.bench(driver, image, directory) as made:
         yield made
 
 
@@ -72,16 +65,15 @@ def qemu(tmp_path: Path) -> Iterator[Bench]:
 
 
 def processes(name: str) -> list[procs.Process]:
-    """The machine's first process and its network process's."""
+    """The machine's first process."""
     found = [process for process in procs.scan() if name in " ".join(process.argv)]
     return [process for process in found if sandbox.leads(process)]
 
 
 def share(name: str, seconds: float) -> float:
     """Processors that a machine uses on average, by what the kernel counts."""
-    assert len(processes(name)) == 2
-    (first,) = (process for process in processes(name) if not netproc.machine_of(process))
-    pids = [sandbox.innermost(first)[0].pid, *(one.pid for one in netproc.regulating(name))]
+    (first,) = processes(name)
+    pids = [sandbox.innermost(first)[0].pid, *(one.pid for one in helpers.find(name))]
     began, before = time.monotonic(), sum(map(processor_seconds, pids))
     threading.Event().wait(seconds)
     return (sum(map(processor_seconds, pids)) - before) / (time.monotonic() - began)
@@ -133,7 +125,7 @@ def test_a_limited_machine_is_paused_and_goes_on_limited(uml: Bench) -> None:
 def test_a_machine_that_stood_still_though_nobody_heard_so(uml: Bench) -> None:
     """On a busy node a kernel may obey once nobody waits for its answer any more."""
     machine = uml.start("count", "count=3")
-    (first,) = (process for process in processes(machine.name) if not netproc.machine_of(process))
+    (first,) = processes(machine.name)
     kernel = sandbox.innermost(first)[0]
     for paused in (False, True):
         mconsole.command(kernel.pid, machine.name, "stop", 5.0)
@@ -146,14 +138,19 @@ def test_a_machine_that_stood_still_though_nobody_heard_so(uml: Bench) -> None:
 
 
 def test_a_guest_notices_nothing_but_that_it_is_slow(uml: Bench) -> None:
-    text = uml.run("network", limits=MachineLimits(cpu_percent=20))
+    network = uml.network()
+    with endpoint(network):
+        text = uml.run("network", limits=MachineLimits(cpu_percent=20), network=network)
     assert "small=hello" in text
     assert "uploaded=1048576" in text
     assert "guest: done" in text
 
 
 def test_the_network_is_as_fast_as_asked_for_each_way(uml: Bench) -> None:
-    text = uml.run("pace", limits=MachineLimits(network_bits=8_000_000))
+    network = uml.network()
+    with endpoint(network) as server:
+        server.large = b"x" * 2097152
+        text = uml.run("pace", limits=MachineLimits(network_bits=8_000_000), network=network)
     for way in ("down", "up"):
         assert 6.8 < 2097152 * 8 / 1e6 / seconds_of(way, text) < 9.2, text
 
@@ -162,20 +159,13 @@ def test_a_low_weight_is_a_high_nice_level(uml: Bench) -> None:
     if uml.driver.unenforced(MachineLimits(cpu_weight=50), uml.directory):
         pytest.fail("this process is at the highest nice level itself")
     machine = uml.start("spin", "spinning", limits=MachineLimits(cpu_weight=50))
-    main, network = processes(machine.name)
+    (main,) = processes(machine.name)
     levels = set()
-    for pid in {main.pid, network.pid, *procs.children(main.pid), *procs.children(network.pid)}:
+    for pid in {main.pid, *procs.children(main.pid)}:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         levels.add(int(stat[16]))
     own = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[16])
     assert levels == {min(19, own + 3)}
-
-
-def test_a_machine_that_could_not_be_held_is_refused(uml: Bench) -> None:
-    machine = uml.machine("hello", limits=MachineLimits(cpu_percent=30), network=None)
-    with pytest.raises(HypervisorError, match="cannot be held to cpu_percent"):
-        uml.driver.start(machine)
-    assert processes(machine.name) == []
 
 
 def test_qemu_keeps_to_its_share(qemu: Bench) -> None:

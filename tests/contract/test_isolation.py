@@ -27,15 +27,18 @@ from hypervisor_guest import root_disk_guest
 from hypervisor_host import BOOT, Bench, bench, host_addresses, mentioning, said, wait_until
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import mconsole, netproc, procs, sandbox
+from vmjobs.hypervisor import mconsole, procs, sandbox
 from vmjobs.hypervisor.base import (
+    ENDPOINT_ADDRESS,
+    ENDPOINT_PORT,
+    GATEWAY_ADDRESS,
+    NAMESERVER_ADDRESS,
     BootImage,
     DataDisk,
     Ending,
     Hypervisor,
     Machine,
     MachineState,
-    Network,
 )
 from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
@@ -271,6 +274,34 @@ def test_the_hosts_network(node: Node) -> None:
     assert not any(node.reached(rare, isolated=True).values())
 
 
+@pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
+def test_its_own_network_leads_nowhere_else(node: Node, mode: NetworkMode) -> None:
+    """By frames of its own making: of another machine's network there is nothing in its own."""
+    driver, machine = node.driver(isolated=True), node.broken({})
+    networks = [driver.open_network(mode, [ENDPOINT_PORT]) for _ in range(2)]
+    ports = [network.listening[ENDPOINT_PORT].getsockname() for network in networks]
+    assert ports == [(ENDPOINT_ADDRESS, ENDPOINT_PORT)] * 2
+    own: _Tries = {"the endpoint's address": ("ping", ENDPOINT_ADDRESS)}
+    others = ("127.0.0.1", GATEWAY_ADDRESS, NAMESERVER_ADDRESS, "169.254.1.1", *host_addresses())
+    tries: _Tries = {at: ("ping", at) for at in others}
+    tries |= {
+        "as the node's loopback": ("ping", f"{ENDPOINT_ADDRESS} from 127.0.0.1"),
+        "a second device": ("tap", "tap1"),
+        "rights over it": ("capability", ""),
+        "handles of it": ("handles", ""),
+        "a socket there": ("family", str(socket.AF_INET.value)),
+    }
+    told = node.told({**own, **tries})
+    found = node.tell(replace(machine, cmdline=told, network=networks[0]), isolated=True)
+    assert found == {**dict.fromkeys(own, True), **dict.fromkeys(tries, False)}
+    for network in networks:
+        network.listening[ENDPOINT_PORT].setblocking(False)
+        with pytest.raises(BlockingIOError), network.listening[ENDPOINT_PORT] as server:
+            server.accept()
+        network.close()
+        network.dhcp.close()
+
+
 @each
 def test_processes_of_others(node: Node, victim: Machine) -> None:
     with subprocess.Popen(["sleep", "600"]) as bystander:
@@ -392,59 +423,6 @@ def forks(processes: int) -> int:
     finally:
         os.close(filtered)
     return int(done.stdout)
-
-
-@pytest.mark.parametrize("mode", [NetworkMode.REPOSITORY, NetworkMode.OUTBOUND])
-def test_a_network_process_that_its_guest_has_broken(
-    node: Node, victim: Machine, monkeypatch: pytest.MonkeyPatch, mode: NetworkMode
-) -> None:
-    state, run = node.directory / "state", victim.workdir
-    state.mkdir()
-    (state / "token").write_text("a secret")
-    with ExitStack() as stack:
-        for address in ("agent.sock", "own/endpoint.sock"):
-            server = stack.enter_context(socket.socket(socket.AF_UNIX))
-            (node.directory / address).parent.mkdir(exist_ok=True)
-            server.bind(str(node.directory / address))
-            server.listen()
-        tries: _Tries = {
-            "read the agent's token": ("read", str(state / "token")),
-            "list the agent's state": ("listing", str(state)),
-            "list another's directory": ("listing", str(run)),
-            "read another's disk": ("read", str(victim.disks[0].path)),
-            "read the node's users": ("read", "/etc/passwd"),
-            "connect to the agent": ("connect", str(node.directory / "agent.sock")),
-            "see a kernel": ("processes", str(kernel_of(victim.name))),
-            "signal it": ("kill", str(kernel_of(victim.name))),
-            "rights by a setuid program": ("gain", ""),
-            "a user namespace": ("userns", ""),
-        }
-        network = Network(mode, node.directory / "own" / "endpoint.sock")
-        own: _Tries = {"connect to its endpoint": ("connect", "/vm/sockets0/endpoint.sock")}
-        if mode is NetworkMode.REPOSITORY:
-            tries["have sockets of the network"] = ("family", str(socket.AF_INET.value))
-        inside = carried(node, network, {**tries, **own}, monkeypatch, isolated=True)
-        assert inside == {**dict.fromkeys(tries, False), **dict.fromkeys(own, True)}
-        outside = carried(node, network, tries, monkeypatch, isolated=False)
-        assert outside == dict.fromkeys(tries, True)
-
-
-def carried(
-    node: Node, network: Network, tries: _Tries, monkeypatch: pytest.MonkeyPatch, *, isolated: bool
-) -> _Found:
-    """What a broken network process reaches."""
-    program = [str(node.program), *node.told(tries)]
-    monkeypatch.setattr(netproc, "_program", lambda: program)
-    machine = node.machine(BootImage("", node.directory / "root"))
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        started = netproc.start(
-            Launcher(), machine, network, fd=theirs.fileno(), mtu=1500, isolated=isolated
-        )
-        with open(started.said, closefd=False, encoding="utf-8") as words:
-            told = [json.loads(line) for line in words if line.startswith('{"try"')]
-        started.close()
-    return {one["try"]: one["done"] for one in told}
 
 
 def test_nothing_is_left_of_it_however_it_hides(node: Node) -> None:

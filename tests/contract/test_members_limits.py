@@ -14,7 +14,7 @@ from member_node_kit import UML, Service, assert_forgotten, kept, kernel_pid, or
 from vmjobs.agent.members.parts import MemberParts
 from vmjobs.cluster.member import MemberCode
 from vmjobs.cluster.spec import Limits
-from vmjobs.hypervisor import netproc, procs
+from vmjobs.hypervisor import helpers, procs
 from vmjobs.hypervisor.regulator import processor_seconds
 
 pytest_plugins = ["member_node_kit"]
@@ -44,12 +44,11 @@ def test_a_limited_machine_of_a_cluster(
         assert 0.25 < share(parts) < 0.5
         assert service.last().incarnation == 1, "it was heard of all the while"
         name = parts.journal.machine_name(order().id, 1)
-        (carrier,) = netproc.regulating(name)
-        assert "--bits" in carrier.argv
-        os.kill(carrier.pid, signal.SIGKILL)
+        (holds,) = helpers.find(name)
+        os.kill(holds.pid, signal.SIGKILL)
         service.wait_running(2)
         assert service.ended().code is MemberCode.GUEST_LOST
-        assert procs.read(carrier.pid) is None
+        assert procs.read(holds.pid) is None
         assert_forgotten(parts, service, 2)
 
 

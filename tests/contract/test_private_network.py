@@ -57,8 +57,7 @@ def check_met(lan: Bench, number: int, machine: Machine, card: str) -> None:
 
 def test_two_machines_reach_each_other_beside_their_way_out(lan: Bench, cable: Path) -> None:
     switch.ensure(cable)
-    network = Network(NetworkMode.OUTBOUND, cable.parent / "endpoint")
-    pair = [neighbour(lan, number, network) for number in (0, 1)]
+    pair = [neighbour(lan, number, lan.network(NetworkMode.OUTBOUND)) for number in (0, 1)]
     for machine in pair:
         lan.driver.start(machine)
     for number, machine in enumerate(pair):

@@ -111,7 +111,9 @@ class Grid:
             runs = self.on(
                 node, "find", "/var/lib/vmjobs/agent/runs", "-mindepth", "1", "-maxdepth", "1"
             )
-            machines = self.on(node, "pgrep", "-fa", "umid=vmjobs-|guest=vmjobs-|usernet", check=False)
+            machines = self.on(
+                node, "pgrep", "-fa", "umid=vmjobs-|guest=vmjobs-|vmjobs-outside", check=False
+            )
             found += [f"{node}: {line}" for line in runs.splitlines() + machines.splitlines()]
         return [line for line in found if any(attempt in line for attempt in attempts)]
 

@@ -56,7 +56,9 @@ def shared(grid: Grid, operator: Client) -> Iterator[str]:
     def left() -> list[str]:
         there = machines(grid, name)
         for node in NODES:
-            there += grid.on(node, "pgrep", "-fa", "umid=|guest=|usernet", check=False).splitlines()
+            there += grid.on(
+                node, "pgrep", "-fa", "umid=|guest=|vmjobs-outside", check=False
+            ).splitlines()
         return [line for line in there if any(word in line for word in known)]
 
     wait_for(lambda: not left() or None, "nothing to be left", 60)

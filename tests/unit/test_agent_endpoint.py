@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from full_kit import nothing_fits
+from socket_kit import guest_network
 from waiting_kit import wait_for
 
 from vmjobs.agent.endpoint import (
@@ -31,32 +32,22 @@ from vmjobs.agent.endpoint import (
 )
 from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
 from vmjobs.errors import Forbidden, Unavailable, VMJobsError
+from vmjobs.hypervisor.base import ENDPOINT_PORT
 from vmjobs.model import ExitChannel, ExitStatus
 
 TOKEN = "secret-of-this-guest"
 CHUNKED = "Transfer-Encoding: chunked"
 
 
-class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout: float) -> None:
-        super().__init__("guest", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
 @dataclass
 class Guest:
     link: GuestLink
-    path: Path
+    address: tuple[str, int]
 
     def ask(
         self, method: str, url: str, body: bytes = b"", token: str = TOKEN, timeout: float = 10
     ) -> tuple[int, bytes]:
-        connection = UnixConnection(self.path, timeout)
+        connection = http.client.HTTPConnection(*self.address, timeout=timeout)
         connection.request(method, url, body, {"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         found = answer.status, answer.read()
@@ -68,23 +59,25 @@ class Guest:
 
 
 @contextmanager
-def endpoint(folder: Path, **fields: Any) -> Iterator[Guest]:
+def endpoint(**fields: Any) -> Iterator[Guest]:
     link = GuestLink(token=TOKEN, inbox=Inbox(), **fields)
-    with serving(link, folder / "s"):
-        yield Guest(link, folder / "s")
+    network = guest_network()
+    address = network.listening[ENDPOINT_PORT].getsockname()
+    with serving(link, network):
+        yield Guest(link, address)
 
 
 @pytest.fixture
 def guest(tmp_path: Path) -> Iterator[Guest]:
     logs = {name: tmp_path / name for name in ("out", "err")}
-    with endpoint(tmp_path, logs=logs, max_log=20, on_log=lambda: None) as made:
+    with endpoint(logs=logs, max_log=20, on_log=lambda: None) as made:
         yield made
 
 
 @pytest.fixture
 def member(tmp_path: Path) -> Iterator[Guest]:
     """A guest that goes on for months, and runs programs of many users."""
-    with endpoint(tmp_path, logs={}, max_log=0, on_words=lambda _: None) as made:
+    with endpoint(logs={}, max_log=0, on_words=lambda _: None) as made:
         yield made
 
 
@@ -150,10 +143,10 @@ def test_a_hushed_endpoint_gives_no_new_token_either(guest: Guest) -> None:
 
 
 @pytest.fixture(params=["guest", "member"])
-def door(request: pytest.FixtureRequest) -> Path:
+def door(request: pytest.FixtureRequest) -> tuple[str, int]:
     """Where the endpoint of a job's guest listens, and of a cluster's machine."""
     found: Guest = request.getfixturevalue(request.param)
-    return found.path
+    return found.address
 
 
 @pytest.mark.parametrize(
@@ -167,7 +160,9 @@ def door(request: pytest.FixtureRequest) -> Path:
 @pytest.mark.parametrize(
     "token", ["", "Authorization: Bearer another\r\n", f"Authorization: Bearer {TOKEN}\r\n" * 2]
 )
-def test_nothing_is_read_of_the_body_of_who_has_no_token(door: Path, token: str, framing: str) -> None:
+def test_nothing_is_read_of_the_body_of_who_has_no_token(
+    door: tuple[str, int], token: str, framing: str
+) -> None:
     with connect(door) as peer:
         peer.settimeout(5)
         peer.sendall(
@@ -183,7 +178,7 @@ def test_nothing_is_read_of_the_body_of_who_has_no_token(door: Path, token: str,
 def test_those_without_the_token_cannot_send_bodies_on_all_connections(guest: Guest) -> None:
     head = b"POST /v1/log/out?offset=0 HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n"
     for _ in range(30):  # more than may be connected at once
-        with connect(guest.path) as peer:
+        with connect(guest.address) as peer:
             peer.settimeout(5)
             with suppress(ConnectionError):
                 peer.sendall(head + b"x" * 800_000)
@@ -192,7 +187,7 @@ def test_those_without_the_token_cannot_send_bodies_on_all_connections(guest: Gu
     assert guest.ask("POST", "/v1/log/out?offset=0", b"hello")[0] == 204
 
 
-def test_headers_without_end_are_refused(door: Path) -> None:
+def test_headers_without_end_are_refused(door: tuple[str, int]) -> None:
     with connect(door) as peer:
         peer.settimeout(5)
         with suppress(ConnectionError):
@@ -234,9 +229,9 @@ def test_a_log_beyond_its_limit_is_cut_and_the_guest_not_stopped(guest: Guest) -
     assert guest.link.logs["err"].read_bytes() == b"x" * 20
 
 
-def begin(stack: ExitStack, path: Path, url: str, framing: str) -> socket.socket:
+def begin(stack: ExitStack, address: tuple[str, int], url: str, framing: str) -> socket.socket:
     """A request whose headers were sent."""
-    peer = stack.enter_context(connect(path))
+    peer = stack.enter_context(connect(address))
     peer.settimeout(10)
     head = f"POST {url} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n{framing}\r\n\r\n"
     peer.sendall(head.encode())
@@ -248,9 +243,9 @@ def status_of(peer: socket.socket) -> int:
         return int(answer.readline().split()[1])
 
 
-def status_after(path: Path, url: str, framing: str, body: bytes = b"") -> int:
+def status_after(address: tuple[str, int], url: str, framing: str, body: bytes = b"") -> int:
     with ExitStack() as stack:
-        peer = begin(stack, path, url, framing)
+        peer = begin(stack, address, url, framing)
         with suppress(ConnectionError):  # it need not be read to its end
             peer.sendall(body)
         return status_of(peer)
@@ -262,12 +257,12 @@ def chunked(body: bytes) -> bytes:
 
 def test_nothing_may_be_large(guest: Guest) -> None:
     for url in ("/v1/log/out?offset=0", "/v1/ready", "/v1/exit", "/v1/collecting", "/v1/no-such"):
-        assert status_after(guest.path, url, f"Content-Length: {MAX_LOG_CHUNK + 1}") == 413
+        assert status_after(guest.address, url, f"Content-Length: {MAX_LOG_CHUNK + 1}") == 413
         body = chunked(b"x" * (MAX_LOG_CHUNK + MAX_HEADER))
-        assert status_after(guest.path, url, CHUNKED, body) == 413
+        assert status_after(guest.address, url, CHUNKED, body) == 413
     url, size = "/v1/log/err?offset=0", f"Content-Length: {MAX_LOG_CHUNK}"
-    assert status_after(guest.path, url, size, b"x" * MAX_LOG_CHUNK) == 204
-    assert status_after(guest.path, "/v1/log/out?offset=0", CHUNKED, chunked(b"hello")) == 204
+    assert status_after(guest.address, url, size, b"x" * MAX_LOG_CHUNK) == 204
+    assert status_after(guest.address, "/v1/log/out?offset=0", CHUNKED, chunked(b"hello")) == 204
     assert guest.link.logs["out"].read_bytes() == b"hello"
 
 
@@ -297,7 +292,7 @@ def test_what_is_printed_is_on_no_disk_but_in_its_log(guest: Guest) -> None:
     framing = f"Content-Length: {MAX_LOG_CHUNK}"
     before = set(unnamed(Path(tempfile.gettempdir())))  # of which some may be on their way out
     with ExitStack() as stack:
-        peer = begin(stack, guest.path, "/v1/log/out?offset=0", framing)
+        peer = begin(stack, guest.address, "/v1/log/out?offset=0", framing)
         peer.sendall(b"x" * (MAX_LOG_CHUNK - 1))
         wait_for(lambda: fcntl.ioctl(peer, termios.TIOCOUTQ, b"0000") == bytes(4))
         assert guest.ask("GET", "/v1/control?wait=0")[0] == 200  # by the same thread
@@ -354,8 +349,7 @@ def test_a_guest_that_does_not_count_is_told_once(guest: Guest) -> None:
 
 def _ask_and_hang_up(guest: Guest, path: str) -> None:
     before = guest.link.heard
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.connect(str(guest.path))
+    with connect(guest.address) as peer:
         request = f"GET {path} HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
         peer.sendall(request.encode())
         wait_for(lambda: guest.link.heard != before)
@@ -363,7 +357,7 @@ def _ask_and_hang_up(guest: Guest, path: str) -> None:
 
 def test_a_waiting_guest_does_not_hold_up_the_end(tmp_path: Path) -> None:
     begun = time.monotonic()
-    with endpoint(tmp_path, logs={}, max_log=1, on_log=lambda: None) as guest:
+    with endpoint(logs={}, max_log=1, on_log=lambda: None) as guest:
         heard = guest.link.heard
         asking = threading.Thread(target=guest.ask, args=("GET", "/v1/control?wait=20"))
         asking.start()
@@ -371,7 +365,6 @@ def test_a_waiting_guest_does_not_hold_up_the_end(tmp_path: Path) -> None:
     asking.join(5)
     assert not asking.is_alive()
     assert time.monotonic() - begun < 8
-    assert not guest.path.exists()
 
 
 def test_only_a_machine_of_a_cluster_has_a_token_for_a_pool(guest: Guest) -> None:
@@ -416,10 +409,8 @@ def test_a_request_for_orders_lasts_no_longer_than_its_link_says(guest: Guest) -
     assert time.monotonic() - began < 10
 
 
-def connect(path: Path) -> socket.socket:
-    silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    silent.connect(str(path))
-    return silent
+def connect(address: tuple[str, int]) -> socket.socket:
+    return socket.create_connection(address)
 
 
 def hung_up(peer: socket.socket) -> bool:
@@ -429,12 +420,12 @@ def hung_up(peer: socket.socket) -> bool:
 
 
 def test_jobs_that_hold_connections_do_not_silence_the_guest(member: Guest) -> None:
-    held = [connect(member.path) for _ in range(40)]
+    held = [connect(member.address) for _ in range(40)]
     for _ in range(5):
         assert member.ask("GET", "/v1/control?wait=0") == (200, b"")
         for silent in held[:20]:
             silent.close()
-        held = held[20:] + [connect(member.path) for _ in range(20)]
+        held = held[20:] + [connect(member.address) for _ in range(20)]
     for silent in held:
         silent.close()
 
@@ -445,7 +436,7 @@ def test_jobs_that_ask_slowly_on_all_connections_do_not_silence_the_guest(member
     waiting.start()
     slow = []
     for _ in range(MEMBER_CONNECTIONS + 40):
-        slow.append(connect(member.path))
+        slow.append(connect(member.address))
         slow[-1].sendall(b"GET /v1/con")
     # ... and before any of them is hung up on for its silence
     assert member.ask("GET", "/v1/control?wait=0", timeout=3) == (200, b"")
@@ -467,7 +458,7 @@ def test_who_asks_for_nothing_is_hung_up_on_and_who_waits_for_orders_is_not(memb
 
     waiting = threading.Thread(target=ask)
     waiting.start()
-    silent = connect(member.path)
+    silent = connect(member.address)
     wait_for(lambda: hung_up(silent), wait)
     silent.close()
     waiting.join(wait + 10)

@@ -23,7 +23,7 @@ from condor.submit import (
 )
 from vmjobs.config import Config
 from vmjobs.errors import ConfigError, InvalidSpec
-from vmjobs.model import HypervisorKind, JobSpec
+from vmjobs.model import HypervisorKind, JobSpec, NetworkMode
 from vmjobs.ports import BatchJob
 
 DIGEST = "sha256:" + "ab" * 32
@@ -222,6 +222,18 @@ def test_a_job_goes_where_its_processors_are() -> None:
         requirements(batch(cpus=65)[0].spec, (HypervisorKind.UML,))
     with pytest.raises(InvalidSpec, match="a machine of uml has 64 processors, and 65 are asked for"):
         requirements(batch(cpus=65, hypervisor="uml")[0].spec)
+
+
+def test_a_job_goes_where_it_has_its_network() -> None:
+    default, outbound = (batch(**more)[0].spec for more in ({}, {"network": NetworkMode.OUTBOUND}))
+    inside = slot(VMJobsNetworks="none,repository")
+    assert matches(requirements(default), inside) is True
+    assert matches(requirements(outbound), inside) is False
+    assert matches(requirements(outbound), slot(VMJobsNetworks="none,repository,outbound")) is True
+    assert matches(requirements(default), slot(VMJobsNetworks="none")) is False
+    none = batch(network=NetworkMode.NONE)[0].spec
+    assert matches(requirements(none), slot(VMJobsNetworks="none")) is True
+    assert matches(requirements(outbound), slot()) is True, "an agent of an earlier release"
 
 
 def test_an_image_goes_where_its_machine_code_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import BootImage, DataDisk, Machine, MachineLimits
+from vmjobs.hypervisor.base import BootImage, DataDisk, Machine, MachineLimits, Network
 from vmjobs.hypervisor.domain_xml import QEMU_NAMESPACE, board, domain_xml
 from vmjobs.hypervisor.firmware import Firmware
-from vmjobs.model import BootMethod
+from vmjobs.model import BootMethod, NetworkMode
 
 IMAGE = BootImage(
     digest="",
@@ -36,11 +37,10 @@ MACHINE = Machine(
 def parsed(
     machine: Machine = MACHINE,
     kind: str = "qemu",
-    cable: Path | None = None,
     uefi: Firmware | None = None,
     nbd: Path | None = None,
 ) -> ET.Element:
-    text = domain_xml(machine, kind, Path("/run/overlay"), cable, board("x86_64"), uefi, nbd)
+    text = domain_xml(machine, kind, Path("/run/overlay"), board("x86_64"), uefi, nbd)
     return ET.fromstring(text)  # noqa: S314
 
 
@@ -133,10 +133,11 @@ def test_console_is_appended_and_commas_do_no_harm() -> None:
     assert "file,id=console0,path=/run/a,,b/console,append=on" in arguments(parsed())
 
 
-def test_network_only_where_there_is_a_cable() -> None:
+def test_a_card_only_where_there_is_a_network() -> None:
     assert "-netdev" not in arguments(parsed())
-    words = arguments(parsed(cable=Path("/run/net.sock")))
-    assert "stream,id=net0,server=off,addr.type=unix,addr.path=/run/net.sock" in words
+    network = Network(NetworkMode.REPOSITORY, (3, 4), {}, socket.socket())
+    words = arguments(parsed(replace(MACHINE, network=network)))
+    assert "tap,id=net0,ifname=tap0,script=no,downscript=no" in words
 
 
 def test_hostile_text_stays_text() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from vmjobs.hypervisor.cgroup import Delegation, delegated
 from vmjobs.hypervisor.limits import Node, Plan, bounded, plan
 from vmjobs.hypervisor.regulator import BURST_SECONDS, PERIOD, Allowance
 from vmjobs.hypervisor.sandbox import Bounds
-from vmjobs.hypervisor.usernet import MAX_FRAME, DatagramLink, LimitedLink, _soonest
 
 
 def test_a_bucket_fills_at_its_rate_and_no_further_than_its_brim(clock: Clock) -> None:
@@ -83,72 +80,6 @@ def test_processes_that_vanish_earn_nothing(clock: Clock) -> None:
     assert not allowance.turn(10.2 + 0.5 * BURST_SECONDS).runs
 
 
-@pytest.fixture
-def cable(clock: Clock) -> Iterator[tuple[LimitedLink, socket.socket]]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        theirs.settimeout(5)
-        yield LimitedLink(DatagramLink(ours), 100_000, clock), theirs
-
-
-def test_a_guest_is_not_read_from_while_it_is_in_debt(
-    cable: tuple[LimitedLink, socket.socket], clock: Clock
-) -> None:
-    link, guest = cable
-    for _ in range(20):
-        guest.send(b"x" * 1000)
-    assert link.pause()[0] == 0
-    assert len(link.frames() or []) == 10  # a tenth of a second's worth
-    clock.now += 0.005
-    assert len(link.frames() or []) == 3  # what goes at once at least
-    assert link.pause()[0] == pytest.approx(0.025)
-    clock.now += 0.03
-    assert link.pause()[0] == 0
-
-
-def test_what_is_for_the_guest_waits_and_is_bounded(
-    cable: tuple[LimitedLink, socket.socket], clock: Clock
-) -> None:
-    link, guest = cable
-    assert link.pause()[1] == float("inf")
-    for _ in range(1000):
-        link.send(b"y" * 1000)
-    assert not link.flush(), "nothing waits for the guest to read"
-    sent = 0
-    guest.setblocking(False)
-    for _ in range(1000):
-        link.flush()
-        while True:
-            try:
-                sent += len(guest.recv(MAX_FRAME))
-            except BlockingIOError:
-                break
-        waits = link.pause()[1]
-        if waits == float("inf"):
-            break
-        clock.now += waits + 0.001
-    assert sent == 100_000, "a second's worth was kept"
-    assert clock.now - 1000 == pytest.approx(0.9, rel=0.15)
-
-
-def test_a_guest_that_is_gone_is_seen_even_in_debt(
-    cable: tuple[LimitedLink, socket.socket], clock: Clock
-) -> None:
-    link, guest = cable
-    guest.send(b"x" * 20_000)
-    assert link.frames() == [b"x" * 20_000]
-    guest.close()
-    assert link.pause()[0] > 0, "nothing may be taken now"
-    assert link.frames() is None
-
-
-def test_no_time_is_cut_short_to_a_spin() -> None:
-    assert _soonest(None, float("inf")) is None
-    assert _soonest(None, 0.0001, float("inf")) == 1
-    assert _soonest(7, 0.5, 0.0201) == 7
-    assert _soonest(700, 0.5, 0.0201) == 21
-
-
 GROUPS = Delegation(Path("/sys/fs/cgroup/x"), frozenset({"cpu", "io"}))
 WITH = Node(GROUPS, nice=0, lowest=0)
 WITHOUT = Node(None, nice=0, lowest=0)
@@ -177,7 +108,7 @@ def test_with_a_cgroup_no_machine_gets_beyond_its_bounds() -> None:
     assert bounded(bounds, WITHOUT) == ()
 
 
-def test_without_one_the_network_process_and_nice_levels_do_it_and_disks_are_told_of() -> None:
+def test_without_one_a_process_and_nice_levels_do_it_and_disks_are_told_of() -> None:
     found = plan(LIMITS, 2, WITHOUT, ["8:0"])
     assert (found.settings, found.processors, found.nice) == ((), 0.6, 3)
     (said,) = found.unenforced

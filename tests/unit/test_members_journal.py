@@ -139,13 +139,10 @@ def test_a_new_machine_finds_nothing_of_the_last_but_its_console(journal: Member
     for incarnation in (1, 2, 3):
         place.begin(incarnation)
         (place.machine / "vm").mkdir()
-        place.sockets.mkdir(exist_ok=True)
-        place.endpoint.write_text("socket")
         place.console(incarnation).write_text("console")
     place.begin(4)
     left = sorted(path.name for path in place.directory.iterdir())
-    assert left == ["console-3", "machine", "record.json", "sockets"]
-    assert list(place.sockets.iterdir()) == []
+    assert left == ["console-3", "machine", "record.json"]
     assert list(place.machine.iterdir()) == []
 
 

@@ -5,8 +5,8 @@ who it is, and waits. Whoever logs in gets that connection: the guest is told wh
 and an SSH server answers on it; or, where it has come for that (:data:`SHELL`), it is told what to run
 on it. The guest then connects anew, for the next one.
 
-The door knows nothing of clusters and of the service: it is a Unix socket that the machine's network
-forwards (:class:`vmjobs.hypervisor.base.Network`), :meth:`Door.knock` and :meth:`Door.order`.
+The door knows nothing of clusters and of the service: it is a socket that listens in the machine's
+network (:class:`vmjobs.hypervisor.base.Network`), :meth:`Door.knock` and :meth:`Door.order`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import selectors
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from vmjobs.agent.streams import hang_up
 from vmjobs.errors import NoLogin
-from vmjobs.hypervisor.mconsole import short_path
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,6 @@ MAX_GREETING: Final = 512
 GREETING_SECONDS: Final = 10.0
 #: Connections that have not said who they are. Any program in the guest may connect; the oldest goes.
 MAX_STRANGERS: Final = 32
-BACKLOG: Final = 128
 #: Connections of the guest itself that wait. It holds one; what is older was left by one that died.
 MAX_STANDBY: Final = 2
 NO_SERVER: Final = "-"
@@ -67,6 +65,7 @@ class Door:
         self._token = token.encode()
         self._standby: dict[socket.socket, str] = {}
         self._strangers: dict[socket.socket, _Stranger] = {}
+        self._sessions = weakref.WeakSet[socket.socket]()
         self._changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
         self._closed = False
@@ -121,6 +120,7 @@ class Door:
                     hint="add openssh-server to its recipe, as the recipe worker has it",
                 )
             self._selector.unregister(connection)
+            self._sessions.add(connection)
             return connection, host_key
 
     # ------------------------------------------------------------------ its thread
@@ -145,9 +145,11 @@ class Door:
                 hang_up(connection)  # its thread sees that
 
     def close(self) -> None:
-        """Hang up on all that wait; sessions go on."""
+        """Hang up on all that wait, and on sessions: a machine that has ended does not say so there."""
         with self._changed:
             self._closed = True
+            for connection in self._sessions:
+                hang_up(connection)
             for connection in (*self._standby, *self._strangers):
                 connection.close()
             self._standby.clear()
@@ -165,6 +167,8 @@ class Door:
         except BlockingIOError:
             return
         except OSError as error:
+            if self._closed:
+                return
             log.error("%s: a connection cannot be taken: %s", threading.current_thread().name, error)
             time.sleep(0.1)  # too many open files, for one: nothing tells when that is over
             return
@@ -222,24 +226,15 @@ class Door:
 
 
 @contextmanager
-def listening(door: Door, path: Path) -> Iterator[None]:
-    """Have a door listen on a Unix socket for as long as the context lasts."""
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        with short_path(path) as address:
-            server.bind(address)
-        path.chmod(0o600)
-        server.listen(BACKLOG)
+def listening(door: Door, server: socket.socket) -> Iterator[None]:
+    """Have a door take the connections of a listening socket for as long as the context lasts."""
+    with server:
         server.setblocking(False)
-        name = f"door-{path.parent.name[:8]}"
-        thread = threading.Thread(target=door.run, args=(server,), name=name, daemon=True)
+        thread = threading.Thread(target=door.run, args=(server,), name="door", daemon=True)
         thread.start()
         try:
             yield
         finally:
             door.close()
-            # Wakes the thread that waits for connections.
-            with suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)
+            hang_up(server)  # wakes the thread that waits for connections
             thread.join()
-            path.unlink(missing_ok=True)

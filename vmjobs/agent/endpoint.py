@@ -1,8 +1,7 @@
 """The endpoint: an HTTP service for one guest (guest contract, "Endpoint").
 
-It listens on a Unix socket of its own, which the machine's user-mode network makes reachable at
-one address in the guest. The token is good for this service only; the guest never sees another.
-It carries orders, reports and what the script prints; files travel by disk.
+It listens at one address in the machine's own network. The token is good for this service only; the
+guest never sees another. It carries orders, reports and what the script prints; files travel by disk.
 """
 
 from __future__ import annotations
@@ -14,22 +13,26 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from socket import socket as Socket
 from typing import Any
 
+import waitress.adjustments
 import waitress.channel
 import waitress.parser
 import waitress.server
 import waitress.utilities
+import waitress.wasyncore
 from flask import Flask, Request, Response, g, request
 
+from vmjobs.agent import dhcp
 from vmjobs.agent.inbox import ExitReported, Observer, Ready, ScriptEnded
 from vmjobs.errors import Forbidden, VMJobsError
-from vmjobs.hypervisor.mconsole import short_path
-from vmjobs.model import ExitChannel, ExitStatus
+from vmjobs.hypervisor.base import ENDPOINT_PORT, Network
+from vmjobs.model import ExitChannel, ExitStatus, NetworkMode
 
 log = logging.getLogger(__name__)
 
@@ -314,7 +317,7 @@ def _channel_of(link: GuestLink) -> type[waitress.channel.HTTPChannel]:
     return Channel
 
 
-class _Server(waitress.server.UnixWSGIServer):  # type: ignore[misc]  # it has no types
+class _Server(waitress.server.TcpWSGIServer):  # type: ignore[misc]  # it has no types
     """Hangs up on the oldest connection that still asks for nothing, where there are too many.
 
     A guest asks at once when it has connected; so it is never the one, however slowly others ask.
@@ -330,11 +333,29 @@ class _Server(waitress.server.UnixWSGIServer):  # type: ignore[misc]  # it has n
             channel.will_close = True
 
 
+class _Dhcp(waitress.wasyncore.dispatcher):  # type: ignore[misc]  # it has no types
+    """Gives the guest its address, in the same thread."""
+
+    def __init__(self, server: Socket, mode: NetworkMode, around: dict[int, Any]) -> None:
+        super().__init__(server, around)
+        self._mode = mode
+
+    def writable(self) -> bool:
+        return False
+
+    def handle_read(self) -> None:
+        with suppress(OSError):  # it asks again
+            reply = dhcp.answer(self.socket.recv(dhcp.LONGEST), self._mode)
+            if reply is not None:
+                self.socket.sendto(reply, ("255.255.255.255", dhcp.CLIENT_PORT))
+
+
 @contextmanager
-def serving(link: GuestLink, socket: Path) -> Iterator[None]:
-    """Serve the endpoint on a Unix socket for as long as the context lasts."""
+def serving(link: GuestLink, network: Network) -> Iterator[None]:
+    """Serve the endpoint, and DHCP, in a guest's network for as long as the context lasts."""
+    server = network.listening[ENDPOINT_PORT]
     options: dict[str, Any] = {
-        "unix_socket_perms": "600",
+        "sockets": [server],
         "threads": THREADS,
         # At this limit none is taken any more; a member's endpoint makes room before.
         "connection_limit": 2 * MEMBER_CONNECTIONS if link.endless else CONNECTIONS,
@@ -347,19 +368,23 @@ def serving(link: GuestLink, socket: Path) -> Iterator[None]:
         "ident": "vmjobs",
         "clear_untrusted_proxy_headers": True,
     }
-    with short_path(socket) as address:
-        server = _Server(create_endpoint(link), unix_socket=address, **options)
-    server.channel_class = _channel_of(link)
-    thread = threading.Thread(target=server.run, name=f"endpoint-{socket.parent.name[:8]}", daemon=True)
+    adjusted = waitress.adjustments.Adjustments(**options)
+    about = (server.family, server.type, server.proto, server.getsockname())
+    serves = _Server(
+        create_endpoint(link), _sock=server, adj=adjusted, sockinfo=about, bind_socket=False
+    )
+    serves.channel_class = _channel_of(link)
+    addresses = _Dhcp(network.dhcp, network.mode, serves._map)
+    thread = threading.Thread(target=serves.run, name="endpoint", daemon=True)
     thread.start()
     try:
         yield
     finally:
         link.close()
         # Requests end before the server does: a task that ends later would find it taken apart.
-        server.task_dispatcher.shutdown(timeout=2)
-        server.close()
-        socket.unlink(missing_ok=True)
+        serves.task_dispatcher.shutdown(timeout=2)
+        serves.close()
+        addresses.close()
 
 
 def _pool_token(link: GuestLink) -> Response:

@@ -61,9 +61,9 @@ class Entrance:
         return self._token if self._online else ""
 
     @property
-    def doors(self) -> Mapping[int, Callable[[Path], AbstractContextManager[None]]]:
+    def doors(self) -> Mapping[int, Callable[[socket.socket], AbstractContextManager[None]]]:
         """What listens at which port of the endpoint's address."""
-        doors: dict[int, Callable[[Path], AbstractContextManager[None]]] = {}
+        doors: dict[int, Callable[[socket.socket], AbstractContextManager[None]]] = {}
         if self._online:
             doors[DOOR_PORT] = partial(door.listening, self._door)
         if self._chirps:

@@ -8,14 +8,16 @@ import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 from vmjobs import __version__
 from vmjobs.config import Config
 from vmjobs.errors import Forbidden, Unauthenticated, VMJobsError
+from vmjobs.hypervisor import guest_network, sandbox
 from vmjobs.hypervisor.base import ProbeResult
-from vmjobs.model import MIB, HypervisorInfo, Node, now
+from vmjobs.model import MIB, HypervisorInfo, NetworkMode, Node, now
 from vmjobs.wire import NodeWishes
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ def describe(
 ) -> Node:
     """The node as it is now."""
     free = shutil.disk_usage(settings.state_dir).free // MIB
+    networks = guest_network.modes() if _isolates(settings.isolation) else (NetworkMode.NONE,)
     return Node(
         name=name,
         site=settings.site,
@@ -62,10 +65,17 @@ def describe(
         running=running,
         image_names=image_names,
         cluster_cpus=settings.cluster_cpus,
-        cluster_memory=settings.cluster_memory,
+        cluster_memory=settings.cluster_memory if NetworkMode.OUTBOUND in networks else 0,
         cluster_disk=settings.cluster_disk or (free + _taken_by_members(settings)) // 2,
+        networks=networks,
         updated=now(),
     )
+
+
+@cache
+def _isolates(isolation: str) -> bool:
+    """Whether machines are isolated, as those with networks have to be."""
+    return isolation == "required" or not sandbox.fault()
 
 
 class Announcer:

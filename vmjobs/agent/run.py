@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import socket as Socket
 from typing import Protocol
 
 from vmjobs.agent import checkpoint
@@ -57,7 +58,7 @@ from vmjobs.errors import (
     VMJobsError,
     reason_of,
 )
-from vmjobs.hypervisor.base import BootImage, Ending, Hypervisor, ProbeResult
+from vmjobs.hypervisor.base import BootImage, Ending, Hypervisor, Network, ProbeResult
 from vmjobs.model import (
     MIB,
     AttemptClaim,
@@ -169,8 +170,8 @@ class Run:
     job_id: str
     attempt: str
     inbox: Inbox
-    #: What listens, on a Unix socket, where the guest connects to a port of the endpoint's address.
-    doors: Mapping[int, Callable[[Path], AbstractContextManager[None]]] = field(default_factory=dict)
+    #: What takes the guest's connections to other ports of the endpoint's address.
+    doors: Mapping[int, Callable[[Socket], AbstractContextManager[None]]] = field(default_factory=dict)
     #: Ends what passes those doors, and lets nothing in, as long as its machine is about to be saved.
     shut: Callable[[], AbstractContextManager[None]] = nullcontext
     #: Hears from time to time, between states, what was used meanwhile. Must neither block nor raise.
@@ -226,6 +227,8 @@ class Run:
     tray: OutputTray = field(init=False)
     live: LiveImage = field(init=False)
     link: GuestLink = field(init=False)
+    #: None: the machine has none.
+    network: Network | None = None
 
     def execute(self) -> Verdict:
         """Run the job to its end, undo everything and report.
@@ -285,13 +288,6 @@ class Run:
     def console(self) -> Path:
         """The file of its machine's console; there is one once there is a machine."""
         return self.parts.journal.directory(self.attempt) / f"stream-{StreamName.CONSOLE}"
-
-    @property
-    def sockets(self) -> Path:
-        """A directory for what its machine's network leads to, and for nothing else: all in there is in
-        the reach of the process that carries it.
-        """
-        return self.directory / "sockets"
 
     def stream(self, name: StreamName) -> Path:
         """The file in which a stream grows."""

@@ -31,7 +31,7 @@ from vmjobs.errors import (
     Unauthenticated,
     Unavailable,
 )
-from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, DataDisk, Machine, Network
+from vmjobs.hypervisor.base import ENDPOINT_ADDRESS, ENDPOINT_PORT, DataDisk, Machine
 from vmjobs.model import (
     MIB,
     HypervisorKind,
@@ -197,8 +197,7 @@ def make_disks(run: Run) -> None:
         if run.image.cloud_init and run.parts.seeds is not None:
             run.parts.seeds.write(run.directory / "seed.disk", run.ticket)
     if spec.network is not NetworkMode.NONE:
-        run.sockets.mkdir()
-        run.resources.enter_context(serving(run.link, run.sockets / "endpoint.sock"))
+        _open_network(run)
 
 
 def boot(run: Run) -> None:
@@ -214,7 +213,7 @@ def boot(run: Run) -> None:
         disks=tuple(_disks(directory)),
         console=run.stream(StreamName.CONSOLE),
         workdir=directory / "machine",
-        network=_network(run) if spec.network is not NetworkMode.NONE else None,
+        network=run.network,
         saved=directory / checkpoint.MEMORY if run.resumed else None,
     )
     run.resources.enter_context(_running(run, machine))
@@ -223,11 +222,15 @@ def boot(run: Run) -> None:
     (directory / checkpoint.MEMORY).unlink(missing_ok=True)  # it is in the machine now
 
 
-def _network(run: Run) -> Network:
-    doors = {port: run.sockets / f"door-{port}.sock" for port in run.doors}
-    for port, path in doors.items():
-        run.resources.enter_context(run.doors[port](path))
-    return Network(run.ticket.spec.network, run.sockets / "endpoint.sock", doors)
+def _open_network(run: Run) -> None:
+    """Make the machine's network, and serve what its guest finds there."""
+    mode, ports = run.ticket.spec.network, (ENDPOINT_PORT, *run.doors)
+    run.network = run.driver.open_network(mode, ports)
+    run.resources.callback(run.network.close)
+    listening = run.network.listening
+    run.resources.enter_context(serving(run.link, run.network))
+    for port, door in run.doors.items():
+        run.resources.enter_context(door(listening[port]))
 
 
 def _disks(directory: Path) -> Iterator[DataDisk]:

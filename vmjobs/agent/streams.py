@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from vmjobs.agent.framing import MAX_DATA, Channel, DataMessage
@@ -183,15 +182,9 @@ def hang_up(connection: socket.socket) -> None:
 
 
 @contextmanager
-def listening(streams: Streams, path: Path) -> Iterator[None]:
-    """Take connections on a Unix socket for as long as the context lasts."""
-    from vmjobs.hypervisor.mconsole import short_path  # noqa: PLC0415 - only the agent needs it
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        with short_path(path) as address:
-            server.bind(address)
-        path.chmod(0o600)
-        server.listen(MOST)
+def listening(streams: Streams, server: socket.socket) -> Iterator[None]:
+    """Take the connections of a listening socket for as long as the context lasts."""
+    with server:
         thread = threading.Thread(
             target=_accept, args=(server, streams), name=f"{streams.channel}-accept", daemon=True
         )
@@ -202,7 +195,6 @@ def listening(streams: Streams, path: Path) -> Iterator[None]:
             streams.close()
             hang_up(server)  # wakes the thread
             thread.join()
-            path.unlink(missing_ok=True)
 
 
 def _accept(server: socket.socket, streams: Streams) -> None:

@@ -19,7 +19,7 @@ from vmjobs.cli.finding import Finding, Role
 from vmjobs.cli.support import config, echo, json_option, print_json, print_table, read_token
 from vmjobs.config import Config
 from vmjobs.errors import Forbidden, NotFound, VMJobsError, reason_of
-from vmjobs.hypervisor import confined, firmware, in_place_of_qemu, uml_boot
+from vmjobs.hypervisor import confined, firmware, guest_network, in_place_of_qemu, uml_boot
 from vmjobs.hypervisor import sandbox as isolation
 
 
@@ -45,6 +45,7 @@ def doctor(no_boot: bool, role: Role | None, as_json: bool) -> None:
         *_tried("python", _libraries),
         *_tried("sandbox", _sandbox),
         *_tried("isolation", partial(_isolation, settings)),
+        *_tried("network", _networks),
         *_tried("settings", partial(_clusters, settings)),
     ]
     condor = _tried("HTCondor", findings_of_condor)
@@ -193,6 +194,15 @@ def _isolation(settings: Config) -> Iterator[Finding]:
         str(path or confined.HINT),
         "the same, of the qemu and kvm hypervisors",
     )
+
+
+def _networks() -> Iterator[Finding]:
+    """What machines' networks need."""
+    for name, fault, use in (
+        ("network", guest_network.fault(), "machines with a network"),
+        ("network outbound", guest_network.outside_fault(), "machines with a way outside"),
+    ):
+        yield Finding(name, not fault, fault or "there is what it takes", use, Role.NODE)
 
 
 def _clusters(settings: Config) -> Iterator[Finding]:

@@ -7,8 +7,10 @@ tests over every driver.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -18,11 +20,13 @@ from vmjobs.model import BootMethod, HypervisorKind, NetworkMode
 #: Every machine's name starts with this; drivers list no other machine.
 NAME_PREFIX = "vmjobs-"
 
-#: Where a guest finds its job endpoint, in every network mode but ``none``.
+#: Addresses in a VM's network. The gateway leads outside in mode ``outbound`` alone, and the name
+#: server answers there alone.
 GUEST_ADDRESS = "10.0.2.15"
 GUEST_NETMASK_BITS = 24
 GATEWAY_ADDRESS = "10.0.2.2"
 NAMESERVER_ADDRESS = "10.0.2.3"
+#: Where a guest finds its job endpoint, in every network mode but ``none``.
 ENDPOINT_ADDRESS = "10.0.2.100"
 ENDPOINT_PORT = 80
 #: Ports of the endpoint's address: where a guest waits for those who log in, and where it finds
@@ -82,15 +86,27 @@ class DataDisk:
 
 @dataclass(frozen=True)
 class Network:
-    """A guest's only way out: user-mode NAT, or just the endpoint's Unix socket.
+    """The network of a VM: a namespace that has nothing but the VM's tap device, and sockets there.
 
-    doors: Unix sockets to which a guest connects beside it, by their ports of the endpoint's address.
-    All that is in the directories of these is in the reach of whatever carries the network.
+    namespaces: handles of the user namespace and the network namespace, to be closed by :meth:`close`.
+    listening: TCP sockets that listen at :data:`ENDPOINT_ADDRESS`, by port. dhcp: UDP socket to which
+    requests for an address come. What serves a socket closes it.
     """
 
     mode: NetworkMode
-    endpoint: Path
-    doors: Mapping[int, Path] = field(default_factory=dict)
+    namespaces: tuple[int, int]
+    listening: Mapping[int, socket.socket]
+    dhcp: socket.socket
+
+    @property
+    def namespace_files(self) -> list[str]:
+        """Paths by which processes of this user can open the namespaces while this one lives."""
+        return [f"/proc/{os.getpid()}/fd/{handle}" for handle in self.namespaces]
+
+    def close(self) -> None:
+        """Close the namespaces' handles: they last as long as the VM and the sockets do."""
+        for handle in self.namespaces:
+            os.close(handle)
 
 
 @dataclass(frozen=True)
@@ -181,7 +197,7 @@ class Ending(StrEnum):
 class Usage:
     """What a machine has used so far.
 
-    cpu_seconds: of its node's processors, by all of its processes, those that carry its network too.
+    cpu_seconds: of its node's processors, by all of its processes, and those of its way outside.
     memory: bytes that its hypervisor's process had in memory at most, with what that needs itself.
     """
 
@@ -231,6 +247,11 @@ class Hypervisor(Protocol):
         """What of these limits no machine is held to here, each in a sentence that names it.
 
         directory: where the machine's disks are going to lie.
+        """
+
+    def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
+        """The network of the machine ``running``, or else one for a machine that is about to start,
+        with sockets that listen at these ports.
         """
 
     def start(self, machine: Machine) -> None:

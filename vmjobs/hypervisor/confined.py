@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import Machine
+from vmjobs.hypervisor.base import Machine, Network
 from vmjobs.hypervisor.firmware import Firmware
 from vmjobs.hypervisor.in_place_of_qemu import HAS, PROGRAM, QEMU
-from vmjobs.hypervisor.sandbox import HOME, Bind, Bounds
+from vmjobs.hypervisor.namespaces import TUN_DEVICE
+from vmjobs.hypervisor.sandbox import Bind, Bounds
 
 #: What to do where it is missing.
 HINT: Final = f"copy {PROGRAM}, which is beside vmjobs where that was installed, to /usr/bin"
-#: Where QEMU has the socket of the machine's network process.
-CABLE: Final = HOME / "net.sock"
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,9 @@ def find() -> Path | None:
     return Path(found) if found else None
 
 
-def emulator(files: Sequence[Bind], bounds: Bounds, qemu: str, *, kvm: bool) -> Emulator:
+def emulator(
+    files: Sequence[Bind], bounds: Bounds, qemu: str, *, kvm: bool, network: Network | None
+) -> Emulator:
     """What runs a machine that has these files, and nothing else of its node.
 
     qemu: the program that it is in the end.
@@ -49,11 +50,12 @@ def emulator(files: Sequence[Bind], bounds: Bounds, qemu: str, *, kvm: bool) -> 
     found = find()
     if found is None:
         raise HypervisorError(f"no machine is isolated here: {PROGRAM} is not installed", hint=HINT)
-    devices = ["/dev/urandom", *(["/dev/kvm"] if kvm else [])]
+    devices = ["/dev/urandom", *(["/dev/kvm"] if kvm else []), *([TUN_DEVICE] if network else [])]
     has = {
         "files": [(str(file.source), file.name, file.read_only) for file in files],
         "devices": devices,
         "bounds": asdict(bounds),
+        "namespaces": network.namespace_files if network else [],
     }
     return Emulator(found, {HAS: json.dumps(has), QEMU: qemu})
 
@@ -61,13 +63,10 @@ def emulator(files: Sequence[Bind], bounds: Bounds, qemu: str, *, kvm: bool) -> 
 def files(
     machine: Machine,
     overlay: Path,
-    cable: Path | None,
     uefi: Firmware | None,
     nbd: Path | None,
 ) -> Iterator[Bind]:
-    """The files of a machine, by the names that its domain has for them (``domain_xml``); its network
-    process's socket as :data:`CABLE`, which is short.
-    """
+    """The files of a machine, by the names that its domain has for them (``domain_xml``)."""
     image = machine.image
     fixed = [image.kernel, image.initrd, None if nbd else image.root, uefi.code if uefi else None]
     own = [overlay, machine.console, nbd, uefi.variables if uefi else None]
@@ -77,8 +76,6 @@ def files(
         yield _bind(path)
     for disk in machine.disks:
         yield _bind(disk.path, read_only=disk.read_only)
-    if cable is not None:
-        yield Bind(cable, str(CABLE))
 
 
 def _bind(path: Path, *, read_only: bool = False) -> Bind:

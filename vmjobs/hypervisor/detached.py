@@ -17,7 +17,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import vmjobs
 from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor import launcher, procs
 from vmjobs.hypervisor.base import Usage
@@ -101,16 +103,55 @@ class Launcher:
         handles: Sequence[int],
         env: Mapping[str, str],
         cwd: Path | None = None,
+        namespaces: tuple[int, int] | None = None,
+        forward: Sequence[str] = (),
     ) -> Detached:
         """Start a process in a session of its own; it runs the program when this returns.
 
         handles: become its handles 0, 1, 2 and so on; it gets no other.
+        namespaces: handles of the user namespace and the network namespace that it is to be in.
+        forward: interfaces there between which packets are to be forwarded.
 
         Raises:
             OSError: the program cannot be run.
             HypervisorError: nothing can be started.
         """
-        request = launcher.pack(list(argv), dict(env), str(cwd.absolute()) if cwd else "")
+        where = str(cwd.absolute()) if cwd else ""
+        request = launcher.pack_program(
+            list(argv), dict(env), where, enters=namespaces is not None, forward=list(forward)
+        )
+        return self._begin_process(argv[0], request, [*handles, *(namespaces or ())])
+
+    def open_network(
+        self,
+        address: str,
+        ports: Sequence[int],
+        *,
+        tap: Mapping[str, Any] | None = None,
+        namespaces: tuple[int, int] | None = None,
+    ) -> tuple[tuple[int, int], list[socket.socket]]:
+        """Sockets that listen in a network namespace, for DHCP and at ``ports``; and its handles.
+
+        Args:
+            address, ports: where to listen.
+            tap: of a namespace to make, as :func:`namespaces.add_tap` has it.
+            namespaces: handles of the user namespace and the network namespace that is there already.
+
+        Raises:
+            OSError: the kernel does not allow it.
+            HypervisorError: nothing can be started.
+        """
+        request = launcher.pack_network(address, list(ports), dict(tap) if tap else None)
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with mine:
+            with theirs:
+                handles = [theirs.fileno(), *(namespaces or ())]
+                process = self._begin_process("the network of a VM", request, handles)
+            process.close()
+            _, (user, network, *listening), _, _ = socket.recv_fds(mine, 1, 3 + len(ports))
+        return (user, network), [socket.socket(fileno=handle) for handle in listening]
+
+    def _begin_process(self, what: str, request: bytes, handles: list[int]) -> Detached:
         reader, writer = os.pipe()
         try:
             try:
@@ -119,10 +160,10 @@ class Launcher:
                 os.close(writer)
             words = _read_line(reader, START_SECONDS).split()
             if words[:1] == [b"failed"]:
-                raise OSError(int(words[1]), os.strerror(int(words[1])), argv[0])
+                raise OSError(int(words[1]), os.strerror(int(words[1])), what)
             if words[:1] != [b"started"]:
                 raise HypervisorError(
-                    f"{argv[0]} was not started: what starts machines has ended, "
+                    f"{what} was not started: what starts machines has ended, "
                     f"or does not answer for {START_SECONDS:g} s"
                 )
         except BaseException:
@@ -153,7 +194,7 @@ class Launcher:
             self._control.close()
         self._control, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
-        argv = [sys.executable, "-I", "-S", launcher.__file__, str(inner.fileno())]
+        argv = [sys.executable, "-S", "-P", "-m", launcher.__name__, str(inner.fileno())]
         with inner:
             self._first = subprocess.Popen(
                 argv,
@@ -162,7 +203,7 @@ class Launcher:
                 stderr=subprocess.DEVNULL,
                 pass_fds=(inner.fileno(),),
                 cwd="/",
-                env=environment(),
+                env=environment({"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])}),
                 start_new_session=True,
             )
         return self._control

@@ -61,6 +61,7 @@ def _isolated(argv: Sequence[str], has: dict[str, Any]) -> list[str]:
         binds=binds,
         devices=has["devices"],
         bounds=Bounds(**has["bounds"]),
+        namespaces=has["namespaces"],
         filtered=filtered,
         env=_ENV,
     )

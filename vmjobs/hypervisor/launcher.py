@@ -6,6 +6,8 @@ who is whose child, and remembers it. So this process is nobody's child before i
 has an environment that names no ancestor; what it starts is its own child, and then that of init. It
 goes on while there is anything of which to tell the end, whether or not anybody still listens.
 
+It also makes the namespaces that virtual machines have their networks in, and starts processes in them.
+
 It imports little and from the standard library alone: the first machine waits for it.
 """
 
@@ -13,12 +15,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import select
 import signal
 import socket
 import sys
 from contextlib import suppress
+from typing import Any
+
+from vmjobs.hypervisor import namespaces
 
 #: Bytes of a request, and how many handles a process may be given.
 LONGEST = 128 * 1024
@@ -30,17 +36,27 @@ _OUT_OF_THE_WAY = 2 * MOST_HANDLES
 _Reports = dict[int, int]
 
 
-def pack(argv: list[str], env: dict[str, str], cwd: str) -> bytes:
-    """A request. No word can have a NUL, as none of a process can."""
-    words = [cwd, str(len(argv)), *argv, *(f"{name}={value}" for name, value in env.items())]
-    return b"\0".join(os.fsencode(word) for word in words)
+def pack_program(
+    argv: list[str], env: dict[str, str], cwd: str, *, enters: bool, forward: list[str]
+) -> bytes:
+    """A request to start a program.
+
+    enters: the last two handles are those of the user namespace and the network namespace that it is to
+    be in; the program does not get them. forward: as of :func:`namespaces.forward`, in there.
+    """
+    words = {"argv": argv, "env": env, "cwd": cwd, "enters": enters, "forward": forward}
+    return json.dumps(words).encode()
 
 
-def unpack(request: bytes) -> tuple[list[str], dict[str, str], str]:
-    """What :func:`pack` was given."""
-    cwd, count, *words = (os.fsdecode(word) for word in request.split(b"\0"))
-    argv, pairs = words[: int(count)], words[int(count) :]
-    return argv, dict(pair.split("=", 1) for pair in pairs), cwd
+def pack_network(address: str, ports: list[int], tap: dict[str, Any] | None) -> bytes:
+    """A request for sockets that listen in a network namespace. The first handle is a SEQPACKET socket:
+    one message comes back on it, with the handles of user namespace, network namespace and the sockets.
+    The first of these is a UDP socket for DHCP.
+
+    address, ports: where to listen. tap: as of :func:`namespaces.add_tap`, for a namespace that is to
+    be made; None: the other two handles are those of the namespaces.
+    """
+    return json.dumps({"address": address, "ports": ports, "tap": tap}).encode()
 
 
 def main() -> None:
@@ -147,12 +163,12 @@ def _tell(report: int, words: str) -> bool:
 
 
 def _start(request: bytes, given: list[int]) -> int:
-    """The process's number. Raises ``OSError`` where the program cannot be run."""
-    argv, env, cwd = unpack(request)
+    """The process's number. Raises ``OSError`` where it cannot do what it is to do."""
+    asked = json.loads(request)
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
-        _run(argv, env, cwd, given, writer)
+        _run(asked, given, writer)
     os.close(writer)
     try:
         failure = os.read(reader, 16)
@@ -164,26 +180,50 @@ def _start(request: bytes, given: list[int]) -> int:
     return pid
 
 
-def _run(argv: list[str], env: dict[str, str], cwd: str, given: list[int], failed: int) -> None:
-    """Become the program, in a session of its own, with the handles given as 0, 1, 2 and so on."""
+def _run(asked: dict[str, Any], given: list[int], failed: int) -> None:
+    """Do what is asked, and never return."""
     code = 0
     try:
         failed, *given = (
             fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for handle in [failed, *given]
         )
         os.setsid()
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
-            signal.signal(ignored, signal.SIG_DFL)
-        if cwd:
-            os.chdir(cwd)
-        for number, handle in enumerate(given):
-            os.dup2(handle, number)
-        os.execvpe(argv[0], argv, env)  # noqa: S606
+        if "argv" in asked:
+            _become(asked, given)
+        _answer_with_network(asked, given)
+        os._exit(0)
     except OSError as error:
-        code = error.errno or 0
+        code = error.errno or errno.EIO
     finally:
         os.write(failed, str(code).encode())
         os._exit(127)
+
+
+def _become(asked: dict[str, Any], given: list[int]) -> None:
+    """Be the program, with the handles given as 0, 1, 2 and so on."""
+    if asked["enters"]:
+        *given, user, network = given
+        namespaces.enter(user, network)
+        namespaces.forward(asked["forward"])
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+        signal.signal(ignored, signal.SIG_DFL)
+    if asked["cwd"]:
+        os.chdir(asked["cwd"])
+    for number, handle in enumerate(given):
+        os.dup2(handle, number)
+    os.execvpe(asked["argv"][0], asked["argv"], asked["env"])  # noqa: S606
+
+
+def _answer_with_network(asked: dict[str, Any], given: list[int]) -> None:
+    answer, *there = given
+    if asked["tap"] is None:
+        namespaces.enter(*there)
+    else:
+        namespaces.create()
+        namespaces.add_tap(**asked["tap"])
+    listening = [namespaces.listen_for_dhcp(), *namespaces.listen(asked["address"], asked["ports"])]
+    with socket.socket(fileno=answer) as peer:
+        socket.send_fds(peer, [b"."], [*namespaces.handles(), *(one.fileno() for one in listening)])
 
 
 if __name__ == "__main__":

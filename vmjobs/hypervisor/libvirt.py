@@ -24,13 +24,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import blockserver, confined, firmware, netproc, procs, sandbox
+from vmjobs.hypervisor import (
+    blockserver,
+    confined,
+    firmware,
+    guest_network,
+    helpers,
+    procs,
+    sandbox,
+)
 from vmjobs.hypervisor.base import (
     NAME_PREFIX,
     Ending,
     Machine,
     MachineLimits,
     MachineState,
+    Network,
     ProbeResult,
     Usage,
 )
@@ -40,11 +49,12 @@ from vmjobs.hypervisor.domain_xml import board, domain_xml
 from vmjobs.hypervisor.embedded import EmbeddedRoot
 from vmjobs.hypervisor.endings import Endings, of_cause, tail
 from vmjobs.hypervisor.in_place_of_qemu import qemu
-from vmjobs.hypervisor.limits import Holder, Plan
+from vmjobs.hypervisor.limits import Holder
+from vmjobs.hypervisor.outbound import OutboundPolicy
 from vmjobs.hypervisor.overlay import check as check_overlay
 from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
 from vmjobs.hypervisor.usage import Meter, family
-from vmjobs.model import BootMethod, HypervisorKind, most_cpus
+from vmjobs.model import BootMethod, HypervisorKind, NetworkMode, most_cpus
 from vmjobs.subprocess import run
 
 # Errors are raised here; an embedded driver would print them on the terminal as well, and a warning
@@ -72,8 +82,6 @@ RECONNECT_SECONDS = 15.0
 KILL_SECONDS = 30.0
 #: Seconds that libvirt may take to say how a machine ended, once it is gone.
 ENDING_SECONDS = 5.0
-#: Bytes in an IP packet between the guest and its network process.
-MTU = 1500
 
 
 def default_uri() -> str:
@@ -241,6 +249,7 @@ class Libvirt:
     isolated: whether machines run in a sandbox (:mod:`vmjobs.hypervisor.confined`); none starts without
         it then.
     program: QEMU, where that is not what libvirt takes.
+    policy: where guests may go in network mode ``outbound``.
     """
 
     def __init__(
@@ -253,6 +262,7 @@ class Libvirt:
         kernels: Callable[[], Iterable[Path]] = node_kernels,
         domain_type: str = "",
         launcher: Launcher | None = None,
+        policy: OutboundPolicy | None = None,
     ) -> None:
         self.kind = kind
         self._launcher = launcher or Launcher()
@@ -260,12 +270,11 @@ class Libvirt:
         self._kernels = kernels
         self._type = domain_type or kind.value
         self._isolated, self._program = isolated, program
-        self._helpers: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self._disk_servers: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._mains: dict[str, int] = {}
         self._holder = Holder(kind, throttles_disks=True)
         self._meter = Meter(self._helpers_of)
-        self._network_processes = netproc.NetworkProcesses()
-        self._lost: set[str] = set()
+        self._helpers = helpers.Helpers(self._launcher, policy)
 
     # ----------------------------------------------------------------- life and death
 
@@ -309,16 +318,23 @@ class Libvirt:
         """See :meth:`Hypervisor.unenforced`."""
         return self._holder.unenforced(limits, directory)
 
+    def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
+        """See :meth:`Hypervisor.open_network`."""
+        process = self._main(running) if running else None
+        return guest_network.open_network(self._launcher, mode, ports, process)
+
     def start(self, machine: Machine) -> None:
         """See :meth:`Hypervisor.start`."""
         on, held = board(), self._holder.plan(machine)
         if self.state(machine.name) is not MachineState.GONE:
             raise HypervisorError(f"{machine.name} runs already")
+        if machine.network is not None and not self._isolated:
+            raise HypervisorError("a machine with a network runs isolated only")
         if machine.links:
             message = f"machines with private networks run on uml alone, not on {self.kind}"
             raise HypervisorError(message, hint="set their hypervisor to uml")
         overlay = (machine.overlay or machine.workdir / "overlay.qcow2").absolute()
-        with ExitStack() as after, ExitStack() as undo:
+        with ExitStack() as undo:
             undo.callback(self.destroy, machine.name)
             boots_by_uefi = machine.image.boot is BootMethod.UEFI
             resumed = machine.saved is not None
@@ -332,20 +348,14 @@ class Libvirt:
                 check_overlay(overlay)
             else:
                 _make_overlay(machine, overlay)
-            carrier = self._lay_cable(machine, held)
-            if carrier is not None:
-                after.callback(carrier.close)
-                self._network_processes.note(machine.name, carrier.process.pid)
-            cable = carrier.ready() if carrier else None
-            emulator = self._emulator(machine, overlay, cable, uefi, nbd)
-            if cable is not None and self._isolated:
-                cable = confined.CABLE
-            text = domain_xml(machine, self._type, overlay, cable, on, uefi, nbd, emulator)
+            self._helpers.connect(machine)
+            emulator = self._emulator(machine, overlay, uefi, nbd)
+            text = domain_xml(machine, self._type, overlay, on, uefi, nbd, emulator)
             self._connection.endings.expect(machine.name)
             self._begin(machine, text)
             self._holder.hold(held, machine.name, lambda: [p.pid for p in self._all_of(machine.name)])
-            if carrier is not None and held.processors is not None:
-                carrier.regulate(self._qemu(machine.name).pid)
+            if held.processors is not None:
+                self._helpers.regulate(machine, self._qemu(machine.name).pid, held.processors)
             undo.pop_all()
 
     def stop(self, name: str) -> None:
@@ -365,8 +375,8 @@ class Libvirt:
 
     def _forget(self, name: str) -> None:
         """Clear away what is left of a machine that is gone."""
-        for helper in self._helpers.pop(name, ()):
-            helper.wait()
+        for server in self._disk_servers.pop(name, ()):
+            server.wait()
         crashed = self._connection.endings.of(name, 0.0) is Ending.CRASHED
         for path in self._connection.logs(name):
             if crashed:
@@ -377,9 +387,8 @@ class Libvirt:
         self._holder.release(name)
         self._connection.endings.forget(name)
         self._meter.forget(name)
-        self._network_processes.forget(name)
+        self._helpers.forget(name)
         self._mains.pop(name, None)
-        self._lost.discard(name)
 
     def pause(self, name: str) -> None:
         """See :meth:`Hypervisor.pause`."""
@@ -416,11 +425,11 @@ class Libvirt:
             left = max(0.0, deadline - time.monotonic())
             if state is MachineState.GONE or not left:
                 return state
-            look = min(left, netproc.LOOK_SECONDS)
+            look = min(left, procs.LOOK_SECONDS)
             if main is None:  # it ends, or is none: that libvirt says
                 self._connection.wait_change(seen, look)
                 continue
-            needed = self._needed(main, name)
+            needed = self._needed(name)
             if procs.wait_for_any([main, *(needed or ())], beside, look if needed is None else left):
                 return self.state(name)
 
@@ -482,67 +491,48 @@ class Libvirt:
         self,
         machine: Machine,
         overlay: Path,
-        cable: Path | None,
         uefi: firmware.Firmware | None,
         nbd: Path | None,
     ) -> confined.Emulator | None:
         if not self._isolated:
             return confined.Emulator(Path(self._program), {}) if self._program else None
         machine.console.touch()
-        files = list(confined.files(machine, overlay, cable, uefi, nbd))
+        files = list(confined.files(machine, overlay, uefi, nbd))
         bounds, program = bounds_of(machine, self.kind), self._program or qemu()
-        return confined.emulator(files, bounds, program, kvm=self.kind is HypervisorKind.KVM)
-
-    def _lay_cable(self, machine: Machine, held: Plan) -> netproc.Started | None:
-        network = netproc.wanted(machine)
-        if network is None:
-            return None
-        return netproc.start(
-            self._launcher,
-            machine,
-            network,
-            mtu=MTU,
-            processors=held.processors,
-            isolated=self._isolated,
-        )
+        kvm = self.kind is HypervisorKind.KVM
+        return confined.emulator(files, bounds, program, kvm=kvm, network=machine.network)
 
     def _serve_root(self, machine: Machine) -> Path | None:
         if machine.image.live is None:
             return None
         process, listen = blockserver.start(machine.name, machine.image.live, machine.workdir)
-        self._helpers.setdefault(machine.name, []).append(process)
+        self._disk_servers.setdefault(machine.name, []).append(process)
         return listen
 
     def _all_of(self, name: str) -> _Processes:
         everyone = list(procs.scan())
         ours = [process for process in everyone if self._name_of(process) == name]
-        helpers = netproc.find(name, everyone) + blockserver.find(name, everyone)
-        return ours + sandbox.within(ours) + helpers
+        beside = helpers.find(name, everyone) + blockserver.find(name, everyone)
+        return ours + sandbox.within(ours) + beside
 
     def _helpers_of(self, name: str) -> _Processes:
-        carrier = self._network_processes.of(name)
-        return [*([] if carrier is None else [carrier]), *blockserver.find(name)]
+        return self._helpers.of(name) + blockserver.find(name)
 
-    def _needed(self, main: procs.Process, name: str) -> _Processes | None:
-        """The network process and the one for the root disk: a QEMU that has lost one is killed. None:
-        they are not all there. Where QEMU ends by itself, its network process may end before.
+    def _needed(self, name: str) -> _Processes | None:
+        """The processes without which a guest would wait for ever: a QEMU that has lost one is killed.
+        None: they are not all there.
         """
-        helpers = self._helpers.get(name, ())
+        servers = self._disk_servers.get(name, ())
         # One that ends by itself has told whoever fills the disk.
-        killed = any((helper.poll() or 0) < 0 for helper in helpers)
-        carrier = self._network_processes.of(name) if "-netdev" in main.argv else None
-        lost = carrier is None and "-netdev" in main.argv
-        if killed or (lost and name in self._lost):
+        killed = any((server.poll() or 0) < 0 for server in servers)
+        beside = self._helpers.all_of(name)
+        if killed or beside is None:
             log.warning("%s has lost the process of its %s", name, "root disk" if killed else "network")
             self._connection.endings.heard(name, Ending.KILLED)
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, HypervisorError):
                 os.kill(self._qemu(name).pid, signal.SIGKILL)
-        if lost or killed:
-            self._lost.add(name)
             return None
-        self._lost.discard(name)
-        living = [one for helper in helpers if (one := procs.read(helper.pid))]
-        return living if carrier is None else [carrier, *living]
+        return [*beside, *(one for server in servers if (one := procs.read(server.pid)))]
 
     def _main(self, name: str) -> procs.Process | None:
         """The first of the machine's processes: QEMU, or its sandbox's first."""

@@ -3,11 +3,11 @@
 ================  ==========================  ======================================================
 limit             with a delegated cgroup     without
 ================  ==========================  ======================================================
-cpu_percent       cpu.max                     the network process halts it at times (``regulator``)
+cpu_percent       cpu.max                     a process halts it at times (``regulator``)
 cpu_weight        cpu.weight                  nice levels, as far as they go
 disk_bytes (UML)  io.max, each way            not at all
 disk_bytes        libvirt's iotune, read and written together
-network_bits      the network process (``usernet``), each way
+network_bits      the VM's network namespace, each way (``guest_network``)
 ================  ==========================  ======================================================
 """
 
@@ -27,7 +27,6 @@ from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import cgroup
 from vmjobs.hypervisor.base import Machine, MachineLimits
 from vmjobs.hypervisor.bounds import bounds_of
-from vmjobs.hypervisor.netproc import wanted
 from vmjobs.hypervisor.sandbox import Bounds
 from vmjobs.model import HypervisorKind
 
@@ -63,8 +62,8 @@ class Node:
 class Plan:
     """How a machine is held. settings: files of its cgroup and what is written there, in this order.
 
-    processors: that its network process holds it to. unenforced: a sentence for each limit, or part of
-    one, that nothing holds it to.
+    processors: that a process holds it to (``regulator``). unenforced: a sentence for each limit, or
+    part of one, that nothing holds it to.
     """
 
     settings: tuple[tuple[str, str], ...] = ()
@@ -163,21 +162,12 @@ class Holder:
         return self._plan(limits, 1, [directory]).unenforced
 
     def plan(self, machine: Machine) -> Plan:
-        """How a machine is going to be held.
-
-        Raises:
-            HypervisorError: it would have to be by its network process, and has none.
-        """
+        """How a machine is going to be held."""
         kept = bounded(bounds_of(machine, self._kind), this_node())
         if machine.limits is None:
             return Plan(kept)
         lie = [machine.workdir, machine.image.root, *(disk.path for disk in machine.disks)]
         found = self._plan(machine.limits, machine.cpus, lie)
-        if found.processors is not None and wanted(machine) is None:
-            raise HypervisorError(
-                f"{machine.name} has no network, and cannot be held to cpu_percent on this node",
-                hint="delegate a cgroup to the agent (Delegate=cpu), or give the machine a network",
-            )
         return replace(found, settings=kept + found.settings)
 
     def hold(self, held: Plan, name: str, find: Callable[[], list[int]]) -> None:

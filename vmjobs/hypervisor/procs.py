@@ -24,6 +24,8 @@ from vmjobs.errors import HypervisorError
 
 #: Seconds from one try to look at processes to the next.
 TICK = 0.1
+#: Seconds from one look at a machine to the next, until all of its processes are known.
+LOOK_SECONDS = 0.3
 #: What tells that a process has ended, or is none of ours. That this process cannot look, as it has no
 #: file or memory left, says nothing of anybody.
 GONE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)

@@ -11,6 +11,7 @@ from vmjobs.hypervisor import confined, in_place_of_qemu, sandbox
 from vmjobs.hypervisor.base import Hypervisor
 from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
+from vmjobs.hypervisor.outbound import OutboundPolicy
 from vmjobs.hypervisor.probe import node_kernels
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import HypervisorKind
@@ -31,6 +32,7 @@ def drivers(
     """
     connection, launcher = node_connection(), Launcher()
     launcher.prepare()
+    policy = OutboundPolicy(config.network_allow, config.network_deny)
     isolated, by_libvirt = _isolated(config), _isolated_by_libvirt(config)
 
     def candidates() -> list[Path]:
@@ -39,10 +41,18 @@ def drivers(
     def make(kind: HypervisorKind) -> Hypervisor:
         if kind is HypervisorKind.UML:
             return UserModeLinux(
-                isolated=isolated, launcher=launcher, system_calls=config.uml_system_calls
+                isolated=isolated,
+                launcher=launcher,
+                system_calls=config.uml_system_calls,
+                policy=policy,
             )
         return Libvirt(
-            kind, connection, kernels=candidates, launcher=launcher, isolated=isolated and by_libvirt
+            kind,
+            connection,
+            kernels=candidates,
+            launcher=launcher,
+            isolated=isolated and by_libvirt,
+            policy=policy,
         )
 
     return {kind: make(kind) for kind in config.hypervisors}

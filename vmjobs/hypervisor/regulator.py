@@ -1,7 +1,8 @@
 """Holds a machine to a share of the processors where no cgroup does: halts it, and lets it go on.
 
-It lives in the machine's network process (``usernet``): the machine cannot be heard of without it,
-so that none goes on for long without its limit, and it needs no agent.
+It is a process of its own, which needs no agent, and no packages; a machine that loses it is ended. ::
+
+    python -m vmjobs.hypervisor.regulator --machine NAME --pid PID --processors SHARE
 
 The process is stopped and continued by signals. A UML kernel runs its guest's programs as processes
 that it traces, or that have been told to wait for it (``seccomp=on``). Those must not be stopped like
@@ -12,7 +13,9 @@ kernel goes on with another, or with the same.
 
 from __future__ import annotations
 
+import argparse
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -152,3 +155,21 @@ def _outlived(pid: int) -> float:
         return 0.0
     fields = stat.rpartition(")")[2].split()
     return (int(fields[13]) + int(fields[14])) / _TICKS
+
+
+# --------------------------------------------------------------------------- the process
+
+
+def main() -> None:
+    """Hold one machine to its share until it is gone."""
+    parser = argparse.ArgumentParser(description="Holds a machine to a share of the processors.")
+    parser.add_argument("--machine", required=True, help="its name")
+    parser.add_argument("--pid", type=int, required=True, help="its process")
+    parser.add_argument("--processors", type=float, required=True, help="that it may use on average")
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    regulate(options.pid, options.processors)
+
+
+if __name__ == "__main__":
+    main()

@@ -72,11 +72,8 @@ while kill -0 $child 2>/dev/null; do wait $child; status=$?; done
 exit $status
 """
 _INNER: Final = 'ulimit -c 0; exec 2>/dev/null; "$@" 2>&1; exit $?'
-#: Where there is no console, what is wrong goes where it is to go.
-_TELLING: Final = 'ulimit -c 0; "$@"; exit $?'
 #: Bytes that its directory and the rest of its tmpfs may have beside disks and memory.
 ROOM: Final = 1 << 20
-_NAME_SERVERS: Final = "/etc/resolv.conf"
 _TRIAL_SECONDS: Final = 20.0
 _BIND: Final = ("lib", "lib64", "lib32", "bin", "sbin")
 _FORBIDDEN: Final = (
@@ -88,20 +85,6 @@ _FORBIDDEN: Final = (
     *("io_uring_setup", "io_uring_enter", "io_uring_register", "ioperm", "iopl"),
     *("process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp"),
 )
-
-
-@dataclass(frozen=True)
-class Shares:
-    """What a program has in common with its node.
-
-    network: also its name servers. processes: it sees all of its user's.
-    """
-
-    network: bool = False
-    processes: bool = False
-
-
-ALONE: Final = Shares()
 
 
 @dataclass(frozen=True)
@@ -130,11 +113,10 @@ class Bounds:
     processes: int
 
 
-def filter_file(shares: Shares = ALONE) -> int:
+def filter_file() -> int:
     """An open file with the seccomp filter, for ``--seccomp``; to be closed."""
-    families = [socket.AF_UNIX, *([socket.AF_INET, socket.AF_INET6] if shares.network else [])]
     handle = os.memfd_create("seccomp", os.MFD_CLOEXEC)
-    rules = seccomp.forbidding(_FORBIDDEN, clone_with=seccomp.CLONE_NEW, families=families)
+    rules = seccomp.forbidding(_FORBIDDEN, clone_with=seccomp.CLONE_NEW, families=[socket.AF_UNIX])
     os.write(handle, rules)
     os.lseek(handle, 0, os.SEEK_SET)
     return handle
@@ -147,8 +129,7 @@ def command(
     devices: Iterable[str] = (),
     memory: int = ROOM,
     bounds: Bounds | None = None,
-    shares: Shares = ALONE,
-    console: bool = True,
+    namespaces: Sequence[str] = (),
     filtered: int,
     env: dict[str, str],
 ) -> list[str]:
@@ -159,8 +140,8 @@ def command(
         devices: of the node's that it may open, beside ``/dev/null``.
         memory: bytes of its own ``/dev/shm``.
         bounds: what its processes may take.
-        shares: what it has in common with its node.
-        console: whether its errors go to its output, as those of a machine do.
+        namespaces: files that are the user namespace and the network namespace that it is to be within;
+            none: it has no network.
         filtered: the number by which bubblewrap gets :func:`filter_file`.
         env: all that the program gets of an environment.
 
@@ -168,7 +149,8 @@ def command(
         HypervisorError: the program or bubblewrap is not installed.
     """
     program = _program(argv[0])
-    words = ["sh", "-c", _OUTER, MARK, _bwrap(), *_namespaces(filtered, shares)]
+    words = ["sh", "-c", _OUTER, MARK, *entering(namespaces), _bwrap()]
+    words += _unsharing(filtered, has_network=bool(namespaces))
     for name, value in env.items():
         words += ["--setenv", name, value]
     words += ["--ro-bind", "/usr", "/usr"]
@@ -177,14 +159,9 @@ def command(
             words += ["--symlink", f"usr/{name}", f"/{name}"]
     if not program.is_relative_to("/usr"):
         words += ["--ro-bind", str(program), str(program)]
-    if shares.processes:
-        words += ["--ro-bind", "/proc", "/proc"]
-    else:
-        # The kernel starts itself again by this name, and reads its processor's flags.
-        words += ["--dir", "/proc/self", "--symlink", str(program), "/proc/self/exe"]
-        words += ["--ro-bind-try", "/proc/cpuinfo", "/proc/cpuinfo"]
-    if shares.network:
-        words += ["--ro-bind-try", os.path.realpath(_NAME_SERVERS), _NAME_SERVERS]
+    # The kernel starts itself again by this name, and reads its processor's flags.
+    words += ["--dir", "/proc/self", "--symlink", str(program), "/proc/self/exe"]
+    words += ["--ro-bind-try", "/proc/cpuinfo", "/proc/cpuinfo"]
     for device in ("/dev/null", *devices):
         words += ["--dev-bind", device, device]
     words += ["--size", str(memory), "--tmpfs", "/dev/shm"]  # noqa: S108 - its own
@@ -193,8 +170,7 @@ def command(
         how = "--ro-bind" if bind.read_only else "--bind"
         words += [how, str(bind.source.resolve()), str(HOME / bind.name)]
     words += ["--chdir", str(HOME), "--remount-ro", "/", "--"]
-    inner = _INNER if console else _TELLING
-    return [*words, "sh", "-c", inner, "sh", *_bounded(bounds), str(program), *argv[1:]]
+    return [*words, "sh", "-c", _INNER, "sh", *_bounded(bounds), str(program), *argv[1:]]
 
 
 def _bounded(bounds: Bounds | None) -> list[str]:
@@ -215,11 +191,20 @@ def _at_most(which: int, wanted: int) -> int:
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
-def _namespaces(filtered: int, shares: Shares) -> list[str]:
+def entering(namespaces: Sequence[str]) -> list[str]:
+    """What a command line begins with that is to run in namespaces, which have these files. The shell
+    outside of a sandbox is not among them, as its process could not be found there.
+    """
+    if not namespaces:
+        return []
+    user, network = namespaces
+    return ["nsenter", "--preserve-credentials", f"--user={user}", f"--net={network}", "--"]
+
+
+def _unsharing(filtered: int, *, has_network: bool) -> list[str]:
     words = ["--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    words += [] if shares.network else ["--unshare-net"]
-    words += [] if shares.processes else ["--unshare-pid", "--as-pid-1"]
-    words += ["--die-with-parent"]
+    words += [] if has_network else ["--unshare-net"]
+    words += ["--unshare-pid", "--as-pid-1", "--die-with-parent"]
     words += ["--new-session", "--cap-drop", "ALL", "--clearenv", "--setenv", "PATH", "/usr/bin"]
     return [*words, "--seccomp", str(filtered)]
 

@@ -20,22 +20,24 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import mconsole, netproc, procs, sandbox, uml_boot
+from vmjobs.hypervisor import guest_network, helpers, mconsole, procs, sandbox, uml_boot
 from vmjobs.hypervisor.base import (
     NAME_PREFIX,
     Ending,
     Machine,
     MachineLimits,
     MachineState,
+    Network,
     ProbeResult,
     Usage,
 )
 from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.hypervisor.endings import of_kernel
 from vmjobs.hypervisor.limits import Holder
+from vmjobs.hypervisor.outbound import OutboundPolicy
 from vmjobs.hypervisor.probe import boot_probe
 from vmjobs.hypervisor.usage import Meter, family
-from vmjobs.model import HypervisorKind
+from vmjobs.model import HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class UserModeLinux:
     launcher: what starts machines, so that they outlive this process, whoever supervises it.
     kill_seconds: how long :meth:`destroy` waits for killed processes.
     system_calls: how the kernel catches those of its guest, see :func:`uml_boot.catching`.
+    policy: where guests may go in network mode ``outbound``.
     """
 
     kind = HypervisorKind.UML
@@ -74,6 +77,7 @@ class UserModeLinux:
         launcher: Launcher | None = None,
         kill_seconds: float = KILL_SECONDS,
         system_calls: str = uml_boot.AUTO,
+        policy: OutboundPolicy | None = None,
     ) -> None:
         self._program = program or uml_boot.kernel()
         self._name = Path(self._program).name
@@ -84,10 +88,10 @@ class UserModeLinux:
         self._mains: dict[str, int] = {}
         self._kernels: _Kernels = {}
         self._halved: set[str] = set()
-        self._network_processes = netproc.NetworkProcesses()
+        self._helpers = helpers.Helpers(self._launcher, policy)
         self._lock = threading.Lock()
         self._holder = Holder(self.kind, throttles_disks=False)
-        self._meter = Meter(self._carriers)
+        self._meter = Meter(self._helpers.of)
 
     # ----------------------------------------------------------------- life and death
 
@@ -116,46 +120,39 @@ class UserModeLinux:
         """See :meth:`Hypervisor.unenforced`."""
         return self._holder.unenforced(limits, directory)
 
+    def open_network(self, mode: NetworkMode, ports: Sequence[int], running: str = "") -> Network:
+        """See :meth:`Hypervisor.open_network`."""
+        process = self._main(running) if running else None
+        return guest_network.open_network(self._launcher, mode, ports, process)
+
     def start(self, machine: Machine) -> None:
         """See :meth:`Hypervisor.start`."""
         uml_boot.check(machine, self._program, self._system_calls)
         held = self._holder.plan(machine)
         if machine.saved is not None:
             raise HypervisorError(f"{machine.name} cannot be resumed: no machine of uml can")
+        if machine.network is not None and not self._isolated:
+            raise HypervisorError("a machine with a network runs isolated only")
         if machine.image.live is not None:
             raise HypervisorError("a UML machine starts of a complete image only")
         if self._find(machine.name):
             raise HypervisorError(f"{machine.name} runs already")
-        with ExitStack() as after, ExitStack() as undo:
+        with ExitStack() as undo:
             undo.callback(self.destroy, machine.name)
             disks = uml_boot.lay_out(machine, isolated=self._isolated)
-            network, carrier = netproc.wanted(machine), None
-            with uml_boot.cable(network) as (outer, inner), uml_boot.private_cables(machine) as links:
-                if network is not None and outer is not None:
-                    carrier = netproc.start(
-                        self._launcher,
-                        machine,
-                        network,
-                        fd=outer.fileno(),
-                        mtu=uml_boot.MTU,
-                        processors=held.processors,
-                        isolated=self._isolated,
-                    )
-                    after.callback(carrier.close)
-                    self._network_processes.note(machine.name, carrier.process.pid)
-                cables = links if inner is None else [inner, *links]
+            self._helpers.connect(machine)
+            with uml_boot.private_cables(machine) as cables:
                 argv = [*uml_boot.command(self._program, machine, self._system_calls), *disks.devices]
-                argv += [uml_boot.network_device()] if inner is not None else []
-                argv += uml_boot.private_devices(machine, first=len(cables) - len(links))
+                argv += uml_boot.network_devices(machine)
                 started = uml_boot.boot(self._launcher, machine, argv, cables, disks.binds)
             with self._lock:
                 self._kernels[machine.name] = (started, machine.console)
                 self._mains[machine.name] = started.pid
             self._holder.hold(held, machine.name, lambda: self._pids(machine.name))
-            if carrier is not None:
+            if held.processors is not None:
                 kernel = self._kernel(machine.name)
-                carrier.regulate(started.pid if kernel is None else kernel.pid)
-                carrier.ready()  # long since: the kernel takes longer to come up
+                pid = started.pid if kernel is None else kernel.pid
+                self._helpers.regulate(machine, pid, held.processors)
             undo.pop_all()
 
     def stop(self, name: str) -> None:
@@ -169,7 +166,7 @@ class UserModeLinux:
         procs.kill_all(lambda: self._find(name), self._kill_seconds, name)
         self._holder.release(name)
         self._meter.forget(name)
-        self._network_processes.forget(name)
+        self._helpers.forget(name)
         with self._lock:
             self._mains.pop(name, None)
             self._halved.discard(name)
@@ -185,7 +182,7 @@ class UserModeLinux:
         if self._paused(kernel, name):
             return
         # What halts it and lets it go on at times must not do so now.
-        for process in netproc.regulating(name):
+        for process in self._helpers.regulators(name):
             _signal(process.pid, signal.SIGSTOP)
             procs.wait_stopped(process.pid, ANSWER_SECONDS)
             _signal(kernel.pid, signal.SIGCONT)
@@ -203,7 +200,7 @@ class UserModeLinux:
             raise HypervisorError(f"{name} does not run")
         _signal(kernel.pid, signal.SIGCONT)
         mconsole.command(kernel.pid, name, "go", ANSWER_SECONDS, already="Not stopped")
-        for process in netproc.regulating(name):
+        for process in self._helpers.regulators(name):
             _signal(process.pid, signal.SIGCONT)
 
     def save(self, name: str, path: Path) -> None:
@@ -226,7 +223,7 @@ class UserModeLinux:
         deadline = time.monotonic() + timeout
         while (main := self._main(name)) is not None:
             needed, left = self._needed(main, name), deadline - time.monotonic()
-            pause = min(left, netproc.LOOK_SECONDS) if needed is None else left
+            pause = min(left, procs.LOOK_SECONDS) if needed is None else left
             if left <= 0 or procs.wait_for_any([main, *(needed or ())], beside, pause):
                 break
         return self.state(name)
@@ -260,10 +257,6 @@ class UserModeLinux:
 
     # ----------------------------------------------------------------- inside
 
-    def _carriers(self, name: str) -> _Processes:
-        carrier = self._network_processes.of(name)
-        return [] if carrier is None else [carrier]
-
     def _tell(self, name: str, words: str) -> None:
         kernel = self._kernel(name)
         if kernel is not None:
@@ -278,7 +271,7 @@ class UserModeLinux:
         return names[0] if names and names[0].startswith(NAME_PREFIX) else ""
 
     def _find(self, name: str) -> _Processes:
-        """All of a machine's processes, and those of its network process."""
+        """All of a machine's processes."""
         everyone = list(procs.scan())
         ours = [process for process in everyone if self._name_of(process) == name]
         # A session with another leader is not one that start() made: leave the rest of it alone.
@@ -287,16 +280,11 @@ class UserModeLinux:
         found = {p.pid: p for p in everyone if p in ours or p.session in sessions}
         # Of a sandbox's inner processes nothing but their parents is to be believed.
         within = [p for p in sandbox.within(ours) if p.pid not in found]
-        return [*found.values(), *within, *netproc.find(name, everyone)]
+        return [*found.values(), *within, *helpers.find(name, everyone)]
 
     def _paused(self, kernel: procs.Process, name: str) -> bool:
         """Whether it is stopped until it is resumed, and not for having used its share."""
-        if not kernel.stopped:
-            return False
-        carriers = netproc.find(name)
-        if not carriers and any(word.startswith("vec0:") for word in kernel.argv):
-            return False  # what would let it go on has died: it is lost, and must not look well
-        return all(process.stopped for process in carriers if netproc.regulates(process))
+        return kernel.stopped and all(process.stopped for process in self._helpers.regulators(name))
 
     def _pids(self, name: str) -> _Pids:
         return [process.pid for process in self._find(name)]
@@ -326,21 +314,21 @@ class UserModeLinux:
         return next((process for process in inner if f"umid={name}" in process.argv), None)
 
     def _needed(self, main: procs.Process, name: str) -> _Processes | None:
-        """The network process and the one for the disks: without them a guest would wait for ever, so
-        that a kernel that has lost one is killed. None: they are not all known yet, or it ends.
+        """The processes without which a guest would wait for ever: a kernel that has lost one is
+        killed. None: they are not all known yet, or it ends.
         """
         kernel = self._kernel_of(main, name)
         if kernel is None:
             return None
-        carrier = self._network_processes.of(name) if _is_plugged_in(kernel) else None
-        if carrier is None and _is_plugged_in(kernel):
-            log.warning("%s has lost its network process", name)
+        beside = self._helpers.all_of(name)
+        if beside is None:
+            log.warning("%s has lost its way outside, or its regulator", name)
             _signal(kernel.pid, signal.SIGKILL)
             return None
         disks = _disk_processes(kernel.pid)
         if disks is not None:
             self._halved.discard(name)
-            return disks if carrier is None else [carrier, *disks]
+            return [*disks, *beside]
         if _has_guests(kernel.pid) and name in self._halved:
             log.warning("%s has lost the process that reads and writes its disks", name)
             _signal(kernel.pid, signal.SIGKILL)
@@ -368,20 +356,6 @@ def _disk_processes(kernel: int) -> _Processes | None:
 def _has_guests(kernel: int) -> bool:
     """Whether a kernel runs processes of its guest's by tracing them."""
     return any(procs.is_traced(child) for child in procs.children(kernel))
-
-
-def _is_plugged_in(kernel: procs.Process) -> bool:
-    """Whether a kernel holds the cable to its network process. One whose guest puts its card out of
-    service does not, and that process then ends by itself.
-    """
-    if uml_boot.network_device() not in kernel.argv:
-        return False
-    try:
-        return (
-            Path(f"/proc/{kernel.pid}/fd/{uml_boot.FIRST_CABLE}").readlink().name.startswith("socket:")
-        )
-    except procs.GONE:
-        return False
 
 
 def _signal(pid: int, which: signal.Signals) -> None:

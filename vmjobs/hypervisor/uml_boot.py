@@ -17,10 +17,12 @@ import vmjobs
 from vmjobs import model
 from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor import mconsole, procs, sandbox
-from vmjobs.hypervisor.base import NAME_PREFIX, Machine, Network
+from vmjobs.hypervisor.base import NAME_PREFIX, Machine
 from vmjobs.hypervisor.bounds import bounds_of
 from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.hypervisor.endings import tail
+from vmjobs.hypervisor.guest_network import MAC, MTU
+from vmjobs.hypervisor.namespaces import TAP, TUN_DEVICE
 from vmjobs.hypervisor.uml_cow import create, follow
 from vmjobs.model import MIB, BootMethod, HypervisorKind
 
@@ -37,11 +39,10 @@ MAX_DATA_DISKS = 7
 START_SECONDS = 120.0
 #: Bytes beside a machine's memory for what else its kernel keeps there.
 MEMORY_ROOM = 4 * MIB
-#: Bytes in an IP packet between the guest and its network process.
-MTU = 1500
-#: The kernel's handle that is its first cable.
+#: Bytes in an IP packet between machines that share a switch.
+LINK_MTU = 1500
+#: The kernel's handle that is its first cable to a switch.
 FIRST_CABLE = 3
-MAC = "52:54:00:12:34:56"
 
 #: What an image may ask for. UML takes its devices from the same command line, any file of this
 #: user among them, so that nothing but names known to be harmless gets through.
@@ -208,22 +209,6 @@ def _memory_directory(machine: Machine) -> Path:
 
 
 @contextmanager
-def cable(network: Network | None) -> Iterator[tuple[socket.socket | None, socket.socket | None]]:
-    """Both ends of the cable, closed here once those who use them have got them."""
-    if network is None:
-        yield None, None
-        return
-    outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with outer, inner:
-        yield outer, inner
-
-
-def network_device() -> str:
-    """The card whose cable is the first of the kernel's."""
-    return f"vec0:transport=fd,fd={FIRST_CABLE},mac={MAC},mtu={MTU}"
-
-
-@contextmanager
 def private_cables(machine: Machine) -> Iterator[list[socket.socket]]:
     """One cable to the switch of each link, closed here once the kernel has got it."""
     with ExitStack() as cables:
@@ -241,12 +226,14 @@ def private_cables(machine: Machine) -> Iterator[list[socket.socket]]:
         yield found
 
 
-def private_devices(machine: Machine, first: int) -> list[str]:
-    """The cards of its links, whose cables are the kernel's from number ``first`` on."""
-    return [
-        f"vec{number}:transport=fd,fd={FIRST_CABLE + number},mac={link.mac},mtu={MTU}"
-        for number, link in enumerate(machine.links, first)
+def network_devices(machine: Machine) -> list[str]:
+    """The machine's own card, if it has a network, and those of its links."""
+    own = [] if machine.network is None else [f"transport=tap,ifname={TAP},gro=1,mac={MAC},mtu={MTU}"]
+    links = [
+        f"transport=fd,fd={handle},mac={link.mac},mtu={LINK_MTU}"
+        for handle, link in enumerate(machine.links, FIRST_CABLE)
     ]
+    return [f"vec{number}:{card}" for number, card in enumerate([*own, *links])]
 
 
 # --------------------------------------------------------------------------- while it starts
@@ -301,7 +288,16 @@ def _isolated(
     seen = [*binds, sandbox.Bind(machine.workdir / "notify", "notify")]
     env = {"TMPDIR": "/dev/shm"}  # noqa: S108 - the sandbox's own
     bounds = bounds_of(machine, HypervisorKind.UML)
-    return sandbox.command(argv, binds=seen, memory=memory, bounds=bounds, filtered=filtered, env=env)
+    return sandbox.command(
+        argv,
+        binds=seen,
+        devices=[] if machine.network is None else [TUN_DEVICE],
+        memory=memory,
+        bounds=bounds,
+        namespaces=machine.network.namespace_files if machine.network else (),
+        filtered=filtered,
+        env=env,
+    )
 
 
 @contextmanager

@@ -42,9 +42,6 @@ log = logging.getLogger(__name__)
 RECORD = "record.json"
 SHARE = "share.json"
 MACHINE = "machine"
-SOCKETS = "sockets"
-ENDPOINT = "endpoint.sock"
-DOOR = "door.sock"
 KEPT = "disks"
 
 
@@ -53,12 +50,6 @@ class MemberPlace:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        #: What its machine's network leads to, and nothing else: see ``Run.sockets``.
-        self.sockets = directory / SOCKETS
-        #: The endpoint's socket: at the same place for all machines of the member.
-        self.endpoint = self.sockets / ENDPOINT
-        #: Where its guest waits for those who log in; also at the same place.
-        self.door = self.sockets / DOOR
         #: The present machine's disks, and what else goes with it.
         self.machine = directory / MACHINE
         self.record = directory / RECORD
@@ -69,22 +60,8 @@ class MemberPlace:
         """The serial console of one of its machines, and what its script prints."""
         return self.directory / f"console-{incarnation}"
 
-    def make_sockets(self) -> None:
-        """Room for its sockets. What carries the network of a machine that an agent of an earlier
-        release has started looks for them where they were then.
-        """
-        self.sockets.mkdir(mode=0o700, exist_ok=True)
-        for name in (ENDPOINT, DOOR):
-            former = self.directory / name
-            if self.machine.exists() and not former.is_symlink():
-                former.unlink(missing_ok=True)
-                former.symlink_to(Path(SOCKETS, name))
-
     def clear(self) -> None:
         """Remove what goes with a machine. The consoles of the last stay."""
-        for name in (ENDPOINT, DOOR):
-            (self.sockets / name).unlink(missing_ok=True)
-            (self.directory / name).unlink(missing_ok=True)
         if self.machine.exists():
             shutil.rmtree(self.machine)
 

@@ -46,6 +46,7 @@ from vmjobs.errors import (
 from vmjobs.hypervisor.base import (
     DOOR_PORT,
     ENDPOINT_ADDRESS,
+    ENDPOINT_PORT,
     BootImage,
     DataDisk,
     Ending,
@@ -157,7 +158,7 @@ class MemberMachine:
         self.name = record.machine
         ticket = self._lay_out(place, record)
         self._check()
-        self._serve(place, record)
+        network = self._serve(place, record, self.driver)
         (place.machine / "vm").mkdir(mode=0o700)
         self.driver.start(
             Machine(
@@ -168,7 +169,7 @@ class MemberMachine:
                 disks=tuple(self._disks(place, ticket)),
                 console=place.console(self.incarnation),
                 workdir=place.machine / "vm",
-                network=Network(self.order.network, place.endpoint, {DOOR_PORT: place.door}),
+                network=network,
                 overlay=place.kept / kept_disks.ROOT if self._persistent else None,
                 limits=limits_of(self.order),
                 links=self.parts.links(self.order),
@@ -185,7 +186,7 @@ class MemberMachine:
         self.driver, self.name = driver, record.machine
         self.ready = record.phase in {Phase.RUNNING, Phase.DRAINING}
         self._note_root()
-        self._serve(self._place, record)
+        self._serve(self._place, record, driver, running=self.name)
         if driver.state(self.name) is MachineState.PAUSED:  # whoever paused it is gone
             driver.resume(self.name)
         self._look(self._place, record)
@@ -322,9 +323,10 @@ class MemberMachine:
             disks.append(DataDisk(folder / "seed.disk", read_only=True))
         return disks
 
-    def _serve(self, place: MemberPlace, record: Record) -> None:
+    def _serve(
+        self, place: MemberPlace, record: Record, driver: Hypervisor, running: str = ""
+    ) -> Network:
         console, silence = place.console(self.incarnation), self.parts.settings.silence_seconds
-        place.make_sockets()
         self._tokens = PoolTokens(
             fetch=self._fetch_token,
             fetched=lambda due: self.tell(Renewed(due)),
@@ -340,9 +342,13 @@ class MemberMachine:
             pool_token=self._tokens.get,
             longest_wait=min(MAX_WAIT, silence / 4),
         )
-        self._around.enter_context(serving(self._link, place.endpoint))
+        ports = ENDPOINT_PORT, DOOR_PORT
+        network = driver.open_network(self.order.network, ports, running=running)
+        self._around.callback(network.close)
+        self._around.enter_context(serving(self._link, network))
         self._door = door.Door(record.token)
-        self._around.enter_context(door.listening(self._door, place.door))
+        self._around.enter_context(door.listening(self._door, network.listening[DOOR_PORT]))
+        return network
 
     def _take_words(self, console: Path, words: bytes) -> None:
         _append(console, words)

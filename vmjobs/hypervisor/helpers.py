@@ -1,0 +1,110 @@
+"""Processes beside a VM's own without which it must not go on: its way outside, and its regulator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import vmjobs
+from vmjobs.errors import HypervisorError, reason_of
+from vmjobs.hypervisor import guest_network, procs, sandbox
+from vmjobs.hypervisor.base import Machine
+from vmjobs.hypervisor.detached import Launcher
+from vmjobs.hypervisor.outbound import OutboundPolicy
+from vmjobs.subprocess import environment
+
+REGULATOR: Final = "vmjobs.hypervisor.regulator"
+_Processes = list[procs.Process]
+
+
+def machine_of(process: procs.Process) -> str:
+    """The VM that a process helps; ``""``: none."""
+    return guest_network.machine_of(process) or regulated_by(process)
+
+
+def regulated_by(process: procs.Process) -> str:
+    """The VM that a process holds to a share of the processors; ``""``: none."""
+    argv = process.argv
+    if REGULATOR not in argv or "--machine" not in argv[:-1]:
+        return ""
+    return argv[argv.index("--machine") + 1]
+
+
+def find(name: str, among: Iterable[procs.Process] | None = None) -> _Processes:
+    """The helpers of a VM and their children. among: all processes, if they are known already."""
+    found = _first(name, among)
+    return [*found, *sandbox.within(found)]
+
+
+def _first(name: str, among: Iterable[procs.Process] | None = None) -> _Processes:
+    return [one for one in (procs.scan() if among is None else among) if machine_of(one) == name]
+
+
+class Helpers:
+    """The helpers of a driver's VMs. launcher: what starts them. policy: where guests may go."""
+
+    def __init__(self, launcher: Launcher, policy: OutboundPolicy | None) -> None:
+        self._launcher = launcher
+        self._policy = policy or OutboundPolicy()
+        self._pids: dict[str, list[int]] = {}
+
+    def connect(self, machine: Machine) -> None:
+        """Give a VM that is about to start its way outside, and the limits of its network.
+
+        Raises:
+            HypervisorError: it cannot be done, and why.
+        """
+        outside = guest_network.set_up(self._launcher, machine, self._policy)
+        self._pids[machine.name] = [] if outside is None else [outside]
+
+    def regulate(self, machine: Machine, pid: int, share: float) -> None:
+        """Have a process hold a VM, whose process is ``pid``, to ``share`` processors.
+
+        Raises:
+            HypervisorError: it cannot be started.
+        """
+        argv = [
+            os.path.realpath(sys.executable),
+            "-S",
+            "-P",
+            "-m",
+            REGULATOR,
+            "--machine",
+            machine.name,
+        ]
+        argv += ["--pid", str(pid), "--processors", f"{share:g}"]
+        env = environment({"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])})
+        log = machine.workdir / "regulator.log"
+        with open(os.devnull, "r+b") as nothing, log.open("ab") as errors:  # noqa: PTH123
+            handles = [nothing.fileno(), nothing.fileno(), errors.fileno()]
+            try:
+                process = self._launcher.start(argv, handles, env, Path("/"))
+            except OSError as error:
+                raise HypervisorError(f"cannot run {argv[0]}: {reason_of(error)}") from error
+        process.close()
+        self._pids.setdefault(machine.name, []).append(process.pid)
+
+    def of(self, name: str) -> _Processes:
+        """Those of a VM that live. Of one that an earlier agent has started they are searched once."""
+        if name not in self._pids:
+            found = _first(name)
+            self._pids[name] = [process.pid for process in found]
+            return found
+        living = (procs.read(pid) for pid in self._pids[name])
+        return [one for one in living if one is not None and machine_of(one) == name]
+
+    def all_of(self, name: str) -> _Processes | None:
+        """Those of a VM; None: one of them has ended."""
+        living = self.of(name)
+        return living if len(living) == len(self._pids[name]) else None
+
+    def regulators(self, name: str) -> _Processes:
+        """The one that holds a VM to its share, if there is one."""
+        return [one for one in self.of(name) if regulated_by(one)]
+
+    def forget(self, name: str) -> None:
+        """The VM is gone."""
+        self._pids.pop(name, None)
