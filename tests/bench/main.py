@@ -29,6 +29,7 @@ from grid_kit import NODES, ROOT, Grid, wait_for
 from image_download import image_download
 from image_upload import image_changed, image_upload
 from lazy_start import lazy_start
+from network import guest_network
 from short_jobs import short_jobs
 from start_overhead import start_overhead
 from submit_to_result import submit_to_result
@@ -42,6 +43,7 @@ from vmjobs.cli.node_parts import fleet, parts
 from vmjobs.client import Client
 from vmjobs.config import load
 from vmjobs.hypervisor.base import ProbeResult
+from vmjobs.hypervisor.outbound import node_addresses
 
 RESULTS = ROOT / "build" / "bench"
 IMAGE = "generic"
@@ -63,7 +65,18 @@ ON_THE_GRID: dict[str, Callable[[Grid, argparse.Namespace], Iterator[Finding]]] 
     "cluster-wake": lambda grid, options: cluster_wake(grid, options.pairs),
     "cluster-idle": lambda grid, options: cluster_idle(grid, options.minutes),
 }
-ALONE = ("kernel", "beside", "start", "data", "cached", "changed", "upload", "download", "lazy")
+ALONE = (
+    "kernel",
+    "beside",
+    "start",
+    "data",
+    "network",
+    "cached",
+    "changed",
+    "upload",
+    "download",
+    "lazy",
+)
 
 
 def main() -> None:
@@ -72,7 +85,14 @@ def main() -> None:
     options = _options()
     images = ImageStore(Path(os.environ.get("VMJOBS_IMAGE_DIR", ROOT / "build" / "images")))
     with tempfile.TemporaryDirectory(prefix="vmjobs-bench-") as directory:
-        settings = load(overrides={"state_dir": Path(directory), "image_dir": images.root})
+        reached = tuple(map(str, node_addresses()))  # guests load bytes from this host
+        settings = load(
+            overrides={
+                "state_dir": Path(directory),
+                "image_dir": images.root,
+                "network_allow": reached,
+            }
+        )
         hypervisors = fleet(settings, images)
         made = parts(settings, images, hypervisors, Path(directory) / "runs")
         probes = hypervisors.probe()
@@ -84,6 +104,7 @@ def main() -> None:
             "beside": lambda: beside(2 * pairs),
             "start": lambda: start_overhead(made, digest, kinds, pairs),
             "data": lambda: data(made, digest, pairs),
+            "network": lambda: guest_network(made, digest, pairs),
             "cached": lambda: cached_start(made, images, IMAGE, kinds, pairs),
             "changed": lambda: image_changed(pairs),
             "upload": lambda: image_upload(pairs),
