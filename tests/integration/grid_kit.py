@@ -29,7 +29,7 @@ PATIENCE = float(os.environ.get("VMJOBS_PATIENCE", "1"))
 
 
 #: By project and service. Process numbers are not used again for long.
-_first_processes: dict[tuple[str, str], int] = {}
+_first_processes: dict[tuple[str, str], tuple[int, str]] = {}
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,12 @@ class Grid:
 
     def _first_process(self, service: str) -> int:
         """The process of a service's container that was first; 0 where the container does not run."""
-        known = _first_processes.get((self.project, service))
-        if known is None or not Path(f"/proc/{known}").exists():
+        pid, begun = _first_processes.get((self.project, service), (0, ""))
+        if not pid or _begun(pid) != begun:  # it ended, and another one may have its number
             state = run("docker", "inspect", "-f", "{{.State.Pid}}", self.container(service))
-            known = _first_processes[self.project, service] = int(state)
-        return known
+            pid = int(state)
+            _first_processes[self.project, service] = pid, _begun(pid)
+        return pid
 
     def submit(self, script: str, count: int = 1, **fields: Any) -> list[Job]:
         """Submit a script; defaults make a small, quick job."""
@@ -155,6 +156,14 @@ def blank_disk(grid: Grid) -> str:
     disk = ImageManifest(boot=BootMethod.BIOS, root=grid.images.add_file(path))
     grid.images.tag(path.name, "latest", grid.images.put_manifest(disk))
     return path.name
+
+
+def _begun(pid: int) -> str:
+    """When a process began, in ticks (proc_pid_stat(5)); "": it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 def publish(grid: Grid) -> None:
