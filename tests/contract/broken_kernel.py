@@ -212,7 +212,12 @@ def tap(name: str) -> int:
     return device
 
 
-def ping(told: str) -> str:
+def answers(address: str) -> str:
+    """Whether an address answers an echo request, some time."""
+    return ping(address, 10.0)
+
+
+def ping(told: str, seconds: float = 1.0) -> str:
     """Whether an address answers an echo request in a frame of our own making. told: and from where."""
     target, _, source = told.partition(" from ")
     ends = socket.inet_aton(source or "10.0.2.15"), socket.inet_aton(target)
@@ -222,16 +227,15 @@ def ping(told: str) -> str:
     arp = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2) + card + ends[0] + gateway + ends[1]
     device = tap("tap0")
     try:
-        os.write(device, bytes(10) + gateway + card + b"\x08\x00" + summed(packet, 10) + echo)
-        deadline = time.monotonic() + 1
-        while (left := deadline - time.monotonic()) > 0:
-            if not select.select([device], [], [], left)[0]:
-                break
-            frame = os.read(device, 65536)[10:]
-            if frame[12:14] == b"\x08\x06":  # who has our address
-                os.write(device, bytes(10) + frame[6:12] + card + b"\x08\x06" + arp)
-            elif frame[12:14] == b"\x08\x00" and frame[23] == 1 and frame[34] == 0:
-                return "answered"
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            os.write(device, bytes(10) + gateway + card + b"\x08\x00" + summed(packet, 10) + echo)
+            while select.select([device], [], [], 0.3)[0]:
+                frame = os.read(device, 65536)[10:]
+                if frame[12:14] == b"\x08\x06":  # who has our address
+                    os.write(device, bytes(10) + frame[6:12] + card + b"\x08\x06" + arp)
+                elif frame[12:14] == b"\x08\x00" and frame[23] == 1 and frame[34] == 0:
+                    return "answered"
     finally:
         os.close(device)
     raise TimeoutError("no answer")

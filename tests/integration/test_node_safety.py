@@ -198,7 +198,6 @@ def test_nothing_of_an_unchanged_jobs_machine_is_in_anothers_reach(grid: Grid) -
         agents = {
             "folders": [STATE, f"{STATE}/handed", holding(mark, f"{STATE}/handed"), run],
             "files": [],
-            "sockets": grid.on(node, "find", run, "-type", "s").split(),
             "pids": list(processes(grid, node, Path(run).name, "uml")),
         }
         agents["files"] = grid.on(node, "find", *agents["folders"][2:], "-type", "f").split()
