@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import shutil
 import signal
 import stat
@@ -127,7 +128,13 @@ def _groups_with(file: Path) -> set[int]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove all of it, also what mmdebstrap made as the root of its user namespace."""
+    """Remove all of it, also what mmdebstrap made as the root of its user namespace.
+
+    Nothing that is mounted there goes with it: of a killed build by root the node's /dev/shm is.
+    """
+    if not _unmount(folder):
+        log.error("what a build left is not removed, as something is mounted there: %s", folder)
+        return
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists() and (left := [path for path in folder.iterdir() if path.is_dir()]):
         command: list[str | Path] = ["mmdebstrap", "--unshare-helper", "rm", "-rf", "--", *left]
@@ -136,6 +143,25 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         log.error("what a build left cannot be removed: %s", folder)
+
+
+def _unmount(folder: Path) -> bool:
+    """Unmount all that is mounted below; whether nothing is now."""
+    for place in reversed(_mounted(folder)):  # the innermost first
+        with suppress(VMJobsError):
+            run(["umount", "--lazy", place], timeout=_REMOVE_SECONDS)
+    return not _mounted(folder)
+
+
+def _mounted(folder: Path) -> list[Path]:
+    """What is mounted below, in the order of mounting (proc_pid_mountinfo(5))."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        written = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
+        place = Path(os.fsdecode(written))
+        if place.is_relative_to(folder.resolve()):
+            found.append(place)
+    return found
 
 
 def _passable(folder: Path) -> bool:

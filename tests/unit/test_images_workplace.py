@@ -109,3 +109,26 @@ def test_without_a_way_to_it_for_mmdebstrap_they_are_where_they_were(tmp_path: P
     tmp_path.chmod(0o700)
     with workplace(tmp_path) as place:
         assert place.environment == {}
+
+
+_KILLED = """
+import subprocess, sys
+from pathlib import Path
+from images.build import workplace
+folder, precious = map(Path, sys.argv[1:])
+inside = folder / "a root" / "dev" / "shm"
+inside.mkdir(parents=True)
+subprocess.run(["mount", "--bind", str(precious), str(inside)], check=True)
+workplace._remove(folder)
+"""
+
+
+def test_what_a_killed_build_left_mounted_is_not_removed_with_it(tmp_path: Path) -> None:
+    """As mmdebstrap's root has the node's /dev/shm."""
+    folder, precious = tmp_path / "build-x", tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("of others")
+    command = ["unshare", "-Urm", sys.executable, "-c", _KILLED, str(folder), str(precious)]
+    subprocess.run(command, check=True)
+    assert not folder.exists()
+    assert (precious / "file").read_text() == "of others"
