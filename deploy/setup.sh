@@ -14,14 +14,14 @@ packages="
     bubblewrap ovmf skopeo docker-registry golang-go nbdkit nbdkit-plugin-python
     grub-pc-bin cpio fdisk dosfstools openssh-client squid krb5-kdc krb5-admin-server"
 
+root=
+[ "$(id -u)" = 0 ] || root=sudo
 missing=
 for package in $packages; do
     dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed ||
         missing="$missing $package"
 done
 if [ -n "$missing" ]; then
-    root=
-    [ "$(id -u)" = 0 ] || root=sudo
     echo "installing$missing"
     $root apt-get update -qq
     # Servers that tests start by themselves must not be started by their packages.
@@ -31,9 +31,7 @@ if [ -n "$missing" ]; then
 fi
 
 # Anybody may open it where udev made it: what it makes needs rights over a network.
-if [ ! -w /dev/net/tun ] || [ "$(stat -c %a /dev/net/tun)" != 666 ]; then
-    root=
-    [ "$(id -u)" = 0 ] || root=sudo
+if [ "$(stat -c %a /dev/net/tun 2>/dev/null)" != 666 ]; then
     $root mkdir -p /dev/net
     [ -c /dev/net/tun ] || $root modprobe tun 2>/dev/null || $root mknod /dev/net/tun c 10 200
     $root chmod 0666 /dev/net/tun

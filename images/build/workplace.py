@@ -155,11 +155,11 @@ def _unmount(folder: Path) -> bool:
 
 def _mounted(folder: Path) -> list[Path]:
     """What is mounted below, in the order of mounting (proc_pid_mountinfo(5))."""
-    found = []
+    found, top = [], folder.resolve()
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         written = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
         place = Path(os.fsdecode(written))
-        if place.is_relative_to(folder.resolve()):
+        if place.is_relative_to(top):
             found.append(place)
     return found
 

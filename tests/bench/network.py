@@ -89,10 +89,11 @@ def guest_network(made: Parts, digest: str, pairs: int) -> Iterator[Finding]:
             return server.took
 
         def by_hand(command: str) -> float:
-            with subprocess.Popen(["unshare", "-Urn", "sleep", "600"]) as inside, ExitStack() as stack:
+            place = ["unshare", "-Urn", "sh", "-c", "echo; exec sleep 600"]
+            with subprocess.Popen(place, stdout=subprocess.PIPE) as inside, ExitStack() as stack:
                 stack.callback(inside.kill)
-                while os.readlink(f"/proc/{inside.pid}/ns/net") == os.readlink("/proc/self/ns/net"):  # noqa: PTH115
-                    time.sleep(0.01)
+                assert inside.stdout is not None
+                inside.stdout.readline()  # it is in its namespaces now
                 reader, writer = os.pipe()
                 slirp = ["slirp4netns", "--configure", f"--mtu={MTU}", f"--ready-fd={writer}"]
                 carries = subprocess.Popen(
@@ -107,8 +108,12 @@ def guest_network(made: Parts, digest: str, pairs: int) -> Iterator[Finding]:
                 os.close(reader)
                 os.close(writer)
                 enter = ["nsenter", "--preserve-credentials", "-t", str(inside.pid), "-U", "-n"]
-                quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-                subprocess.run([*enter, "bash", "-c", command], check=True, **quiet)  # type: ignore[call-overload]
+                subprocess.run(
+                    [*enter, "bash", "-c", command],
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
             return server.took
 
         for way, command in ways.items():

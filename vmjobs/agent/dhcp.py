@@ -16,7 +16,6 @@ from vmjobs.hypervisor.base import (
 )
 from vmjobs.model import NetworkMode
 
-PORT: Final = 67
 CLIENT_PORT: Final = 68
 #: The longest request that is looked at, in bytes.
 LONGEST: Final = 1500

@@ -29,6 +29,12 @@ from vmjobs.subprocess import environment
 START_SECONDS = 30.0
 
 
+def program_of(module: str) -> tuple[list[str], dict[str, str]]:
+    """Command line and environment of a module of ours that needs the standard library alone."""
+    env = environment({"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])})
+    return [sys.executable, "-S", "-P", "-m", module], env
+
+
 class Detached:
     """A process that was started; its end is told as long as the launcher lives.
 
@@ -194,16 +200,16 @@ class Launcher:
             self._control.close()
         self._control, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
-        argv = [sys.executable, "-S", "-P", "-m", launcher.__name__, str(inner.fileno())]
+        argv, env = program_of(launcher.__name__)
         with inner:
             self._first = subprocess.Popen(
-                argv,
+                [*argv, str(inner.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(inner.fileno(),),
                 cwd="/",
-                env=environment({"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])}),
+                env=env,
                 start_new_session=True,
             )
         return self._control

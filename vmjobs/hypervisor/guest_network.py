@@ -18,6 +18,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ from vmjobs.hypervisor.base import (
     ENDPOINT_ADDRESS,
     GATEWAY_ADDRESS,
     GUEST_ADDRESS,
+    GUEST_NETMASK_BITS,
     NAMESERVER_ADDRESS,
     Machine,
     Network,
@@ -47,7 +49,7 @@ _PROGRAM: Final = "slirp4netns"
 #: What its parent is called in its command line.
 MARK: Final = "vmjobs-outside"
 _PARENT: Final = 'shift; "$@"; exit $?'
-_NETMASK: Final = "255.255.255.0"
+_NETMASK: Final = str(IPv4Network((0, GUEST_NETMASK_BITS)).netmask)
 #: Where a guest's packets wait, if its network is limited.
 _INCOMING: Final = "in0"
 #: Seconds in which a program that sets up a network must have ended, and slirp4netns be ready.

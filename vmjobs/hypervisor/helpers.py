@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-import vmjobs
 from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor import guest_network, procs, sandbox
 from vmjobs.hypervisor.base import Machine
-from vmjobs.hypervisor.detached import Launcher
+from vmjobs.hypervisor.detached import Launcher, program_of
 from vmjobs.hypervisor.outbound import OutboundPolicy
-from vmjobs.subprocess import environment
 
 REGULATOR: Final = "vmjobs.hypervisor.regulator"
 _Processes = list[procs.Process]
@@ -44,10 +41,13 @@ def _first(name: str, among: Iterable[procs.Process] | None = None) -> _Processe
 
 
 class Helpers:
-    """The helpers of a driver's VMs. launcher: what starts them. policy: where guests may go."""
+    """The helpers of a driver's VMs.
 
-    def __init__(self, launcher: Launcher, policy: OutboundPolicy | None) -> None:
-        self._launcher = launcher
+    launcher: what starts them. policy: where guests may go. isolated: whether the VMs run in a sandbox.
+    """
+
+    def __init__(self, launcher: Launcher, policy: OutboundPolicy | None, *, isolated: bool) -> None:
+        self._launcher, self._isolated = launcher, isolated
         self._policy = policy or OutboundPolicy()
         self._pids: dict[str, list[int]] = {}
 
@@ -57,6 +57,9 @@ class Helpers:
         Raises:
             HypervisorError: it cannot be done, and why.
         """
+        if machine.network is not None and not self._isolated:
+            message = f"{machine.name} has a network, and machines with one run in a sandbox only"
+            raise HypervisorError(message, hint=sandbox.HINT)
         outside = guest_network.set_up(self._launcher, machine, self._policy)
         self._pids[machine.name] = [] if outside is None else [outside]
 
@@ -66,17 +69,8 @@ class Helpers:
         Raises:
             HypervisorError: it cannot be started.
         """
-        argv = [
-            os.path.realpath(sys.executable),
-            "-S",
-            "-P",
-            "-m",
-            REGULATOR,
-            "--machine",
-            machine.name,
-        ]
-        argv += ["--pid", str(pid), "--processors", f"{share:g}"]
-        env = environment({"PYTHONPATH": str(Path(vmjobs.__file__).parents[1])})
+        argv, env = program_of(REGULATOR)
+        argv += ["--machine", machine.name, "--pid", str(pid), "--processors", f"{share:g}"]
         log = machine.workdir / "regulator.log"
         with open(os.devnull, "r+b") as nothing, log.open("ab") as errors:  # noqa: PTH123
             handles = [nothing.fileno(), nothing.fileno(), errors.fileno()]

@@ -274,7 +274,7 @@ class Libvirt:
         self._mains: dict[str, int] = {}
         self._holder = Holder(kind, throttles_disks=True)
         self._meter = Meter(self._helpers_of)
-        self._helpers = helpers.Helpers(self._launcher, policy)
+        self._helpers = helpers.Helpers(self._launcher, policy, isolated=isolated)
 
     # ----------------------------------------------------------------- life and death
 
@@ -328,8 +328,6 @@ class Libvirt:
         on, held = board(), self._holder.plan(machine)
         if self.state(machine.name) is not MachineState.GONE:
             raise HypervisorError(f"{machine.name} runs already")
-        if machine.network is not None and not self._isolated:
-            raise HypervisorError("a machine with a network runs isolated only")
         if machine.links:
             message = f"machines with private networks run on uml alone, not on {self.kind}"
             raise HypervisorError(message, hint="set their hypervisor to uml")
@@ -527,7 +525,8 @@ class Libvirt:
         killed = any((server.poll() or 0) < 0 for server in servers)
         beside = self._helpers.all_of(name)
         if killed or beside is None:
-            log.warning("%s has lost the process of its %s", name, "root disk" if killed else "network")
+            what = "the process of its root disk" if killed else "a process that helps it"
+            log.warning("%s has lost %s", name, what)
             self._connection.endings.heard(name, Ending.KILLED)
             with suppress(ProcessLookupError, HypervisorError):
                 os.kill(self._qemu(name).pid, signal.SIGKILL)

@@ -67,7 +67,8 @@ def create() -> None:
         ("uid_map", f"0 {user} 1"),
         ("gid_map", f"0 {group} 1"),
     ):
-        _write(f"/proc/self/{name}", content)
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123
+            file.write(content)
 
 
 def handles() -> list[int]:
@@ -163,14 +164,6 @@ def _named(name: str, value: bytes) -> bytes:
 
 def _inet(address: str) -> bytes:
     return struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(address))
-
-
-def _write(path: str, content: str) -> None:
-    handle = os.open(path, os.O_WRONLY)
-    try:
-        os.write(handle, content.encode())
-    finally:
-        os.close(handle)
 
 
 def _call(name: str, *arguments: int) -> None:

@@ -192,8 +192,9 @@ def _at_most(which: int, wanted: int) -> int:
 
 
 def entering(namespaces: Sequence[str]) -> list[str]:
-    """What a command line begins with that is to run in namespaces, which have these files. The shell
-    outside of a sandbox is not among them, as its process could not be found there.
+    """The words that put a program into a user namespace and a network namespace, by their files.
+
+    They stand behind the outer shell, which stays outside: processes in there are not searched.
     """
     if not namespaces:
         return []

@@ -88,7 +88,7 @@ class UserModeLinux:
         self._mains: dict[str, int] = {}
         self._kernels: _Kernels = {}
         self._halved: set[str] = set()
-        self._helpers = helpers.Helpers(self._launcher, policy)
+        self._helpers = helpers.Helpers(self._launcher, policy, isolated=isolated)
         self._lock = threading.Lock()
         self._holder = Holder(self.kind, throttles_disks=False)
         self._meter = Meter(self._helpers.of)
@@ -131,8 +131,6 @@ class UserModeLinux:
         held = self._holder.plan(machine)
         if machine.saved is not None:
             raise HypervisorError(f"{machine.name} cannot be resumed: no machine of uml can")
-        if machine.network is not None and not self._isolated:
-            raise HypervisorError("a machine with a network runs isolated only")
         if machine.image.live is not None:
             raise HypervisorError("a UML machine starts of a complete image only")
         if self._find(machine.name):
@@ -284,7 +282,9 @@ class UserModeLinux:
 
     def _paused(self, kernel: procs.Process, name: str) -> bool:
         """Whether it is stopped until it is resumed, and not for having used its share."""
-        return kernel.stopped and all(process.stopped for process in self._helpers.regulators(name))
+        if not kernel.stopped or self._helpers.all_of(name) is None:
+            return False  # what would let it go on may have died: it is lost, and must not look well
+        return all(process.stopped for process in self._helpers.regulators(name))
 
     def _pids(self, name: str) -> _Pids:
         return [process.pid for process in self._find(name)]
@@ -322,7 +322,7 @@ class UserModeLinux:
             return None
         beside = self._helpers.all_of(name)
         if beside is None:
-            log.warning("%s has lost its way outside, or its regulator", name)
+            log.warning("%s has lost a process that helps it", name)
             _signal(kernel.pid, signal.SIGKILL)
             return None
         disks = _disk_processes(kernel.pid)
