@@ -17,9 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from flask import Response, request
 
 from vmjobs.agent import endpoint, steps
+from vmjobs.agent.guest_link import GuestLink
 from vmjobs.agent.inbox import Inbox, LeaseLost
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import Parts, Run, RunSettings
@@ -89,20 +89,18 @@ class Sink(io.BytesIO):
 
 @dataclass
 class Calls:
-    """The requests of all guests. answer: a status or all of an answer, in place of the endpoint's."""
+    """The requests of all guests. answer: a status in place of the endpoint's."""
 
-    answer: Callable[[str], int | Response | None] = lambda _path: None
+    answer: Callable[[str], int | None] = lambda _path: None
     seen: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def note(self) -> Response | None:
+    def note(self, line: str) -> int | None:
         """Look at the request under way."""
-        line = request.full_path.rstrip("?")
         with self.changed:
             self.seen.append(line)
             self.changed.notify_all()
-            answer = self.answer(line)
-        return Response("no", answer) if isinstance(answer, int) else answer
+            return self.answer(line)
 
     def wait_for(self, line: str, count: int, timeout: float = DEADLINE) -> None:
         """Until this request has come ``count`` times."""
@@ -295,14 +293,13 @@ def bench(
 ) -> Iterator[Bench]:
     """A place to run guests in, with a look at what they ask for."""
     made = Bench(folder, images, drivers)
-    create = endpoint.create_endpoint
+    answer = endpoint.answer
 
-    def watched(link: endpoint.GuestLink) -> object:
-        app = create(link)
-        app.before_request(made.calls.note)
-        return app
+    def watched(link: GuestLink, asked: endpoint.Asked) -> endpoint.Answer:
+        instead = made.calls.note(asked.target)
+        return answer(link, asked) if instead is None else (instead, "no")
 
-    monkeypatch.setattr(endpoint, "create_endpoint", watched)
+    monkeypatch.setattr(endpoint, "answer", watched)
     # Guests that lost their control loop come back soon.
     monkeypatch.setattr(endpoint, "MAX_WAIT", 3.0)
     try:

@@ -21,7 +21,8 @@ from raw_boot import Disks, connect, uml
 
 from condor.worker import WorkerKit
 from images.store import ImageStore
-from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.endpoint import serving
+from vmjobs.agent.guest_link import GuestLink
 from vmjobs.agent.inbox import Inbox
 from vmjobs.agent.jobdisk import BLOCK, Briefing, blank_disk, write_job_disk
 from vmjobs.agent.members.parts import ticket_of

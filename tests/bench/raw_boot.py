@@ -25,7 +25,8 @@ from pathlib import Path
 from queue import Queue
 
 from images.store import ImageStore
-from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.endpoint import serving
+from vmjobs.agent.guest_link import GuestLink
 from vmjobs.agent.inbox import Inbox, Ready
 from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk
 from vmjobs.hypervisor import guest_network, sandbox, uml_boot

@@ -302,7 +302,7 @@ def test_a_machine_that_could_not_send_all_is_not_saved(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(endpoint, "_append_data", full)
+        patched.setattr(endpoint, "_append", full)
         wait_until(lambda: bool(first.run.link.lost), 20, "something is lost")
         first.signal(15)
         left = first.ended()

@@ -15,7 +15,8 @@ import pytest
 from socket_kit import guest_network
 
 from images.guest import cloud_kit
-from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.endpoint import serving
+from vmjobs.agent.guest_link import GuestLink
 from vmjobs.agent.inbox import ExitReported, Inbox, Observation, Ready, ScriptEnded
 from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk
 from vmjobs.agent.outputs import DiskContents, OutputTray, read_output_disk

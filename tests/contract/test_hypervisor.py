@@ -33,7 +33,8 @@ from hypervisor_host import (
     wait_until,
 )
 
-from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.endpoint import serving
+from vmjobs.agent.guest_link import GuestLink
 from vmjobs.agent.inbox import Inbox
 from vmjobs.agent.members.machine import CONSOLE_TICK
 from vmjobs.errors import HypervisorError

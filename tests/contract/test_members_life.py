@@ -28,7 +28,7 @@ from member_node_kit import (
     order,
 )
 
-from vmjobs.agent.endpoint import GuestLink
+from vmjobs.agent.guest_link import GuestLink
 from vmjobs.agent.members import plan, tokens
 from vmjobs.agent.members.parts import MemberParts
 from vmjobs.agent.members.record import Record
@@ -300,8 +300,8 @@ def test_an_order_reaches_the_script_though_the_answer_is_lost(
     lost: list[list[int]] = []
     take = GuestLink.take_signals
 
-    def lose_the_first(link: GuestLink, timeout: float, done: int | None = None) -> list[int]:
-        taken = take(link, timeout, done)
+    def lose_the_first(link: GuestLink, done: int | None) -> list[int]:
+        taken = take(link, done)
         if taken and not lost:
             lost.append(taken)
             return []

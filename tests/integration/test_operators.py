@@ -34,7 +34,7 @@ SLOT_TYPE_1_PARTITIONABLE = TRUE
 """
 #: What the wheel needs of Python, from Debian: no package index is asked.
 PYTHON: Final = (
-    "cryptography flask prometheus-client pycdlib regex waitress "  # agent
+    "cryptography h11 prometheus-client pycdlib regex "  # agent
     "click pydantic yaml requests rich zstandard"
 )
 

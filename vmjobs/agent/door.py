@@ -11,23 +11,21 @@ network (:class:`vmjobs.hypervisor.base.Network`), :meth:`Door.knock` and :meth:
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-import logging
 import re
-import selectors
 import socket
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from vmjobs.agent.guest_loop import Connections, accepting, guest_loop, in_loop
 from vmjobs.agent.streams import hang_up
 from vmjobs.errors import NoLogin
-
-log = logging.getLogger(__name__)
 
 #: What a guest says first: version, the door's token, its SSH server's key, ``-`` or ``shell``.
 GREETING: Final = re.compile(rb"vmjobs-door 1 ([!-~]{1,128}) (-|shell|ssh-ed25519 [A-Za-z0-9+/]{68})")
@@ -50,24 +48,16 @@ class Visit:
     host_key: str
 
 
-@dataclass
-class _Stranger:
-    """A connection that has not said yet who it is."""
-
-    until: float
-    said: bytearray = field(default_factory=bytearray)
-
-
 class Door:
     """The connections of one guest. token: which its root alone knows, if it is to keep others off."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
+        self.connections = Connections(self._attend, MAX_STRANGERS + MAX_STANDBY)
+        #: Those on which the guest waits, and its SSH server's key.
         self._standby: dict[socket.socket, str] = {}
-        self._strangers: dict[socket.socket, _Stranger] = {}
         self._sessions = weakref.WeakSet[socket.socket]()
         self._changed = threading.Condition()
-        self._selector = selectors.DefaultSelector()
         self._closed = False
         self._shut = False
 
@@ -119,30 +109,15 @@ class Door:
                     "the machine's image has no SSH server",
                     hint="add openssh-server to its recipe, as the recipe worker has it",
                 )
-            self._selector.unregister(connection)
             self._sessions.add(connection)
-            return connection, host_key
-
-    # ------------------------------------------------------------------ its thread
-
-    def run(self, server: socket.socket) -> None:
-        """Take connections until :meth:`close` is called."""
-        with self._selector:
-            self._selector.register(server, selectors.EVENT_READ)
-            while not self._closed:
-                for key, _ in self._selector.select(self._patience()):
-                    if key.fileobj is server:
-                        self._accept(server)
-                    else:
-                        self._heard(key.fileobj)  # type: ignore[arg-type]  # all are sockets
-                self._expire()
+        in_loop(self.connections.give(connection))
+        return connection, host_key
 
     def shut(self, shut: bool) -> None:
         """Hang up on all that wait, and on whoever comes, until it is opened again; sessions go on."""
-        with self._changed:
-            self._shut = shut
-            for connection in (*self._standby, *self._strangers) if shut else ():
-                hang_up(connection)  # its thread sees that
+        self._shut = shut
+        if shut:
+            in_loop(self.connections.close())
 
     def close(self) -> None:
         """Hang up on all that wait, and on sessions: a machine that has ended does not say so there."""
@@ -150,91 +125,45 @@ class Door:
             self._closed = True
             for connection in self._sessions:
                 hang_up(connection)
-            for connection in (*self._standby, *self._strangers):
-                connection.close()
-            self._standby.clear()
-            self._strangers.clear()
             self._changed.notify_all()
+        in_loop(self.connections.close())
 
-    def _patience(self) -> float | None:
+    async def _attend(self, connection: socket.socket) -> None:
+        """Hear who it is, and have it wait, if it is the guest, until it goes or is wanted."""
+        if self._closed or self._shut:
+            return
+        loop, said = guest_loop(), b""
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(GREETING_SECONDS):
+                while b"\n" not in said and len(said) <= MAX_GREETING:
+                    if not (data := await loop.sock_recv(connection, MAX_GREETING)):
+                        return
+                    said += data
+            found = GREETING.fullmatch(said.removesuffix(b"\n"))
+            if found is None or not hmac.compare_digest(found[1], self._token):
+                return
+            self.connections.known(connection)
+            await self._wait(connection, found[2].decode())
+
+    async def _wait(self, connection: socket.socket, host_key: str) -> None:
         with self._changed:
-            soonest = min((stranger.until for stranger in self._strangers.values()), default=None)
-        return None if soonest is None else max(0.0, soonest - time.monotonic())
-
-    def _accept(self, server: socket.socket) -> None:
+            self._standby[connection] = host_key
+            for older in list(self._standby)[:-MAX_STANDBY]:
+                self.connections.hang_up(older)
+            self._changed.notify_all()
         try:
-            connection, _ = server.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if self._closed:
-                return
-            log.error("%s: a connection cannot be taken: %s", threading.current_thread().name, error)
-            time.sleep(0.1)  # too many open files, for one: nothing tells when that is over
-            return
-        connection.setblocking(False)
-        with self._changed:
-            if self._closed or self._shut:
-                connection.close()
-                return
-            self._strangers[connection] = _Stranger(time.monotonic() + GREETING_SECONDS)
-            self._selector.register(connection, selectors.EVENT_READ)
-            while len(self._strangers) > MAX_STRANGERS:
-                self._drop(next(iter(self._strangers)))
-
-    def _heard(self, connection: socket.socket) -> None:
-        with self._changed:
-            stranger = self._strangers.get(connection)
-            if stranger is None:
-                # A guest that waits has nothing to say; so it has gone, or is none of ours.
-                if connection in self._standby:
-                    self._drop(connection)
-                return
-            try:
-                data = connection.recv(MAX_GREETING)
-            except OSError:
-                data = b""
-            stranger.said += data
-            if not data or len(stranger.said) > MAX_GREETING:
-                self._drop(connection)
-            elif b"\n" in data:
-                self._greeted(connection, bytes(stranger.said))
-
-    def _greeted(self, connection: socket.socket, said: bytes) -> None:
-        found = GREETING.fullmatch(said.removesuffix(b"\n"))
-        if found is None or not hmac.compare_digest(found[1], self._token):
-            self._drop(connection)
-            return
-        del self._strangers[connection]
-        self._standby[connection] = found[2].decode()
-        while len(self._standby) > MAX_STANDBY:
-            self._drop(next(iter(self._standby)))
-        self._changed.notify_all()
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        with self._changed:
-            for connection in [c for c, stranger in self._strangers.items() if stranger.until <= now]:
-                self._drop(connection)
-
-    def _drop(self, connection: socket.socket) -> None:
-        self._strangers.pop(connection, None)
-        self._standby.pop(connection, None)
-        with suppress(KeyError, ValueError):
-            self._selector.unregister(connection)
-        connection.close()
+            # A guest that waits has nothing to say; so it has gone, or is none of ours.
+            await guest_loop().sock_recv(connection, 1)
+        finally:
+            with self._changed:
+                self._standby.pop(connection, None)
 
 
 @contextmanager
 def listening(door: Door, server: socket.socket) -> Iterator[None]:
     """Have a door take the connections of a listening socket for as long as the context lasts."""
-    with server:
-        server.setblocking(False)
-        thread = threading.Thread(target=door.run, args=(server,), name="door", daemon=True)
-        thread.start()
+    with accepting(server, door.connections):
         try:
             yield
         finally:
             door.close()
-            hang_up(server)  # wakes the thread that waits for connections
-            thread.join()

@@ -2,446 +2,177 @@
 
 It listens at one address in the machine's own network. The token is good for this service only; the
 guest never sees another. It carries orders, reports and what the script prints; files travel by disk.
+
+One thread has the connections of all guests (:mod:`vmjobs.agent.guest_loop`). Each carries one request,
+which is answered by :func:`answer` in another thread, as that may wait for a disk or the service.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import asyncio
 import logging
-import math
-import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from socket import socket as Socket
-from typing import Any
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
 
-import waitress.adjustments
-import waitress.channel
-import waitress.parser
-import waitress.server
-import waitress.utilities
-import waitress.wasyncore
-from flask import Flask, Request, Response, g, request
+import h11
 
 from vmjobs.agent import dhcp
-from vmjobs.agent.inbox import ExitReported, Observer, Ready, ScriptEnded
+from vmjobs.agent.guest_link import CONTROL, NOT_YOURS, RENEWAL, GuestLink
+from vmjobs.agent.guest_loop import Connections, accepting, guest_loop, in_loop
+from vmjobs.agent.inbox import ExitReported, Ready, ScriptEnded
 from vmjobs.errors import Forbidden, VMJobsError
 from vmjobs.hypervisor.base import ENDPOINT_PORT, Network
-from vmjobs.model import ExitChannel, ExitStatus, NetworkMode
+from vmjobs.model import ExitChannel, ExitStatus
 
 log = logging.getLogger(__name__)
 
+#: Seconds.
 MAX_WAIT = 25
 MAX_LOG_CHUNK = 1024 * 1024
 #: Bytes of a request's headers: a token, and a path of full size with each byte escaped.
 MAX_HEADER = 16 * 1024
-CONNECTIONS = 12
-#: Seconds that an answer takes to its guest. One that was turned away asks again after two.
-QUIET_SECONDS = 0.5
-#: Programs of many users in one guest may connect, though they know no token. They must not use up
-#: what the guest itself needs: at so many connections the oldest that asks for nothing has to go.
-MEMBER_CONNECTIONS = 256
-#: Seconds that a connection on which nothing is asked lasts in such a guest. A request that is being
-#: answered is no silence, however long that takes.
-SILENT_SECONDS = 5
-THREADS = 6
+#: Any program in the guest may connect, though it knows no token. They must not use up what the guest
+#: itself needs: at so many connections the oldest of those that have shown no token has to go.
+MAX_CONNECTIONS = 256
+#: Seconds that a connection lasts on which no request has come.
+SILENT_SECONDS = 30.0
+#: Requests of one guest whose bodies are in memory at a time; others wait.
+MAX_BODIES: Final = 4
+#: Seconds that requests have which are under way when the endpoint closes.
+CLOSE_SECONDS: Final = 2.0
 
-CONTROL = "/v1/control"
-RENEWAL = "/v1/renewal"
-_NOT_YOURS = "this endpoint belongs to another guest"
+_WORKERS: Final = ThreadPoolExecutor(32, "endpoint")
+_WANT_STATUS: Final = "want code=N or signal=N"
 
-
-class Orders:
-    """Signals that a guest is to deliver, until it says that it has: an answer may be lost.
-
-    A guest counts what it has delivered, over agents that come and go. So a count says something only
-    beside the one before it.
-    """
-
-    def __init__(self) -> None:
-        #: Not delivered yet, as far as is known.
-        self.left: list[int] = []
-        self._given = 0
-        self._done: int | None = None
-
-    def add(self, number: int) -> None:
-        """Another one; once is enough where it waits already, and has not been told of."""
-        if number not in self.left[self._given :]:
-            self.left.append(number)
-
-    def acknowledge(self, done: int | None) -> None:
-        """The guest has delivered so many in its life; None: it is one that does not count."""
-        if done is None:
-            return
-        fresh = 0 if self._done is None else done - self._done
-        if 0 < fresh <= self._given:
-            del self.left[:fresh]
-            self._given -= fresh
-        self._done = done
-
-    def give(self, *, certain: bool) -> list[int]:
-        """What to tell the guest. certain: it will be heard whether that arrived."""
-        told = list(self.left)
-        self._given = len(told)
-        if not certain:
-            self.left, self._given = [], 0
-        return told
+#: Status and text.
+Answer = tuple[int, str]
 
 
-@dataclass
-class GuestLink:
-    """What the endpoint and the run share about one guest.
+@dataclass(frozen=True)
+class Asked:
+    """A request. target: path and query as they came."""
 
-    logs: files for ``out`` and ``err``; ``max_log`` bytes are kept of each.
-    on_log: called after a log has grown.
-    on_words: takes what the script prints, in place of logs, of a guest that goes on for months. What
-        it prints while nobody listens is lost.
-    pool_token: for a machine of a cluster: its token for the pool.
-    former: SHA-256 of the token that the guest of a resumed machine knows. It gets the new one for it,
-        until it has used that, and nothing else; ``""``: there is none.
-    longest_wait: that a request for orders may last, in seconds.
-    beating: the guest has begun to ask for orders, and so is heard of from now on.
-    lost: why this node could not keep what came last of ``out`` or ``err``.
-    """
-
-    token: str
-    inbox: Observer
-    logs: dict[str, Path]
-    max_log: int
-    on_log: Callable[[], None] = lambda: None
-    on_words: Callable[[bytes], None] | None = None
-    pool_token: Callable[[], str] | None = None
-    former: str = ""
-    longest_wait: float = math.inf
-    heard: float = field(default_factory=time.monotonic)
-    orders: Orders = field(default_factory=Orders)
-    beating: bool = False
-    lost: dict[str, OSError] = field(default_factory=dict)
-    closed: bool = False
-    words_end: dict[str, int] = field(default_factory=dict)
-    writing: threading.Lock = field(default_factory=threading.Lock)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    #: No request is answered but with "try again"; one for orders has been.
-    hushed: bool = False
-    _turned_away: bool = False
-    #: When the last request came, in monotonic seconds.
-    _asked: float = 0.0
-    #: Requests that are being answered.
-    _answering: int = 0
+    method: str
+    target: str
+    body: bytes = b""
 
     @property
-    def endless(self) -> bool:
-        """Whether the guest goes on for months."""
-        return self.on_words is not None
+    def path(self) -> str:
+        """Without the query."""
+        return urlsplit(self.target).path
 
-    def admits(self, authorization: str) -> bool:
-        """Whether a request with this header comes from the guest."""
-        return self._is_current(authorization) or self._is_former(authorization)
+    def number(self, name: str, default: int) -> int:
+        """A number of the query."""
+        try:
+            return int(dict(parse_qsl(urlsplit(self.target).query))[name])
+        except (KeyError, ValueError):
+            return default
 
-    def _is_current(self, authorization: str) -> bool:
-        return hmac.compare_digest(authorization.encode(), f"Bearer {self.token}".encode())
-
-    def _is_former(self, authorization: str) -> bool:
-        if not self.former:
-            return False
-        shown = authorization.removeprefix("Bearer ").encode()
-        return hmac.compare_digest(hashlib.sha256(shown).hexdigest(), self.former)
-
-    def begin(self, authorization: str, path: str) -> tuple[str, int] | None:
-        """A request begins: what to answer at once, and its status; None: go on, and :meth:`end` it."""
-        former = self._is_former(authorization)
-        if not former and not self._is_current(authorization):
-            return _NOT_YOURS, 401
-        with self.changed:
-            self._asked = time.monotonic()
-            if self.hushed:
-                self._turned_away = self._turned_away or path == CONTROL
-                self.changed.notify_all()
-                return "this machine is about to be saved; try again", 503
-            if former:
-                renewal = f"{self.token} {int(time.time())}\n"
-                return (renewal, 200) if path == RENEWAL else ("take the new token first", 503)
-            renewed, self.former = bool(self.former), ""
-            self._answering += 1
-        self.heard = time.monotonic()
-        if renewed:
-            self.inbox.put(Ready())
-        return None
-
-    def end(self) -> None:
-        """A request that had begun is answered."""
-        with self.changed:
-            self._answering -= 1
-            self.changed.notify_all()
-
-    def hush(self, timeout: float) -> bool:
-        """Answer nothing any more, so that what the guest was told is all that there is: for a machine
-        that is to be saved. False: a request is still being answered after ``timeout`` seconds.
-
-        An answer that is on its way when the machine is saved never comes. So this waits until who asks
-        for orders has been turned away, as all others, and nobody has asked for :data:`QUIET_SECONDS`.
-        """
-        deadline = time.monotonic() + timeout
-        with self.changed:
-            self.hushed, self._turned_away = True, not self.beating
-            self.changed.notify_all()
-            while (now := time.monotonic()) < deadline:
-                if not self._turned_away or self._answering:
-                    self.changed.wait(deadline - now)
-                elif (quiet := now - self._asked) < QUIET_SECONDS:
-                    self.changed.wait(min(QUIET_SECONDS - quiet, deadline - now))
-                else:
-                    break
-            return not self._answering
-
-    def speak(self) -> None:
-        """Go on answering."""
-        with self.changed:
-            self.hushed = False
-
-    def send_signal(self, number: int) -> None:
-        """Have the guest deliver a signal to the script."""
-        with self.changed:
-            self.orders.add(number)
-            self.changed.notify_all()
-
-    def close(self) -> None:
-        """Let waiting requests go."""
-        with self.changed:
-            self.closed = True
-            self.changed.notify_all()
-
-    def take_signals(self, timeout: float, done: int | None = None) -> list[int]:
-        """Wait for signals to deliver; an empty list after ``timeout`` seconds.
-
-        done: how many the guest has delivered so far. What it was told without it is not told again.
-        """
-        with self.changed:
-            self.orders.acknowledge(done)
-            self.changed.wait_for(lambda: self.orders.left or self.closed or self.hushed, timeout)
-            return self.orders.give(certain=done is not None)
+    @property
+    def done(self) -> int | None:
+        """Of a request for orders: how many the guest has delivered; None: it does not count them."""
+        found = self.number("done", -1)
+        return None if found < 0 else found
 
 
-def create_endpoint(link: GuestLink) -> Flask:
-    """The endpoint's application."""
-    app = Flask("vmjobs-endpoint", static_folder=None)
-
-    @app.before_request
-    def _authenticate() -> Response | None:
-        refused = link.begin(request.headers.get("Authorization", ""), request.path)
-        if refused is not None:
-            return _plain(*refused)
-        g.begun = True
-        return None
-
-    @app.teardown_request
-    def _ended(_error: BaseException | None) -> None:
-        if g.pop("begun", False):
-            link.end()
-
-    @app.post("/v1/ready")
-    def _ready() -> Response:
-        link.inbox.put(Ready())
-        return _plain("", 204)
-
-    @app.get(CONTROL)
-    def _control() -> Response:
-        link.beating = True
-        wait = min(max(0, request.args.get("wait", 0, int)), MAX_WAIT, link.longest_wait)
-        signals = link.take_signals(wait, request.args.get("done", None, int))
-        return _plain("".join(f"signal {n}\n" for n in signals), 200)
-
-    @app.get(RENEWAL)
-    def _renewal() -> Response:
-        return _plain("", 204)  # the token that was shown is the one that is in force
-
-    @app.get("/v1/token")
-    def _token() -> Response:
-        return _pool_token(link)
-
-    @app.post("/v1/log/<any(out,err):name>")
-    def _log(name: str) -> Response:
-        return _append(link, name, request)
-
-    @app.post("/v1/collecting")
-    def _collecting() -> Response:
-        words = _words(request)
-        ended = _exit_status(words)
-        if ended is None:
-            return _plain("want code=N or signal=N", 400)
-        link.inbox.put(ScriptEnded(ended, disk_full=words.get("disk") == "full"))
-        return _plain("", 204)
-
-    @app.post("/v1/exit")
-    def _exit() -> Response:
-        words = _words(request)
-        ended = _exit_status(words)
-        if ended is None:
-            return _plain("want code=N or signal=N", 400)
-        link.inbox.put(ExitReported(ended, undelivered=words.get("undelivered") == "yes"))
-        return _plain("", 204)
-
-    return app
+# ---------------------------------------------------------------------- what is answered
 
 
-class _Unauthorized(waitress.utilities.Error):  # type: ignore[misc]  # it has no types
-    code = 401
-    reason = "Unauthorized"
+def answer(link: GuestLink, asked: Asked) -> Answer:
+    """What a guest gets for its request. Takes time."""
+    action = _ACTIONS.get((asked.method, asked.path))
+    return (404, "there is no such request") if action is None else action(link, asked)
 
 
-def _channel_of(link: GuestLink) -> type[waitress.channel.HTTPChannel]:
-    """Connections that read no more than the headers of who does not know the token.
-
-    The application would refuse them as well, but only once it has the whole body.
-    """
-
-    class Parser(waitress.parser.HTTPRequestParser):  # type: ignore[misc]
-        def received(self, data: bytes) -> int:
-            in_headers = not self.headers_finished
-            consumed: int = super().received(data)
-            begun = in_headers and self.headers_finished and not (self.error or self.empty)  # type: ignore[has-type]
-            if begun and not link.admits(self.headers.get("AUTHORIZATION", "")):
-                self.error = _Unauthorized(_NOT_YOURS)
-                self.expect_continue = False  # it would go on with the body
-                self.completed = True
-            return consumed
-
-    class Channel(waitress.channel.HTTPChannel):  # type: ignore[misc]
-        parser_class = Parser
-
-    return Channel
+def _ready(link: GuestLink, _asked: Asked) -> Answer:
+    link.inbox.put(Ready())
+    return 204, ""
 
 
-class _Server(waitress.server.TcpWSGIServer):  # type: ignore[misc]  # it has no types
-    """Hangs up on the oldest connection that still asks for nothing, where there are too many.
-
-    A guest asks at once when it has connected; so it is never the one, however slowly others ask.
-    """
-
-    def handle_accept(self) -> None:
-        super().handle_accept()
-        channels = self.active_channels.values()  # the oldest first
-        if len(channels) <= MEMBER_CONNECTIONS:
-            return
-        silent = (c for c in channels if not (c.requests or c.total_outbufs_len or c.will_close))
-        for channel in islice(silent, 1):
-            channel.will_close = True
+def _control(link: GuestLink, asked: Asked) -> Answer:
+    return 200, "".join(f"signal {number}\n" for number in link.take_signals(asked.done))
 
 
-class _Dhcp(waitress.wasyncore.dispatcher):  # type: ignore[misc]  # it has no types
-    """Gives the guest its address, in the same thread."""
-
-    def __init__(self, server: Socket, mode: NetworkMode, around: dict[int, Any]) -> None:
-        super().__init__(server, around)
-        self._mode = mode
-
-    def writable(self) -> bool:
-        return False
-
-    def handle_read(self) -> None:
-        with suppress(OSError):  # it asks again
-            reply = dhcp.answer(self.socket.recv(dhcp.LONGEST), self._mode)
-            if reply is not None:
-                self.socket.sendto(reply, ("255.255.255.255", dhcp.CLIENT_PORT))
+def _renewal(_link: GuestLink, _asked: Asked) -> Answer:
+    return 204, ""  # the token that was shown is the one that is in force
 
 
-@contextmanager
-def serving(link: GuestLink, network: Network) -> Iterator[None]:
-    """Serve the endpoint, and DHCP, in a guest's network for as long as the context lasts."""
-    server = network.listening[ENDPOINT_PORT]
-    options: dict[str, Any] = {
-        "sockets": [server],
-        "threads": THREADS,
-        # At this limit none is taken any more; a member's endpoint makes room before.
-        "connection_limit": 2 * MEMBER_CONNECTIONS if link.endless else CONNECTIONS,
-        "asyncore_use_poll": True,
-        "max_request_header_size": MAX_HEADER,
-        "max_request_body_size": MAX_LOG_CHUNK + 1,  # for waitress that is one too many
-        "inbuf_overflow": MAX_LOG_CHUNK + 1,  # nothing is on a disk meanwhile
-        "channel_timeout": SILENT_SECONDS if link.endless else 60,
-        "cleanup_interval": 1 if link.endless else 30,
-        "ident": "vmjobs",
-        "clear_untrusted_proxy_headers": True,
-    }
-    adjusted = waitress.adjustments.Adjustments(**options)
-    about = (server.family, server.type, server.proto, server.getsockname())
-    serves = _Server(
-        create_endpoint(link), _sock=server, adj=adjusted, sockinfo=about, bind_socket=False
-    )
-    serves.channel_class = _channel_of(link)
-    addresses = _Dhcp(network.dhcp, network.mode, serves._map)
-    thread = threading.Thread(target=serves.run, name="endpoint", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        link.close()
-        # Requests end before the server does: a task that ends later would find it taken apart.
-        serves.task_dispatcher.shutdown(timeout=2)
-        serves.close()
-        addresses.close()
-
-
-def _pool_token(link: GuestLink) -> Response:
+def _pool_token(link: GuestLink, _asked: Asked) -> Answer:
     if link.pool_token is None:
-        return _plain("this machine belongs to no cluster", 404)
+        return 404, "this machine belongs to no cluster"
     try:
-        return _plain(link.pool_token(), 200)
+        return 200, link.pool_token()
     except Forbidden as refused:
-        return _plain(refused.message, 403)
+        return 403, refused.message
     except VMJobsError as error:
         log.warning("a guest gets no token now: %s", error)
-        return _plain("there is no token now; try again", 503)
+        return 503, "there is no token now; try again"
 
 
-def _append(link: GuestLink, name: str, incoming: Request) -> Response:
-    offset = incoming.args.get("offset", -1, int)
-    data = incoming.stream.read(MAX_LOG_CHUNK + 1)
+def _collecting(link: GuestLink, asked: Asked) -> Answer:
+    words = _words(asked)
+    ended = _exit_status(words)
+    if ended is None:
+        return 400, _WANT_STATUS
+    link.inbox.put(ScriptEnded(ended, disk_full=words.get("disk") == "full"))
+    return 204, ""
+
+
+def _exit(link: GuestLink, asked: Asked) -> Answer:
+    words = _words(asked)
+    ended = _exit_status(words)
+    if ended is None:
+        return 400, _WANT_STATUS
+    link.inbox.put(ExitReported(ended, undelivered=words.get("undelivered") == "yes"))
+    return 204, ""
+
+
+def _log(name: str, link: GuestLink, asked: Asked) -> Answer:
+    offset = asked.number("offset", -1)
     with link.writing:
         try:
-            answer = _append_data(link, name, offset, data)
+            told = _append(link, name, offset, asked.body)
         except OSError as error:
             link.lost[name] = error  # the guest tries again, and goes on without it some time
             raise
-        if answer.status_code == 204:
+        if told[0] == 204:
             link.lost.pop(name, None)
-        return answer
+        return told
 
 
-def _append_data(link: GuestLink, name: str, offset: int, data: bytes) -> Response:
-    if len(data) > MAX_LOG_CHUNK:
-        return _plain(f"at most {MAX_LOG_CHUNK} bytes at once", 413)
+def _append(link: GuestLink, name: str, offset: int, data: bytes) -> Answer:
     if link.on_words is not None:
         return _pass_on(link, link.on_words, name, offset, data)
     path = link.logs[name]
     size = path.stat().st_size if path.exists() else 0
     if offset < 0 or (offset > size and size < link.max_log):
-        return _plain(f"the next offset is {size}", 409)
+        return 409, f"the next offset is {size}"
     fresh = data[max(0, size - offset) :][: max(0, link.max_log - size)]
     if fresh and offset <= size:
         with path.open("ab") as file:
             file.write(fresh)
         link.on_log()
-    return _plain("", 204)
+    return 204, ""
 
 
 def _pass_on(
     link: GuestLink, take: Callable[[bytes], None], name: str, offset: int, data: bytes
-) -> Response:
+) -> Answer:
     end = link.words_end.get(name, offset)
     if fresh := data[max(0, end - offset) :]:
         take(fresh)
         link.words_end[name] = offset + len(data)
-    return _plain("", 204)
+    return 204, ""
 
 
-def _words(incoming: Request) -> dict[str, str]:
-    text = incoming.stream.read(256).decode("ascii", "replace")
+def _words(asked: Asked) -> dict[str, str]:
+    text = asked.body[:256].decode("ascii", "replace")
     return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
 
@@ -454,5 +185,157 @@ def _exit_status(words: dict[str, str]) -> ExitStatus | None:
         return None
 
 
-def _plain(text: str, status: int) -> Response:
-    return Response(text, status, mimetype="text/plain")
+_ACTIONS: Final[dict[tuple[str, str], Callable[[GuestLink, Asked], Answer]]] = {
+    ("POST", "/v1/ready"): _ready,
+    ("GET", CONTROL): _control,
+    ("GET", RENEWAL): _renewal,
+    ("GET", "/v1/token"): _pool_token,
+    ("POST", "/v1/log/out"): partial(_log, "out"),
+    ("POST", "/v1/log/err"): partial(_log, "err"),
+    ("POST", "/v1/collecting"): _collecting,
+    ("POST", "/v1/exit"): _exit,
+}
+
+
+# ---------------------------------------------------------------------- how it is asked
+
+
+class _Refused(Exception):
+    """A request is answered at once, with this status and text, and not read to its end."""
+
+
+class _Exchange:
+    """One request on a connection, and its answer (HTTP/1.1, RFC 9112, as h11 reads it)."""
+
+    def __init__(self, connection: Socket) -> None:
+        self._connection = connection
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
+
+    async def head(self, link: GuestLink) -> tuple[h11.Request, str]:
+        """The request without its body, and what it shows to be the guest's.
+
+        Raises:
+            _Refused: it is not the guest's, or its body is too large.
+        """
+        request = await self._next(MAX_HEADER)
+        if not isinstance(request, h11.Request):
+            raise ConnectionError
+        shown = b", ".join(value for name, value in request.headers if name == b"authorization")
+        if not link.admits(shown.decode("latin-1")):
+            raise _Refused(401, NOT_YOURS)
+        if int(dict(request.headers).get(b"content-length", 0)) > MAX_LOG_CHUNK:
+            raise _TOO_LARGE
+        return request, shown.decode("latin-1")
+
+    async def body(self) -> bytes:
+        """What follows.
+
+        Raises:
+            _Refused: it is too large.
+        """
+        if self._http.they_are_waiting_for_100_continue:
+            await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+        body = bytearray()
+        while isinstance(piece := await self._next(_PIECE), h11.Data):
+            body += piece.data
+            if len(body) > MAX_LOG_CHUNK:
+                raise _TOO_LARGE
+        return bytes(body)
+
+    async def respond(self, status: int, text: str) -> None:
+        """Send an answer; it is the last on this connection."""
+        content, headers = text.encode(), [("Connection", "close")]
+        if status != 204:
+            headers += [
+                ("Content-Type", "text/plain; charset=utf-8"),
+                ("Content-Length", str(len(content))),
+            ]
+        answer = h11.Response(status_code=status, headers=headers)
+        await self._send(answer, h11.Data(data=content), h11.EndOfMessage())
+
+    async def _next(self, most: int) -> object:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(await guest_loop().sock_recv(self._connection, most))
+        return event
+
+    async def _send(self, *events: h11.Event) -> None:
+        data = b"".join(self._http.send(event) or b"" for event in events)
+        await guest_loop().sock_sendall(self._connection, data)
+
+
+_TOO_LARGE: Final = _Refused(413, f"at most {MAX_LOG_CHUNK} bytes at once")
+_PIECE: Final = 256 * 1024
+
+
+class _Endpoint:
+    """The endpoint of one guest."""
+
+    def __init__(self, link: GuestLink) -> None:
+        self._link = link
+        self.connections = Connections(self._serve, MAX_CONNECTIONS)
+        self._bodies = asyncio.Semaphore(MAX_BODIES)
+
+    async def _serve(self, connection: Socket) -> None:
+        exchange = _Exchange(connection)
+        with suppress(OSError, TimeoutError, h11.ProtocolError):  # it asks again
+            try:
+                async with asyncio.timeout(SILENT_SECONDS):
+                    request, shown = await exchange.head(self._link)
+                self.connections.known(connection)
+                async with self._bodies:
+                    body = await exchange.body()
+            except _Refused as refused:
+                await exchange.respond(*refused.args)
+            except h11.RemoteProtocolError as error:
+                await exchange.respond(error.error_status_hint, "this is no request")
+            else:
+                asked = Asked(request.method.decode(), request.target.decode("latin-1"), body)
+                await exchange.respond(*await self._answer(asked, shown))
+
+    async def _answer(self, asked: Asked, shown: str) -> Answer:
+        link = self._link
+        if (refused := link.begin(shown, asked.path)) is not None:
+            return refused
+        try:
+            if (asked.method, asked.path) == ("GET", CONTROL):
+                link.beating = True
+                await self._orders(asked)
+            return await guest_loop().run_in_executor(_WORKERS, answer, link, asked)
+        except OSError as error:
+            log.error("a guest's request cannot be answered: %s", error)
+            return 500, "the node is in trouble; try again"
+        finally:
+            link.end()
+
+    async def _orders(self, asked: Asked) -> None:
+        """Wait until there are orders, or for as long as was asked."""
+        woken = asyncio.Event()
+        wake = partial(guest_loop().call_soon_threadsafe, woken.set)
+        seconds = min(max(0, asked.number("wait", 0)), MAX_WAIT, self._link.longest_wait)
+        with self._link.on_orders(asked.done, wake), suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await woken.wait()
+
+
+async def _give_addresses(network: Network) -> None:
+    """By DHCP."""
+    network.dhcp.setblocking(False)
+    while True:
+        request = await guest_loop().sock_recv(network.dhcp, dhcp.LONGEST)
+        if (reply := dhcp.answer(request, network.mode)) is not None:
+            with suppress(OSError):  # it asks again
+                network.dhcp.sendto(reply, ("255.255.255.255", dhcp.CLIENT_PORT))
+
+
+@contextmanager
+def serving(link: GuestLink, network: Network) -> Iterator[None]:
+    """Serve the endpoint, and DHCP, in a guest's network for as long as the context lasts."""
+    connections = _Endpoint(link).connections
+    addresses = asyncio.run_coroutine_threadsafe(_give_addresses(network), guest_loop())
+    with accepting(network.listening[ENDPOINT_PORT], connections):
+        try:
+            yield
+        finally:
+            addresses.cancel()
+            link.close()
+            in_loop(connections.close(CLOSE_SECONDS))

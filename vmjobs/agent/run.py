@@ -21,7 +21,7 @@ from typing import Protocol
 from vmjobs.agent import checkpoint
 from vmjobs.agent.counting import Tally, count_files, count_machine
 from vmjobs.agent.courier import FIRST_PAUSE, Courier
-from vmjobs.agent.endpoint import GuestLink
+from vmjobs.agent.guest_link import GuestLink
 from vmjobs.agent.inbox import (
     ImageLost,
     Inbox,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from vmjobs.agent import checkpoint
 from vmjobs.agent.conduct import await_end, await_ready, collect
 from vmjobs.agent.console import ConsoleReader
-from vmjobs.agent.endpoint import GuestLink, serving
+from vmjobs.agent.endpoint import serving
+from vmjobs.agent.guest_link import GuestLink
 from vmjobs.agent.inbox import ImageLost
 from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk
 from vmjobs.agent.patterns import Pattern, TooSlow, pattern_of

@@ -160,7 +160,8 @@ def _libraries() -> Iterator[Finding]:
     wanted = {
         "libvirt": ("the qemu and kvm hypervisors", "apt-get install python3-libvirt"),
         "htcondor2": ("submitting to HTCondor", "pip install 'vmjobs[server]'"),
-        "flask": ("the agent and the API", "pip install 'vmjobs[agent]'"),
+        "h11": ("the agent", "pip install 'vmjobs[agent]'"),
+        "flask": ("the API", "pip install 'vmjobs[server]'"),
         "sqlalchemy": ("the API", "pip install 'vmjobs[server]'"),
     }
     for module, (use, remedy) in wanted.items():

@@ -15,7 +15,8 @@ from typing import BinaryIO
 
 from vmjobs.agent import door
 from vmjobs.agent.console import ConsoleReader, last_lines, panic_text
-from vmjobs.agent.endpoint import MAX_WAIT, GuestLink, serving
+from vmjobs.agent.endpoint import serving
+from vmjobs.agent.guest_link import GuestLink
 from vmjobs.agent.inbox import ExitReported, GuestSilent, MachineGone, Observation, Panicked, Ready
 from vmjobs.agent.jobdisk import (
     BLOCK,
@@ -340,7 +341,7 @@ class MemberMachine:
             max_log=0,
             on_words=lambda words: self._take_words(console, words),
             pool_token=self._tokens.get,
-            longest_wait=min(MAX_WAIT, silence / 4),
+            longest_wait=silence / 4,
         )
         ports = ENDPOINT_PORT, DOOR_PORT
         network = driver.open_network(self.order.network, ports, running=running)
