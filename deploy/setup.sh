@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 packages="
-    ca-certificates curl gcc git libc6-dev make bc bison flex xz-utils python3 python3-venv python3-dev python3-libvirt
+    ca-certificates curl gcc git libc6-dev make musl-tools bc bison flex xz-utils python3 python3-venv python3-dev python3-libvirt
     docker.io docker-compose iproute2
     user-mode-linux slirp4netns nftables qemu-system-x86 qemu-utils
     libvirt-daemon libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
@@ -35,6 +35,11 @@ if [ "$(stat -c %a /dev/net/tun 2>/dev/null)" != 666 ]; then
     $root mkdir -p /dev/net
     [ -c /dev/net/tun ] || $root modprobe tun 2>/dev/null || $root mknod /dev/net/tun c 10 200
     $root chmod 0666 /dev/net/tun
+fi
+
+guest=images/guest
+if [ ! -x $guest/talk ] || [ -n "$(find $guest/talk.c -newer $guest/talk)" ]; then
+    musl-gcc -std=gnu17 -Os -Wall -Wextra -Werror -static -s -o $guest/talk $guest/talk.c
 fi
 
 stamp=.venv/.made-from

@@ -25,7 +25,7 @@ from images.files import exclusive
 from images.manifest import GuestSupport, ImageManifest, Part
 from images.recipe import Recipe
 from images.store import ImageEntry, ImageStore
-from vmjobs.errors import InvalidRequest
+from vmjobs.errors import BuildError, InvalidRequest
 from vmjobs.model import MIB
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,12 @@ def guest_program() -> dict[str, bytes]:
     """The guest program's files by their names in ``images/guest``."""
     folder = resources.files("images.guest")
     files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sh"))
-    return {name: (folder / name).read_bytes() for name in files}
+    try:
+        return {name: (folder / name).read_bytes() for name in (*files, "talk")}
+    except FileNotFoundError as error:
+        raise BuildError(
+            "a part of the guest program is not there", hint="`make setup` compiles images/guest/talk.c"
+        ) from error
 
 
 def build_key(recipe: Recipe, guest: dict[str, bytes], repository: SiteRepository | None = None) -> str:
@@ -196,7 +201,7 @@ def add_guest(tree: Tree, recipe: Recipe, guest: dict[str, bytes]) -> None:
         if name == "init.sh":
             tree.add_file(_INIT, data, 0o755)
         elif name != "initrd.sh":
-            tree.add_file(f"{_GUEST_FOLDER}/{name}", data)
+            tree.add_file(f"{_GUEST_FOLDER}/{name}", data, 0o755 if name == "talk" else 0o644)
     for name, target in _DEV.items():
         if target is None:
             tree.add_dir(f"{_GUEST_FOLDER}/dev/{name}")

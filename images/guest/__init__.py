@@ -1,1 +1,1 @@
-"""The guest-side program: POSIX shell, installed in an image as /sbin/vmjobs-init and its parts."""
+"""The guest program: POSIX shell, in an image /sbin/vmjobs-init and its parts, and `talk`, of C."""

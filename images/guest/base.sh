@@ -5,6 +5,7 @@
 # Under User Mode Linux a process costs 20 ms and each byte that `read` takes 50 us. So this program
 # starts few processes, and reads little.
 
+lib=${lib:-/usr/lib/vmjobs}
 run=${run:-/run/vmjobs} # what the host said, fifos, notes; in memory
 job=${job:-/job}        # the scratch disk
 work=$job/work          # the script's directory

@@ -2,7 +2,7 @@
 # The vmjobs guest program (guest contract, version 3). It runs as process 1, or is started by an
 # init: finds its job on the job disk, runs the script, tells how it ended and powers off.
 #
-# POSIX shell (dash, busybox ash) and busybox-level tools only. docs/guest-contract.md has the
+# POSIX shell (dash, busybox ash), busybox-level tools, and talk.c. docs/guest-contract.md has the
 # contract; what can go wrong before the script runs ends in fail(), which says so on the console.
 #
 # shellcheck source-path=SCRIPTDIR

@@ -82,37 +82,19 @@ control() {
     done
 }
 
-# pump NAME: what arrives in the fifo goes to the host, as soon as it is there.
-#
-# Two files take turns in holding the chunk under way. The last line of a third says at which byte of
-# the stream it begins, and which of the two it is: a successor goes on from there, at worst with a
-# chunk that the host has, which does no harm. It leaves a mark when it has come to the end.
+# pump NAME: what arrives in the fifo goes to the host, as soon as it is there. A successor goes on where it was.
 pump() {
     trap - CHLD INT TERM
-    offset=0 chunk=$run/$1.even other=$run/$1.odd size=0
-    if [ -s "$run/$1.places" ]; then
-        bb tail -n 1 "$run/$1.places" >"$run/$1.place"
-        read -r offset chunk other <"$run/$1.place"
-    fi
-    [ ! -s "$chunk" ] || size=$(size_of "$chunk")
     open_output "$1"
-    while :; do
-        [ "$size" -gt 0 ] || take "$1" || {
-            # Who was killed had nothing; what another has read is gone.
-            [ $? -gt 128 ] || : >"$run/undelivered"
-            return
-        }
-        [ "$size" -gt 0 ] || break
-        echo "$offset" >"$run/$1.sending"
-        post_file "$1" "/v1/log/$1?offset=$offset" "$chunk" "$size" ||
-            say "vmjobs: error: std$1 lost bytes ($http_status)"
-        : >"$run/$1.sending"
-        offset=$((offset + size)) size=0
-        : >"$other"
-        echo "$offset $other $chunk" >>"$run/$1.places"
-        before=$chunk chunk=$other other=$before
+    talk carry "$1" <&7
+}
+
+# unsent NAME: the host has not taken yet what was read of it.
+unsent() {
+    for chunk in "$run/$1".[0-9]*; do
+        [ ! -s "$chunk" ] || return 0
     done
-    : >"$run/$1.over"
+    return 1
 }
 
 # save NAME: what arrives in the fifo goes to a file, for the output disk. Not straight from the script to
@@ -147,29 +129,6 @@ carry_on() {
 # drain: until all output is carried, or those who still print have had their time.
 drain() {
     wait_for "$drain_seconds" "$out_pid" "$err_pid" || kill_leftovers
-}
-
-# take NAME: what the fifo holds goes to the chunk, $size bytes; waits until there is something. 0 is the end.
-take() {
-    first dd bs=65536 count=1 of="$chunk" <&7 2>"$run/$1.dd" || return
-    copied "$1"
-    size=$copied
-    # A pipe that was full has been filled again by now: the script is faster than requests are made.
-    while [ "$copied" -ge 65536 ] && [ "$size" -le 983040 ]; do
-        $at_once dd bs=65536 count=$(((1048576 - size) / 65536)) iflag=nonblock \
-            if="$run/$1.fifo" >>"$chunk" 2>"$run/$1.dd"
-        copied "$1"
-        size=$((size + copied))
-    done
-    return 0
-}
-
-# copied NAME: bytes that dd said it copied, in $copied.
-copied() {
-    copied=0
-    while read -r number unit _; do
-        case $unit in byte*) copied=$number ;; esac
-    done <"$run/$1.dd"
 }
 
 # look: what the children do. $running lists those that run; $ended is how the script ended, in the
@@ -320,7 +279,7 @@ run_script() {
     wait_for "$flush_seconds" "$out_pid" "$err_pid" || {
         say 'vmjobs: error: the logs are incomplete'
         # Who waits for more, of something that the script has left behind, has sent what there was.
-        if [ -s "$run/out.sending" ] || [ -s "$run/err.sending" ]; then : >"$run/undelivered"; fi
+        if unsent out || unsent err; then : >"$run/undelivered"; fi
     }
     [ "$control_pid" = 0 ] || kill "$control_pid" 2>/dev/null
     kill_leftovers

@@ -99,7 +99,7 @@ class Kit:
             data = (self.folder / "tools" / name).read_bytes()
             tree.add_file(f"{FOLDER}/{name}", data, 0o755)
         for name, data in _programs().items():
-            tree.add_file(f"{FOLDER}/{name}", data, 0o755 if name == "init" else 0o644)
+            tree.add_file(f"{FOLDER}/{name}", data, 0o755 if name in {"init", "talk"} else 0o644)
         for name, target in _DEV.items():
             if target is None:
                 tree.add_dir(f"{FOLDER}/dev/{name}")

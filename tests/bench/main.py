@@ -29,6 +29,7 @@ from grid_kit import NODES, ROOT, Grid, wait_for
 from image_download import image_download
 from image_upload import image_changed, image_upload
 from lazy_start import lazy_start
+from much_output import much_output
 from network import guest_network
 from short_jobs import short_jobs
 from start_overhead import start_overhead
@@ -58,6 +59,7 @@ ON_THE_GRID: dict[str, Callable[[Grid, argparse.Namespace], Iterator[Finding]]] 
     "result": lambda grid, options: submit_to_result(grid, options.pairs, ENDS),
     "unchanged": lambda grid, options: unchanged(grid, options.pairs),
     "short": lambda grid, options: short_jobs(grid, options.pairs),
+    "output": lambda grid, options: much_output(grid, options.pairs),
     "density": lambda grid, _: density(grid),
     "crash": lambda grid, _: crash(grid),
     "peer": lambda grid, options: vm_universe(grid, options.peer_pairs),

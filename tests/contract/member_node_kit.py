@@ -55,7 +55,6 @@ run=/run/member
 mkdir $run
 . /usr/lib/vmjobs/base.sh
 . /usr/lib/vmjobs/http.sh
-make_fifos
 ask() { http main GET /v1/token; }
 echo "I am $(cat who) with $(ask)"
 . ./more

@@ -250,7 +250,7 @@ def test_what_a_helper_has_just_read_is_not_lost_with_it(generic: str, vms: Benc
     script = """#!/bin/bash
         renice -n -20 $$ >/dev/null
         for number in 1 2 3; do
-            until grep -qs '^[0-9]* (dd) S' /proc/[0-9]*/stat; do sleep 0.1; done
+            until grep -qs '^[0-9]* (talk) S' /proc/[0-9]*/stat; do sleep 0.1; done
             sleep 1
             echo $number
             kill -9 -1
@@ -313,9 +313,10 @@ def test_what_a_guest_cannot_deliver_is_no_success(generic: str, vms: Bench) -> 
 
 
 def test_a_script_that_fills_run_loses_nothing_unsaid(generic: str, vms: Bench) -> None:
-    """What is on its way to the endpoint waits there."""
+    """What it prints arrives; its outputs cannot be collected."""
     script = "dd if=/dev/zero of=/run/x bs=64k 2>/dev/null; sleep 1; echo early; sleep 3; echo late"
     guest = vms.start(generic, script).end()
+    assert guest.out.getvalue() == b"early\nlate\n"
     assert (guest.report.reason.code, guest.exit) == (ReasonCode.GUEST_LOST, {"code": 0}), guest.text
 
 

@@ -100,7 +100,7 @@ class Machine:
             (self._kit / name).write_bytes(content)
         self("mkdir", "-p", "/job", "/run/vmjobs/job", "/run/lock", "/usr/lib/vmjobs")
         run("docker", "cp", str(self._kit), f"{self.container}:/job/work")
-        for part in ("base.sh", "http.sh"):
+        for part in ("base.sh", "http.sh", "talk"):
             run(
                 "docker",
                 "cp",
