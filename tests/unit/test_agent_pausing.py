@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.pausing import is_stopped
+from vmjobs.agent.pausing import Asking
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,10 @@ def test_a_signal_or_a_frozen_cgroup(
         group = tmp_path / "cgroup" / "condor" / "slot1"
         group.mkdir(parents=True)
         (group / "cgroup.events").write_text(f"populated 1\nfrozen {frozen}\n")
-    assert is_stopped(7, tmp_path / "proc", tmp_path / "cgroup") is stopped
+    asking = Asking(7, tmp_path / "proc", tmp_path / "cgroup")
+    assert asking.stopped() is stopped
+    asking.close()
 
 
 def test_a_process_that_is_gone(tmp_path: Path) -> None:
-    assert not is_stopped(7, tmp_path, tmp_path)
+    assert not Asking(7, tmp_path, tmp_path).stopped()

@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-import threading
+import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from vmjobs.agent.guest_loop import guest_loop, in_loop
 from vmjobs.agent.run import Run
 from vmjobs.errors import HypervisorError
 
 log = logging.getLogger(__name__)
 
-#: How often a job's process is looked at, in seconds: nothing tells when one that is not ours stops.
-TICK = 0.5
+#: How often the jobs' processes are looked at, in seconds: nothing tells when somebody else's stops.
+TICK: Final = 0.5
 
 
-def is_stopped(pid: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> bool:
-    """Whether a process is stopped by a signal (proc(5), ``state``) or its cgroup (v2) is frozen.
+class Asking:
+    """A process that asked for a run. It costs little to look at time and again."""
 
-    HTCondor does the one or the other, by how it keeps track of a job's processes.
-    """
-    try:
-        stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
-        if stat[stat.rindex(")") + 2 :].startswith("T"):
-            return True
-        for line in (proc / str(pid) / "cgroup").read_text("utf-8", "replace").splitlines():
-            if line.startswith("0::/"):
-                events = cgroups / line[4:] / "cgroup.events"
-                return "frozen 1" in events.read_text("ascii").splitlines()
-    except OSError:  # it is gone, or there are no such cgroups
-        return False
-    return False
+    def __init__(
+        self, pid: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+    ) -> None:
+        self._handles: list[int] = []
+        self._stat = self._open(proc / str(pid) / "stat")
+        self._events = None
+        with suppress(OSError):
+            for line in (proc / str(pid) / "cgroup").read_text("utf-8", "replace").splitlines():
+                if line.startswith("0::/"):
+                    self._events = self._open(cgroups / line[4:] / "cgroup.events")
+
+    def _open(self, path: Path) -> int | None:
+        with suppress(OSError):  # it is gone, or there are no such cgroups
+            self._handles.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            return self._handles[-1]
+        return None
+
+    def stopped(self) -> bool:
+        """Whether it is stopped by a signal (proc(5), ``state``) or its cgroup (v2) is frozen.
+
+        HTCondor does the one or the other, by how it keeps track of a job's processes.
+        """
+        _, _, state = _content(self._stat).rpartition(b") ")
+        return state.startswith(b"T") or b"frozen 1" in _content(self._events).splitlines()
+
+    def close(self) -> None:
+        """Look no more."""
+        for handle in self._handles:
+            os.close(handle)
+
+
+def _content(handle: int | None) -> bytes:
+    if handle is not None:
+        with suppress(OSError):  # the process is gone
+            return os.pread(handle, 4096, 0)
+    return b""
 
 
 @contextmanager
@@ -44,50 +70,87 @@ def pausing(run: Run, pid: int) -> Iterator[None]:
 
     Only while the job itself runs: booting and collecting have deadlines, and are short.
     """
-    over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(run, pid, over), name="pausing", daemon=True)
-    thread.start()
+    suspension = _Suspension(run, Asking(pid))
+    in_loop(_ALL.add(suspension))
     try:
         yield
     finally:
-        over.set()
-        thread.join(10 * TICK)
-
-
-def _watch(run: Run, pid: int, over: threading.Event) -> None:
-    suspension = _Suspension(run, pid)
-    while not over.wait(TICK):
-        try:
-            suspension.look()
-        except HypervisorError as error:  # it ends right now, for one
-            log.warning("job %s: %s", run.job_id, error)
+        in_loop(_ALL.remove(suspension))
+        suspension.asking.close()
 
 
 @dataclass
 class _Suspension:
     """told: the machine was told to stand still. Whatever its driver said, it may do so by now. stands:
-    it does.
+    it does. acting: it is being told something.
     """
 
     run: Run
-    pid: int
+    asking: Asking
     told: bool = False
     stands: bool = False
+    acting: asyncio.Future[None] | None = None
 
     def look(self) -> None:
-        """Have the machine do as the process does."""
-        run, stopped = self.run, is_stopped(self.pid)
+        """Have the machine do as the process does; in another thread, as that may take long."""
         if self.told:
-            run.link.heard = time.monotonic()  # a guest that stands still cannot be heard of
-        if stopped and not self.stands and run.pausable:
-            self.told = True
-            run.driver.pause(run.machine)
-            self.stands, run.standing_since = True, time.monotonic()
-            log.info("job %s is suspended", run.job_id)
+            self.run.link.heard = time.monotonic()  # a guest that stands still cannot be heard of
+        if self.acting is not None and not self.acting.done():
+            return
+        stopped = self.asking.stopped()
+        if stopped and not self.stands and self.run.pausable:
+            self.acting = guest_loop().run_in_executor(None, self._act, self._pause)
         elif self.told and not stopped:
-            run.driver.resume(run.machine)
-            if self.stands:
-                run.stood += time.monotonic() - run.standing_since  # counted twice for a moment
-                run.standing_since = math.inf
-            self.told = self.stands = False
-            log.info("job %s goes on", run.job_id)
+            self.acting = guest_loop().run_in_executor(None, self._act, self._resume)
+
+    def _act(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except HypervisorError as error:  # it ends right now, for one
+            log.warning("job %s: %s", self.run.job_id, error)
+
+    def _pause(self) -> None:
+        run = self.run
+        self.told = True
+        run.driver.pause(run.machine)
+        self.stands, run.standing_since = True, time.monotonic()
+        log.info("job %s is suspended", run.job_id)
+
+    def _resume(self) -> None:
+        run = self.run
+        run.driver.resume(run.machine)
+        if self.stands:
+            run.stood += time.monotonic() - run.standing_since  # counted twice for a moment
+            run.standing_since = math.inf
+        self.told = self.stands = False
+        log.info("job %s goes on", run.job_id)
+
+
+class _Suspensions:
+    """Those of all runs, looked at in the guests' loop."""
+
+    def __init__(self) -> None:
+        self._all: list[_Suspension] = []
+        self._looking: asyncio.Task[None] | None = None
+
+    async def add(self, suspension: _Suspension) -> None:
+        """Look at it from now on."""
+        self._all.append(suspension)
+        if self._looking is None:
+            self._looking = guest_loop().create_task(self._look())
+
+    async def remove(self, suspension: _Suspension) -> None:
+        """Look at it no more; what its machine is being told comes to its end."""
+        self._all.remove(suspension)
+        if suspension.acting is not None:
+            await asyncio.wait([suspension.acting], timeout=10 * TICK)
+
+    async def _look(self) -> None:
+        while self._all:
+            await asyncio.sleep(TICK)
+            for suspension in self._all:
+                suspension.look()
+        self._looking = None
+
+
+_ALL: Final = _Suspensions()
