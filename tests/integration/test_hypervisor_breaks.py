@@ -17,7 +17,7 @@ pytestmark = pytest.mark.disruptive
 
 BROKEN, SOUND = "node1", "node2"
 #: What machines need of a hypervisor's programs.
-PROGRAMS = {"qemu": "/usr/bin/qemu-img", "uml": "/usr/bin/linux.uml"}
+PROGRAMS = {"qemu": "/usr/bin/qemu-img", "uml": "/usr/lib/vmjobs/vmjobs/kernel/linux.uml"}
 #: In place of UML's kernel: what never comes up; and what says that it is up, and boots nothing.
 SLEEPS = "#!/bin/sh\nexec sleep 1000\n"
 HANGS = """#!/usr/bin/python3 -IS

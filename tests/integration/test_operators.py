@@ -99,6 +99,7 @@ def host(grid: Grid, tmp_path: Path) -> Iterator[Host]:
     isolation += ["--security-opt", "apparmor=unconfined"]
     names = ["--network", network, "--network-alias", NODE, "--hostname", NODE, "--name", name]
     trusted = ["--env", "REQUESTS_CA_BUNDLE=/etc/vmjobs/ca.pem"]
+    isolation += ["--device", "/dev/net/tun"]
     memory = ["--tmpfs", "/dev/shm:exec,mode=1777,size=8g"]  # noqa: S108
     run(
         "docker",
