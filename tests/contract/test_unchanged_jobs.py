@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -241,6 +242,29 @@ def test_the_ad_of_a_job_that_was_cut_short_does_not_say_that_it_runs(
     lost = f"EXEC_LOST: what runs the job on its node was killed; its last word: {reason}"
     assert chirp.shown(status=IDLE) == ("PREEMPTED", lost)
     node.wait_empty()
+
+
+def test_a_job_whose_starter_died_begins_again_once_its_machine_is_gone(
+    node: AgentNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, destroy = threading.Event(), node.driver.destroy
+
+    def slowly(name: str) -> None:
+        may_end.wait(60)
+        destroy(name)
+
+    monkeypatch.setattr(node.driver, "destroy", slowly)
+    first = node.resident("echo up; sleep 1000")
+    machines = node.machines()
+    first.process.kill()
+    first.process.wait(10)
+    second = node.start("/bin/echo", "up")
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.process.wait(5)
+    assert (node.machines(), second.out) == (machines, "")
+    may_end.set()
+    assert second.process.wait(120) == 0
+    assert second.out == "up\n"
 
 
 #: What the ad of a job says that was told to leave, by SIGTERM.

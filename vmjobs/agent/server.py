@@ -60,6 +60,8 @@ STILL_SECONDS = 60.0
 _STOPS = "this agent is about to stop"
 #: Seconds for machines that are saved when the agent stops: what HTCondor gives jobs to leave.
 SAVE_SECONDS = 600.0
+#: In which a machine is cleared away whose job begins again.
+CLEARING_SECONDS = 60.0
 #: Characters of what a node says of why it takes no jobs.
 MAX_FAULT = 1024
 #: Longest path that fits into ``sun_path`` (unix(7)).
@@ -159,6 +161,8 @@ class Agent:
     _memory: dict[str, int] = field(default_factory=dict)
     _leases: dict[str, SocketLease] = field(default_factory=dict)
     _entrances: dict[str, Entrance] = field(default_factory=dict)
+    #: Of jobs that were handed over: what HTCondor calls each and whose it is, and who handed it over.
+    _handed: dict[str, tuple[tuple[str, int], OtherEnd]] = field(default_factory=dict)
     _followers: dict[SocketLease, int] = field(default_factory=dict)
     _guests: Counter[int] = field(default_factory=Counter)
     _stopping: bool = False
@@ -330,9 +334,12 @@ class Agent:
                     raise
                 stack.callback(beginning.close)
                 entrance = Entrance(message, lease.send, beginning.door)
+                called = message.job, peer.uid
+                self._await_cleared(called)
                 with self._registered(name, peer.uid, lease, entrance) as inbox:
                     log.info("%s is job %s of uid %d", name, message.job, peer.uid)
                     other_end = _listen(messages, inbox, entrance.take)
+                    self._handed[name] = called, other_end
                     source = job.source(beginning, lease.send, entrance)
                     max_log = source.spec.disk * MIB
                     settings = replace(self.parts.settings, max_log=max_log, patient=True)
@@ -523,7 +530,22 @@ class Agent:
                 del self.running[job], self._inboxes[job], self._leases[job]
                 self._entrances.pop(job, None)
                 self._runs.pop(job, None)
+                self._handed.pop(job, None)
                 self._ended.notify_all()
+
+    def _await_cleared(self, called: tuple[str, int]) -> None:
+        """Have no machine left of a job whose starter died: HTCondor begins the job again at once.
+
+        Another schedd's job may be called the same, which goes on: nobody waits for that.
+        """
+
+        def cleared() -> bool:
+            handed = self._handed.values()
+            return not any(of == called and other_end.gone.is_set() for of, other_end in handed)
+
+        with self._ended:
+            if not self._ended.wait_for(cleared, CLEARING_SECONDS):
+                raise Unavailable("agent", f"an earlier run of job {called[0]} is being cleared away")
 
 
 def _name_of(slot: Starter) -> str:
