@@ -37,9 +37,9 @@ http() {
     http_status=$?
     case $http_status in
     0) http_status=200 && return 0 ;;
-    1) http_status=000 && return 1 ;;
+    1 | 12[6-9] | 1[3-9]? | 2??) http_status=000 && return 1 ;; # from 129 on a signal has ended it
     esac
-    http_status=$((http_status + 300))
+    http_status=$((http_status + 398))
     case $http_status in
     408 | 429) return 1 ;;
     # A request that began before the new token came is not refused for good.

@@ -1,7 +1,7 @@
 // How the guest program talks to its endpoint (docs/guest-contract.md): HTTP, one request on a connection.
 //
 //   talk METHOD PATH [SIZE]  one request with SIZE bytes of standard input; prints the answer's text.
-//                            0: the answer was 2xx. 1: there was none. Else the answer's status less 300.
+//                            0: the answer was 2xx. 2 to 125: 400 to 523, less 398. 1: another, or none.
 //   talk carry NAME          sends what arrives in the pipe at standard input as /v1/log/NAME.
 //
 // Environment: VMJOBS_ENDPOINT (http://ADDRESS[:PORT]) and VMJOBS_TOKEN; run, the guest program's directory;
@@ -151,7 +151,7 @@ static int ask(const char *method, const char *path, off_t size)
     int status = request(method, path, 0, size, stdout);
     if (fflush(stdout)) return 1;
     if (status / 100 == 2) return 0;
-    return status > 300 && status < 555 ? status - 300 : 1;
+    return status >= 400 && status < 524 ? status - 398 : 1;
 }
 
 // ------------------------------------------------------------------ what is printed
