@@ -248,6 +248,7 @@ def test_a_job_whose_starter_died_begins_again_once_its_machine_is_gone(
     node: AgentNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end, destroy = threading.Event(), node.driver.destroy
+    wait_until(lambda: not node.agent.running, 30, "jobs of other tests to be gone")
 
     def slowly(name: str) -> None:
         may_end.wait(60)

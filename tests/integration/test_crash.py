@@ -32,7 +32,8 @@ def service_of(job: Job) -> str:
 
 def test_the_worker_is_killed_while_it_submits(grid: Grid) -> None:
     jobs = grid.submit(SLOW, count=3, outputs=["out.txt"])
-    grid.on("worker", "pkill", "-KILL", "-f", "vmjobs worker")
+    # Its container ends with it, and so may what has killed it.
+    grid.on("worker", "pkill", "-KILL", "-f", "vmjobs worker", check=False)
     for job in jobs:
         assert_ended_right(grid, job)
 
