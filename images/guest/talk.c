@@ -31,8 +31,8 @@
 #include <unistd.h>
 
 #define MAX_CHUNK (1 << 20)   // of a log in one request
-#define FULL (1 << 16)        // so many bytes are sent at once,
-#define BATCH_MS 100          // fewer this long after those before
+#define BATCH_MS 100          // so long after the one before, or once it has all that fits
+#define MORE_MS 5             // while the pipe fills again
 #define CONNECT_SECONDS 30
 #define PATIENCE_SECONDS 40   // that a machine waits which may have been saved meanwhile: its answer never comes
 
@@ -95,9 +95,9 @@ static bool send_body(int peer, int body, off_t size)
     struct stat about;
     off_t at = 0;
     bool file = size && fstat(body, &about) == 0 && S_ISREG(about.st_mode);
-    static char piece[FULL];
+    static char piece[1 << 16];
     while (size > 0) {
-        ssize_t sent = file ? sendfile(peer, body, &at, size) : read(body, piece, size < FULL ? size : FULL);
+        ssize_t sent = file ? sendfile(peer, body, &at, size) : read(body, piece, size < (off_t)sizeof piece ? size : (off_t)sizeof piece);
         if (sent <= 0) return false;
         for (ssize_t done = 0, more; !file && done < sent; done += more)
             if ((more = send(peer, piece + done, sent - done, 0)) <= 0) return false;
@@ -205,9 +205,10 @@ static bool gather(int chunk, off_t *size, long long not_before)
             continue;
         }
         long long wait = *size ? not_before - now_ms() : -1;
-        if (*size >= FULL || (*size && wait <= 0)) return true;
+        if (*size && wait <= 0) return true;
+        // To be woken by each page would cost more than all the rest.
         struct pollfd pipe = {.fd = 0, .events = POLLIN};
-        poll(&pipe, 1, wait);
+        poll(&pipe, *size ? 0 : 1, *size && wait > MORE_MS ? MORE_MS : wait);
     }
 }
 
