@@ -128,6 +128,8 @@ drain() {
     switch VMJOBS_DRAINING True
 }
 
+# Images of an earlier release make their requests through pipes.
+[ -x "$lib/talk" ] || make_fifos || give_up "cannot make pipes in $run"
 set_host_name
 add_accounts
 make_places || give_up 'cannot make the directories of HTCondor'
