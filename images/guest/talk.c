@@ -31,8 +31,8 @@
 #include <unistd.h>
 
 #define MAX_CHUNK (1 << 20)   // of a log in one request
-#define BATCH_MS 100          // so long after the one before, or once it has all that fits
-#define MORE_MS 5             // while the pipe fills again
+#define BATCH_MS 100          // between two requests, unless MAX_CHUNK bytes have come before
+#define MORE_MS 5             // between two looks at a pipe that is being filled
 #define CONNECT_SECONDS 30
 #define PATIENCE_SECONDS 40   // that a machine waits which may have been saved meanwhile: its answer never comes
 
@@ -90,20 +90,20 @@ static const char *token(void)
 }
 
 // Sends `size` bytes of `body`, from its beginning or, if it is none of a file's, from where it is.
-static bool send_body(int peer, int body, off_t size)
+static void send_body(int peer, int body, off_t size)
 {
     struct stat about;
     off_t at = 0;
     bool file = size && fstat(body, &about) == 0 && S_ISREG(about.st_mode);
     static char piece[1 << 16];
     while (size > 0) {
-        ssize_t sent = file ? sendfile(peer, body, &at, size) : read(body, piece, size < (off_t)sizeof piece ? size : (off_t)sizeof piece);
-        if (sent <= 0) return false;
+        off_t most = size < (off_t)sizeof piece ? size : (off_t)sizeof piece;
+        ssize_t sent = file ? sendfile(peer, body, &at, size) : read(body, piece, most);
+        if (sent <= 0) return;
         for (ssize_t done = 0, more; !file && done < sent; done += more)
-            if ((more = send(peer, piece + done, sent - done, 0)) <= 0) return false;
+            if ((more = send(peer, piece + done, sent - done, 0)) <= 0) return;
         size -= sent;
     }
-    return true;
 }
 
 // Reads an answer; its text goes to `out`. Its status; 0: it did not come to its end.
@@ -212,7 +212,7 @@ static bool gather(int chunk, off_t *size, long long not_before)
     }
 }
 
-// Whether the host has taken or refused it. It is asked five times, or as often as it takes while it says that
+// Sends a chunk until the host takes or refuses it. It is asked five times, or as often as it takes while it says that
 // nothing is wrong but that this machine is being saved, or goes on elsewhere and has yet to learn its new token.
 static void deliver(const char *name, long long offset, int chunk, off_t size)
 {

@@ -25,7 +25,7 @@ import h11
 from vmjobs.agent import dhcp
 from vmjobs.agent.guest_link import CONTROL, NOT_YOURS, RENEWAL, GuestLink
 from vmjobs.agent.guest_loop import Connections, accepting, guest_loop, in_loop
-from vmjobs.agent.inbox import ExitReported, Ready, ScriptEnded
+from vmjobs.agent.inbox import ExitReported, Observation, Ready, ScriptEnded
 from vmjobs.errors import Forbidden, VMJobsError
 from vmjobs.hypervisor.base import ENDPOINT_PORT, Network
 from vmjobs.model import ExitChannel, ExitStatus
@@ -48,7 +48,6 @@ MAX_BODIES: Final = 4
 CLOSE_SECONDS: Final = 2.0
 
 _WORKERS: Final = ThreadPoolExecutor(32, "endpoint")
-_WANT_STATUS: Final = "want code=N or signal=N"
 
 #: Status and text.
 Answer = tuple[int, str]
@@ -115,22 +114,23 @@ def _pool_token(link: GuestLink, _asked: Asked) -> Answer:
         return 503, "there is no token now; try again"
 
 
-def _collecting(link: GuestLink, asked: Asked) -> Answer:
+def _exit_report(
+    observation: Callable[[ExitStatus, dict[str, str]], Observation], link: GuestLink, asked: Asked
+) -> Answer:
     words = _words(asked)
-    ended = _exit_status(words)
-    if ended is None:
-        return 400, _WANT_STATUS
-    link.inbox.put(ScriptEnded(ended, disk_full=words.get("disk") == "full"))
+    status = _exit_status(words)
+    if status is None:
+        return 400, "want code=N or signal=N"
+    link.inbox.put(observation(status, words))
     return 204, ""
 
 
-def _exit(link: GuestLink, asked: Asked) -> Answer:
-    words = _words(asked)
-    ended = _exit_status(words)
-    if ended is None:
-        return 400, _WANT_STATUS
-    link.inbox.put(ExitReported(ended, undelivered=words.get("undelivered") == "yes"))
-    return 204, ""
+def _script_ended(status: ExitStatus, words: dict[str, str]) -> ScriptEnded:
+    return ScriptEnded(status, disk_full=words.get("disk") == "full")
+
+
+def _exit_reported(status: ExitStatus, words: dict[str, str]) -> ExitReported:
+    return ExitReported(status, undelivered=words.get("undelivered") == "yes")
 
 
 def _log(name: str, link: GuestLink, asked: Asked) -> Answer:
@@ -192,8 +192,8 @@ _ACTIONS: Final[dict[tuple[str, str], Callable[[GuestLink, Asked], Answer]]] = {
     ("GET", "/v1/token"): _pool_token,
     ("POST", "/v1/log/out"): partial(_log, "out"),
     ("POST", "/v1/log/err"): partial(_log, "err"),
-    ("POST", "/v1/collecting"): _collecting,
-    ("POST", "/v1/exit"): _exit,
+    ("POST", "/v1/collecting"): partial(_exit_report, _script_ended),
+    ("POST", "/v1/exit"): partial(_exit_report, _exit_reported),
 }
 
 

@@ -66,7 +66,7 @@ class GuestLink:
     logs: files for ``out`` and ``err``; ``max_log`` bytes are kept of each.
     on_log: called after a log has grown.
     on_words: takes what the script prints, in place of logs, of a guest that goes on for months. What
-        it prints while nobody listens is lost.
+        it prints while no agent runs is lost.
     pool_token: for a machine of a cluster: its token for the pool.
     former: SHA-256 of the token that the guest of a resumed machine knows. It gets the new one for it,
         until it has used that, and nothing else; ``""``: there is none.
@@ -146,8 +146,8 @@ class GuestLink:
         """Answer nothing any more, so that what the guest was told is all that there is: for a machine
         that is to be saved. False: a request is still being answered after ``timeout`` seconds.
 
-        An answer that is on its way when the machine is saved never comes. So this waits until who asks
-        for orders has been turned away, as all others, and nobody has asked for :data:`QUIET_SECONDS`.
+        An answer that is on its way when the machine is saved never comes. So this waits until a
+        request for orders has been turned away, and no request has come for :data:`QUIET_SECONDS`.
         """
         deadline = time.monotonic() + timeout
         with self.changed:

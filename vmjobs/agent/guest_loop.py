@@ -34,7 +34,7 @@ def guest_loop() -> asyncio.AbstractEventLoop:
 
 
 def in_loop(work: Coroutine[Any, Any, T]) -> T:
-    """What that gives which is done there; to be called from other threads."""
+    """Run a coroutine in that loop, from another thread, and return its result."""
     return asyncio.run_coroutine_threadsafe(work, guest_loop()).result()
 
 
@@ -52,7 +52,7 @@ class Connections:
         self._given: set[Socket] = set()
 
     def take(self, connection: Socket) -> None:
-        """Somebody has connected."""
+        """Serve a new connection."""
         connection.setblocking(False)
         task = self._tasks[connection] = guest_loop().create_task(self._attend(connection))
         self._strangers[connection] = None
@@ -71,7 +71,7 @@ class Connections:
         self._tasks[connection].cancel()
 
     async def give(self, connection: Socket) -> None:
-        """It is somebody else's from now on, unless it is closed already."""
+        """Stop serving a connection and leave it open for the caller, unless it is closed already."""
         if connection in self._tasks:
             self._given.add(connection)
             await self._cancel(connection)
@@ -108,7 +108,7 @@ def accepting(server: Socket, connections: Connections) -> Iterator[None]:
         while True:
             try:
                 connections.take((await guest_loop().sock_accept(server))[0])
-                await asyncio.sleep(0)  # who connects all the time keeps nobody from their turn
+                await asyncio.sleep(0)  # a flood of connections does not stop other guests
             except OSError as error:
                 log.error("a guest's connection cannot be taken: %s", error)
                 await asyncio.sleep(_AGAIN_SECONDS)

@@ -19,7 +19,7 @@ from vmjobs.errors import HypervisorError
 
 log = logging.getLogger(__name__)
 
-#: How often the jobs' processes are looked at, in seconds: nothing tells when somebody else's stops.
+#: Seconds between two checks of the jobs' processes: no event tells that another's child has stopped.
 TICK: Final = 0.5
 
 

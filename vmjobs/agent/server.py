@@ -534,9 +534,9 @@ class Agent:
                 self._ended.notify_all()
 
     def _await_cleared(self, called: tuple[str, int]) -> None:
-        """Have no machine left of a job whose starter died: HTCondor begins the job again at once.
+        """Wait until a job's former machine is gone: a job whose starter died is restarted at once.
 
-        Another schedd's job may be called the same, which goes on: nobody waits for that.
+        A job of another schedd may have the same name; if its lease still holds, it is not waited for.
         """
 
         def cleared() -> bool:
