@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor.base import BootImage, Ending, Machine, MachineState, PrivateLink
+from vmjobs.hypervisor.base import BootImage, Ending, Machine, MachineState, PrivateCard, PrivateNetwork
 from vmjobs.hypervisor.libvirt import Connection, Libvirt, node_connection
 from vmjobs.model import HypervisorKind
 
@@ -55,11 +55,13 @@ def test_why_a_machine_cannot_be_started_is_told(driver: Libvirt, machine: Machi
     assert driver.state(NAME) is MachineState.GONE
 
 
-def test_a_private_network_is_refused(driver: Libvirt, machine: Machine, tmp_path: Path) -> None:
-    link = PrivateLink(tmp_path / "switch", "02:76:00:00:00:01")
+def test_a_private_network_is_refused(driver: Libvirt, machine: Machine) -> None:
+    card = PrivateCard(PrivateNetwork((-1, -1)), "02:76:00:00:00:01")
     with pytest.raises(HypervisorError, match="private networks run on uml alone, not on qemu"):
-        driver.start(replace(machine, links=(link,)))
+        driver.start(replace(machine, card=card))
     assert driver.list() == []
+    with pytest.raises(HypervisorError, match="private networks run on uml alone, not on qemu"):
+        driver.open_private_network([])
 
 
 def test_stop_powers_off(driver: Libvirt, machine: Machine) -> None:

@@ -1,25 +1,148 @@
-"""Two machines on a switch of their own: User Mode Linux, the kernel's own cards, real frames."""
+"""VMs on a private network of theirs: User Mode Linux, the kernel's own cards, real frames."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-import signal
+import socket
+import struct
 from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import hypervisor_host
 import pytest
 from hypervisor_guest import root_disk_guest
-from hypervisor_host import Bench
+from hypervisor_host import Bench, wait_until
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import switch
-from vmjobs.hypervisor.base import BootImage, Machine, MachineState, Network, PrivateLink
+from vmjobs.hypervisor import private_network
+from vmjobs.hypervisor.base import (
+    BootImage,
+    Machine,
+    MachineState,
+    Network,
+    PrivateCard,
+    PrivateNetwork,
+)
+from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import NetworkMode
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SUM = "7202826a7791073fe2787f0c94603278"  # of a MiB of the letter a
+ALL = "ff:ff:ff:ff:ff:ff"
+
+
+def mac(number: int) -> str:
+    return f"02:76:00:00:00:{number:02x}"
+
+
+def frame(target: str, source: str, text: bytes = b"hello") -> bytes:
+    """An Ethernet frame of a protocol for experiments (IEEE 802, 0x88b5)."""
+    addresses = bytes.fromhex(f"{target}{source}".replace(":", ""))
+    return addresses + b"\x88\xb5" + text.ljust(46)
+
+
+# --------------------------------------------------------------------------- cards alone
+
+
+@pytest.fixture
+def launcher() -> Launcher:
+    return Launcher()
+
+
+@pytest.fixture
+def network(launcher: Launcher) -> Iterator[PrivateNetwork]:
+    with closing(private_network.create(launcher)) as made:
+        yield made
+
+
+@pytest.fixture
+def cards(launcher: Launcher, network: PrivateNetwork) -> Iterator[list[socket.socket]]:
+    """Three cards, as their VMs have them."""
+    with ExitStack() as stack:
+        plugged = [private_network.plug_in(launcher, PrivateCard(network, mac(n))) for n in range(3)]
+        for card in plugged:
+            stack.enter_context(card).settimeout(0.3)
+        yield plugged
+
+
+def got(card: socket.socket) -> list[bytes]:
+    """What comes until nothing does."""
+    found = []
+    while True:
+        try:
+            found.append(card.recv(2000))
+        except TimeoutError:
+            return found
+
+
+def test_frames_go_to_whom_they_are_for_and_nobody_hears_himself(cards: list[socket.socket]) -> None:
+    asked, answer = frame(ALL, mac(0)), frame(mac(0), mac(1), b"here")
+    cards[0].send(asked)
+    assert [got(card) for card in cards] == [[], [asked], [asked]]
+    cards[1].send(answer)
+    assert [got(card) for card in cards] == [[answer], [], []]
+
+
+@pytest.mark.parametrize("source", [mac(1), mac(9), ALL])
+def test_nobody_speaks_for_another(cards: list[socket.socket], source: str) -> None:
+    cards[0].send(frame(mac(2), source))
+    cards[0].send(frame(ALL, source))
+    cards[1].send(frame(ALL, mac(1)))
+    assert [got(card) for card in cards] == [[frame(ALL, mac(1))], [], [frame(ALL, mac(1))]]
+
+
+def test_there_is_nothing_beside_a_card_that_its_owner_could_listen_at(
+    cards: list[socket.socket],
+) -> None:
+    """A hypervisor that was taken over may bind the socket to any device of the card's namespace."""
+    assert [_devices(card) for card in cards] == [{"lo", "card"}] * 3
+
+
+def _devices(of: socket.socket) -> set[str]:
+    """Names of all devices in a socket's namespace (netdevice(7), SIOCGIFNAME)."""
+    found = set()
+    for index in range(1, 100):
+        with suppress(OSError):
+            named = fcntl.ioctl(of, 0x8910, struct.pack("16xi20x", index))
+            found.add(named[:16].rstrip(b"\0").decode())
+    return found
+
+
+def test_a_card_goes_with_its_last_socket_and_another_may_have_its_address(
+    launcher: Launcher, network: PrivateNetwork, cards: list[socket.socket]
+) -> None:
+    cards[0].close()
+    with private_network.plug_in(launcher, PrivateCard(network, mac(0))) as again:
+        again.settimeout(0.3)
+        again.send(frame(mac(1), mac(0)))
+        assert got(cards[1]) == [frame(mac(1), mac(0))]
+        cards[1].send(frame(mac(0), mac(1)))
+        assert got(again) == [frame(mac(0), mac(1))]
+
+
+def test_a_network_goes_with_its_last_handle(launcher: Launcher) -> None:
+    network = private_network.create(launcher)
+    number = os.fstat(network.namespaces[1]).st_ino
+    network.close()
+
+    def there() -> bool:
+        found = Path("/proc").glob("[0-9]*/ns/net")
+        return any(_number(path) == number for path in found)
+
+    wait_until(lambda: not there(), 10, "no process is in it")
+
+
+def _number(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
+# --------------------------------------------------------------------------- VMs
 
 
 @pytest.fixture(scope="module")
@@ -28,60 +151,56 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> BootImage:
 
 
 @pytest.fixture
-def cable(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "switch"
-    yield path
-    if (pid := switch.process(path)) is not None:
-        os.kill(pid, signal.SIGTERM)
-
-
-@pytest.fixture
-def lan(image: BootImage, cable: Path) -> Iterator[Bench]:
-    with hypervisor_host.bench(UserModeLinux(), image, cable.parent, memory=64) as made:
+def lan(image: BootImage, tmp_path: Path) -> Iterator[Bench]:
+    with hypervisor_host.bench(UserModeLinux(), image, tmp_path, memory=64) as made:
         yield made
 
 
-def neighbour(lan: Bench, number: int, network: Network | None = None) -> Machine:
-    """One of the machines."""
+def neighbour(
+    lan: Bench, private: PrivateNetwork, number: int, network: Network | None = None
+) -> Machine:
+    """One of the VMs."""
     targets = f"targets={ADDRESSES[number]},{ADDRESSES[1 - number]}"
-    links = (PrivateLink(lan.directory / "switch", switch.mac(number)),)
-    return lan.machine("lan", targets, network=network, links=links)
+    return lan.machine("lan", targets, network=network, card=PrivateCard(private, mac(number)))
 
 
 def check_met(lan: Bench, number: int, machine: Machine, card: str) -> None:
-    """Wait until a machine has met the other one through this card, and got a MiB from it."""
+    """Wait until a VM has met the other one through this card, and got a MiB from it."""
     other = ADDRESSES[1 - number]
-    lan.until(machine, f"met={other} through {card} at {switch.mac(number)}")
+    lan.until(machine, f"met={other} through {card} at {mac(number)}")
     lan.until(machine, f"got={SUM}")
 
 
-def test_two_machines_reach_each_other_beside_their_way_out(lan: Bench, cable: Path) -> None:
-    switch.ensure(cable)
-    pair = [neighbour(lan, number, lan.network(NetworkMode.OUTBOUND)) for number in (0, 1)]
-    for machine in pair:
-        lan.driver.start(machine)
-    for number, machine in enumerate(pair):
-        check_met(lan, number, machine, "vec1")
+def test_two_vms_reach_each_other_beside_their_way_out(lan: Bench) -> None:
+    with closing(lan.driver.open_private_network([])) as private:
+        outs = [lan.network(NetworkMode.OUTBOUND) for _ in ADDRESSES]
+        pair = [neighbour(lan, private, number, out) for number, out in enumerate(outs)]
+        for machine in pair:
+            lan.driver.start(machine)
+        for number, machine in enumerate(pair):
+            check_met(lan, number, machine, "vec1")
 
 
-def test_they_go_on_without_who_started_them_and_see_a_newcomer(lan: Bench, cable: Path) -> None:
-    """Without another way out. The switch has no parent to lose: it is found again by its socket."""
-    pid = switch.ensure(cable)
-    pair = [neighbour(lan, number) for number in (0, 1)]
-    for machine in pair:
-        lan.driver.start(machine)
+def test_they_go_on_without_who_started_them_and_see_a_newcomer(lan: Bench) -> None:
+    """Without another way out. Whoever comes finds the network by any VM that is on it."""
+    with closing(lan.driver.open_private_network([])) as private:
+        pair = [neighbour(lan, private, number) for number in (0, 1)]
+        for machine in pair:
+            lan.driver.start(machine)
     for number, machine in enumerate(pair):
         check_met(lan, number, machine, "vec0")
     lan.driver.destroy(pair[1].name)
-    assert switch.process(cable) == pid
     assert lan.driver.state(pair[0].name) is MachineState.RUNNING
-    newcomer = neighbour(lan, 1)
-    lan.driver.start(newcomer)
+    names = ["vmjobs-never-seen", *(machine.name for machine in pair)]
+    with closing(UserModeLinux().open_private_network(names)) as found:
+        newcomer = neighbour(lan, found, 1)
+        lan.driver.start(newcomer)
     check_met(lan, 1, newcomer, "vec0")
 
 
-def test_without_a_switch_no_machine_starts(lan: Bench) -> None:
-    machine = neighbour(lan, 0)
-    with pytest.raises(HypervisorError, match="no switch answers at"):
-        lan.driver.start(machine)
+def test_a_card_that_cannot_be_made_starts_no_vm(lan: Bench) -> None:
+    with closing(lan.driver.open_private_network([])) as private:
+        machine = lan.machine("lan", card=PrivateCard(private, "no address"))
+        with pytest.raises(HypervisorError, match="cannot set up the network of a VM"):
+            lan.driver.start(machine)
     assert lan.driver.state(machine.name) is MachineState.GONE

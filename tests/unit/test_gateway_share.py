@@ -107,22 +107,6 @@ def test_who_asks_for_frozen_data_waits_for_the_answer(share: GatewayShare) -> N
     assert not share.is_frozen(member_of("wn"), 0.05)
 
 
-def test_after_a_switch_machines_restart_one_at_a_time(share: GatewayShare) -> None:
-    cabled: set[str] = set()
-    share.recabled = lambda machine: machine in cabled
-    share.want({"ce", "wn"}, set())
-    for name in ("ce", "wn"):
-        report(share, name, Phase.BOOTING)
-    assert goals(share) == {"ce": Goal.RUN, "wn": Goal.RUN}, "they may be getting their cards now"
-    for name in ("ce", "wn"):
-        report(share, name, Phase.RUNNING)
-    assert goals(share) == {"ce": Goal.DRAIN, "wn": Goal.RUN}
-    report(share, "ce", Phase.GONE)
-    assert goals(share) == {"ce": Goal.RUN, "wn": Goal.DRAIN}
-    cabled |= {"ce", "wn"}
-    assert goals(share) == {"ce": Goal.RUN, "wn": Goal.RUN}
-
-
 def test_a_machine_gets_a_token_by_its_name(share: GatewayShare) -> None:
     with pytest.raises(Forbidden):
         share.token(member_of("ce"), 1)

@@ -29,9 +29,8 @@ from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.support import config, echo
 from vmjobs.errors import HypervisorError, InvalidRequest, Unavailable
 from vmjobs.gateway.control import Control
-from vmjobs.gateway.place import DRAIN_SECONDS, GatewayPlace
+from vmjobs.gateway.place import DRAIN_SECONDS
 from vmjobs.gateway.share import Condition
-from vmjobs.hypervisor import switch
 
 #: Failures in a row after which ``boot`` gives up waiting; the supervisor goes on trying.
 MANY_FAILURES = 3
@@ -81,17 +80,15 @@ def stop(machines: tuple[str, ...], name: str | None, state_dir: Path | None) ->
         left = _wait(control, wanted, seconds, lambda m: m["state"] == Condition.STOPPED)
         if left:
             raise HypervisorError(f"not stopped: {', '.join(name for name, _ in left)}")
-        _leave_if_idle(place, control)
+        _leave_if_idle(control)
 
 
-def _leave_if_idle(place: GatewayPlace, control: Control) -> None:
-    """Let a supervisor in the background, and the switch, go with the last machine."""
+def _leave_if_idle(control: Control) -> None:
+    """Let a supervisor in the background go with the last machine."""
     machines = control.ask("show")["machines"].values()
     if any(machine["state"] != Condition.STOPPED or machine["wanted"] for machine in machines):
         return
     control.ask("idle")
-    if (pid := switch.process(place.switch)) is not None:
-        os.kill(pid, signal.SIGTERM)
 
 
 def _hopeless(machine: dict[str, Any]) -> bool:

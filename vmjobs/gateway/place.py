@@ -5,7 +5,6 @@
 ``secrets/``          its keys, one file each
 ``members/``          its machines: records, disks, consoles (:mod:`vmjobs.agent.members.journal`)
 ``wanted.json``       the machines that are to run
-``net/``              the switch of the private network
 ``control``           socket of the supervisor; ``supervisor.lock`` is held while there is one
 ====================  ===========================================================================
 """
@@ -32,8 +31,6 @@ from vmjobs.cluster.spec import Lifecycle
 from vmjobs.cluster.wire import MemberOrder, PoolAddress
 from vmjobs.errors import Conflict, NotFound
 from vmjobs.gateway.spec import Gateway, GatewayMachine
-from vmjobs.hypervisor.base import PrivateLink
-from vmjobs.hypervisor.switch import mac
 from vmjobs.model import MIB, Digest, Frozen, HypervisorKind
 from vmjobs.paths import below
 
@@ -64,7 +61,6 @@ class GatewayPlace:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.control = directory / "control"
-        self.switch = directory / "net" / "switch"
         self.members = directory / "members"
         self.log = directory / "supervisor.log"
 
@@ -203,9 +199,12 @@ def order_of(
     )
 
 
-def card(place: GatewayPlace, machine: GatewayMachine) -> PrivateLink:
-    """The machine's card on the private network: of an address that goes with the IP address."""
-    return PrivateLink(place.switch, mac(int(machine.address)))
+def mac_of(machine: GatewayMachine) -> str:
+    """The hardware address of a machine's card on the private network, which goes with its IP address.
+
+    It is of those that anybody may give out (RFC 7042, section 2.1).
+    """
+    return "02:76:" + machine.address.packed.hex(":")
 
 
 def network_files(gateway: Gateway, machine: GatewayMachine) -> dict[str, bytes]:

@@ -88,14 +88,12 @@ class Heard:
 class GatewayShare:
     """The machines of one gateway. Every method may be called from any thread.
 
-    recabled: whether a machine is on the switch that there is now. again: called with member and
-    incarnation of a machine that was stopped and is to run again. mint: makes a token for the machine
-    of a name.
+    again: called with member and incarnation of a machine that was stopped and is to run again. mint:
+    makes a token for the machine of a name.
     """
 
     place: GatewayPlace
     installed: Installed
-    recabled: Callable[[str], bool] = lambda _machine: True
     again: Callable[[str, int], object] = lambda _member, _incarnation: None
     mint: Callable[[str], PoolToken] | None = None
     revision: int = 1
@@ -176,11 +174,6 @@ class GatewayShare:
             self._closed = True
             self._changed.notify_all()
 
-    def touch(self) -> None:
-        """Something that orders depend on has changed."""
-        with self._changed:
-            self._touch()
-
     def show(self, seen: int, wait: float) -> dict[str, object]:
         """How the machines are; waits for another revision than ``seen``."""
         with self._changed:
@@ -205,25 +198,14 @@ class GatewayShare:
         return heard
 
     def _share(self) -> NodeShare:
-        renewing = self._renewing()
         orders = []
         for machine in self.installed.gateway.machines:
-            run = machine.name in self._wanted and machine.name != renewing
+            run = machine.name in self._wanted
             heard = self._heard.get(member_of(machine.name))
             admitted = heard.incarnation if heard is not None and heard.up is not None else 0
             goal = Goal.RUN if run else Goal.DRAIN
             orders.append(order_of(self.installed, machine, goal, admitted))
         return NodeShare(revision=self.revision, members=tuple(orders))
-
-    def _renewing(self) -> str:
-        """The machine that restarts now because its switch is gone: one after the other."""
-        for machine in self.installed.gateway.machines:
-            report = self._reports.get(member_of(machine.name))
-            # Whether one that boots has its card yet cannot be known.
-            runs = report is not None and report.phase in {Phase.RUNNING, Phase.DRAINING}
-            if runs and machine.name in self._wanted and not self.recabled(machine.name):
-                return machine.name
-        return ""
 
     def _shown(self, name: str) -> Mapping[str, object]:
         report = self._reports.get(member_of(name))

@@ -1,18 +1,16 @@
 """Looks after the machines of one gateway: the agent's keeper of machines, told by its operator.
 
-Machines and their switch go on without a supervisor, and the next one adopts them. A machine cannot be
-plugged into another switch: where that died machines are restarted, one at a time.
+Machines and their private network go on without a supervisor, and the next one adopts them.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
@@ -22,13 +20,12 @@ from vmjobs.agent.members.machine import MemberMachine
 from vmjobs.agent.members.parts import MemberParts
 from vmjobs.cluster.session import PublicKey
 from vmjobs.cluster.wire import MemberOrder, PoolToken
-from vmjobs.errors import HypervisorError, InvalidRequest, VMJobsError
+from vmjobs.errors import InvalidRequest, VMJobsError
 from vmjobs.gateway.control import Message, answering
-from vmjobs.gateway.place import GatewayPlace, Installed, card, member_of, network_files
+from vmjobs.gateway.place import GatewayPlace, Installed, mac_of, member_of, network_files
 from vmjobs.gateway.share import GatewayShare
 from vmjobs.gateway.spec import GatewayMachine
-from vmjobs.hypervisor import procs, switch
-from vmjobs.hypervisor.base import PrivateLink
+from vmjobs.hypervisor.base import PrivateCard, PrivateNetwork
 from vmjobs.ports import RoleKit
 
 log = logging.getLogger(__name__)
@@ -42,8 +39,6 @@ THAW = signal.SIGUSR2
 FREEZE_SECONDS = 20.0
 #: Seconds in which a guest is to come to its door.
 KNOCK_SECONDS = 20.0
-#: Seconds until a switch that could not be had is tried again.
-SWITCH_PAUSE = 5.0
 
 
 @dataclass(frozen=True)
@@ -90,22 +85,19 @@ class Supervisor:
         self.installed = place.installed()
         self.stop = threading.Event()
         files = MachineFiles(self.installed, kit, place.secrets())
-        self.share = GatewayShare(place, self.installed, self._recabled, mint=files.token)
-        self._parts = replace(make(self.share, files), links=self._links, words=self.share.words)
+        self.share = GatewayShare(place, self.installed, mint=files.token)
+        self._parts = replace(make(self.share, files), card=self._card, words=self.share.words)
         self._keeper: Keeper | None = None
-        self._epoch = ""
+        self._network: PrivateNetwork | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Look after the machines, and answer commands, for as long as the context lasts."""
-        self._plug_in()
-        with keeping(self._parts) as keeper:
+        with self._private_network(), keeping(self._parts) as keeper:
             self._keeper = keeper
             self.share.again = lambda member, number: keeper.hear(member, number, Again())
             for _, machine in self._machines():
                 machine.signal(THAW)
-            watching = threading.Thread(target=self._watch_switch, name="switch", daemon=True)
-            watching.start()
             with answering(self.place.control, self.handle, lambda _asked: self._thaw()):
                 try:
                     yield
@@ -182,57 +174,17 @@ class Supervisor:
     def _incarnations(self) -> Message:
         return {name: record.incarnation for name, record in self.place.records().items()}
 
-    # ------------------------------------------------------------------ the private network
-
-    def _cable(self, machine: str) -> str:
-        """Of which switch a machine was given a port when it booted."""
-        try:
-            return (self.place.switch.parent / f"cable-{machine}").read_text("ascii")
-        except FileNotFoundError:
-            return ""
-
-    def _recabled(self, machine: str) -> bool:
-        return not self._epoch or self._cable(machine) == self._epoch
-
-    def _links(self, order: MemberOrder) -> tuple[PrivateLink, ...]:
+    def _card(self, order: MemberOrder) -> PrivateCard | None:
         machine = self.installed.gateway.machine(order.name)
-        if machine is None:
-            return ()
-        self._plug_in()
-        (self.place.switch.parent / f"cable-{order.name}").write_text(self._epoch, "ascii")
-        return (card(self.place, machine),)
+        if machine is None or self._network is None:
+            return None
+        return PrivateCard(self._network, mac_of(machine))
 
-    def _plug_in(self) -> int:
-        """Have a switch; its process."""
-        pid = switch.ensure(self.place.switch)
-        epoch = _process_epoch(pid)
-        if epoch != self._epoch:
-            if self._epoch:
-                log.error("the switch is new: machines on the old one are restarted, one at a time")
-            self._epoch = epoch
-            self.share.touch()
-        return pid
-
-    def _watch_switch(self) -> None:
-        while not self.stop.is_set():
-            try:
-                handle = os.pidfd_open(self._plug_in())
-            except (HypervisorError, OSError) as error:
-                log.error("there is no switch: again in %g s: %s", SWITCH_PAUSE, error)
-                self.stop.wait(SWITCH_PAUSE)
-                continue
-            try:
-                while not self.stop.is_set() and not procs.readable([handle], 1.0):
-                    pass
-            finally:
-                os.close(handle)
-
-
-def _process_epoch(pid: int) -> str:
-    """What tells a process from any other that had or will have its number."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123
-            started = file.read().rpartition(")")[2].split()[19]
-    except (OSError, IndexError) as error:
-        raise HypervisorError(f"the switch {pid} is gone") from error
-    return f"{pid} {started}"
+    @contextmanager
+    def _private_network(self) -> Iterator[None]:
+        """Hold the private network: that of the machines that run, or a new one."""
+        driver = self._parts.drivers[self.installed.kind]
+        running = [record.machine for record in self.place.records().values() if record.machine]
+        self._network = driver.open_private_network(running)
+        with closing(self._network):
+            yield

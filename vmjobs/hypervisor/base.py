@@ -110,14 +110,26 @@ class Network:
 
 
 @dataclass(frozen=True)
-class PrivateLink:
-    """A network card besides the machine's own, on a switch that several machines share.
+class PrivateNetwork:
+    """A network that several VMs of a node share, and nobody else.
 
-    switch: Unix SEQPACKET socket; each connection is a port of the switch, each datagram a frame.
-    mac: the card's address.
+    namespaces: handles of the user namespace and the network namespace that it is in, to be closed by
+    :meth:`close`. It lasts as long as these handles, and as any VM that has a card on it.
     """
 
-    switch: Path
+    namespaces: tuple[int, int]
+
+    def close(self) -> None:
+        """Close the namespaces' handles."""
+        for handle in self.namespaces:
+            os.close(handle)
+
+
+@dataclass(frozen=True)
+class PrivateCard:
+    """A network card besides the VM's own. mac: its hardware address, the only one it may send from."""
+
+    network: PrivateNetwork
     mac: str
 
 
@@ -147,7 +159,7 @@ class Machine:
     overlay: the root disk's copy-on-write overlay, where it is to outlive the machine; made unless it
         is there. The next machine needs the same image and the same workdir. None: it is thrown away.
     limits: held to as far as :meth:`Hypervisor.unenforced` does not say otherwise.
-    links: network cards after the machine's own, in this order in the guest.
+    card: another network card, after the VM's own.
     saved: what :meth:`Hypervisor.save` has written of a machine of this name: it goes on from there,
         with its disks, and its overlay in ``workdir``, as they were then. None: it begins anew.
     shared: several users share its guest, whose kernel has to keep them apart.
@@ -164,7 +176,7 @@ class Machine:
     cmdline: tuple[str, ...] = ()
     overlay: Path | None = None
     limits: MachineLimits | None = None
-    links: tuple[PrivateLink, ...] = ()
+    card: PrivateCard | None = None
     saved: Path | None = None
     shared: bool = False
 
@@ -253,6 +265,9 @@ class Hypervisor(Protocol):
         """The network of the machine ``running``, or else one for a machine that is about to start,
         with sockets that listen at these ports.
         """
+
+    def open_private_network(self, members: Sequence[str]) -> PrivateNetwork:
+        """The private network that any of these VMs has a card on, or else a new one."""
 
     def start(self, machine: Machine) -> None:
         """Make the copy-on-write overlay and start; returns once the machine runs."""

@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import vmjobs
 from vmjobs.errors import HypervisorError, reason_of
@@ -128,34 +127,28 @@ class Launcher:
         )
         return self._begin_process(argv[0], request, [*handles, *(namespaces or ())])
 
-    def open_network(
-        self,
-        address: str,
-        ports: Sequence[int],
-        *,
-        tap: Mapping[str, Any] | None = None,
-        namespaces: tuple[int, int] | None = None,
+    def take_steps(
+        self, steps: launcher.Steps, namespaces: tuple[int, int] | None = None
     ) -> tuple[tuple[int, int], list[socket.socket]]:
-        """Sockets that listen in a network namespace, for DHCP and at ``ports``; and its handles.
+        """Have steps taken in a network namespace; handles of what it is in then, and sockets made.
 
         Args:
-            address, ports: where to listen.
-            tap: of a namespace to make, as :func:`namespaces.add_tap` has it.
-            namespaces: handles of the user namespace and the network namespace that is there already.
+            steps: as of :func:`launcher.pack_steps`.
+            namespaces: handles of the user namespace and the network namespace; None: they are made.
 
         Raises:
             OSError: the kernel does not allow it.
             HypervisorError: nothing can be started.
         """
-        request = launcher.pack_network(address, list(ports), dict(tap) if tap else None)
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with mine:
             with theirs:
                 handles = [theirs.fileno(), *(namespaces or ())]
+                request = launcher.pack_steps(steps)
                 process = self._begin_process("the network of a VM", request, handles)
             process.close()
-            _, (user, network, *listening), _, _ = socket.recv_fds(mine, 1, 3 + len(ports))
-        return (user, network), [socket.socket(fileno=handle) for handle in listening]
+            _, (user, network, *made), _, _ = socket.recv_fds(mine, 1, launcher.MOST_HANDLES)
+        return (user, network), [socket.socket(fileno=handle) for handle in made]
 
     def _begin_process(self, what: str, request: bytes, handles: list[int]) -> Detached:
         reader, writer = os.pipe()

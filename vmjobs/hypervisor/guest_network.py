@@ -34,6 +34,7 @@ from vmjobs.hypervisor.base import (
     Network,
 )
 from vmjobs.hypervisor.detached import Launcher
+from vmjobs.hypervisor.launcher import Steps
 from vmjobs.hypervisor.namespaces import TAP, TUN_DEVICE
 from vmjobs.hypervisor.outbound import OUTSIDE, OutboundPolicy, node_addresses, rules
 from vmjobs.model import NetworkMode
@@ -80,9 +81,10 @@ def open_network(
                 present = _namespaces_of(process.pid)
                 for handle in present:
                     closing.callback(os.close, handle)
-            there, sockets = launcher.open_network(
-                ENDPOINT_ADDRESS, ports, tap=None if present else tap, namespaces=present
-            )
+            steps: Steps = [] if present else [("add_tap", tap)]
+            steps += [("listen_for_dhcp", {})]
+            steps += [("listen", {"address": ENDPOINT_ADDRESS, "ports": list(ports)})]
+            there, sockets = launcher.take_steps(steps, present)
     except OSError as error:
         why = fault() or reason_of(error)
         raise HypervisorError(f"no VM can have a network on this node: {why}", hint=_HINT) from error
@@ -133,13 +135,13 @@ def set_up(launcher: Launcher, machine: Machine, policy: OutboundPolicy) -> int 
     if network is None:
         return None
     if machine.limits is not None and machine.limits.network_bits is not None:
-        _limit(launcher, machine, network, machine.limits.network_bits)
+        _limit(launcher, network, machine.limits.network_bits)
     if network.mode is NetworkMode.OUTBOUND:
         return _connect_outside(launcher, machine, network, policy)
     return None
 
 
-def _limit(launcher: Launcher, machine: Machine, network: Network, bits: int) -> None:
+def _limit(launcher: Launcher, network: Network, bits: int) -> None:
     """Shape both ways. Packets from the guest go through an interface of their own, where they wait."""
     burst = max(_LEAST_BURST, bits // 8 * _BURST_MILLISECONDS // 1000)
     shaper = f"tbf rate {bits}bit burst {burst} latency 1s"
@@ -151,8 +153,8 @@ def _limit(launcher: Launcher, machine: Machine, network: Network, bits: int) ->
         f"filter add dev {TAP} parent ffff: protocol all u32 match u32 0 0 "
         f"action mirred egress redirect dev {_INCOMING}\n"
     )
-    _run(launcher, machine, network, ["ip", "-batch", "-"], made)
-    _run(launcher, machine, network, ["tc", "-batch", "-"], shaped)
+    run_there(launcher, network.namespaces, ["ip", "-batch", "-"], made)
+    run_there(launcher, network.namespaces, ["tc", "-batch", "-"], shaped)
 
 
 def _connect_outside(
@@ -161,7 +163,7 @@ def _connect_outside(
     if missing := outside_fault():
         raise HypervisorError(f"no VM can reach the outside from this node: {missing}")
     outside = _start_outside(launcher, machine, network)
-    _run(launcher, machine, network, ["nft", "-f", "-"], rules(policy, node_addresses()))
+    run_there(launcher, network.namespaces, ["nft", "-f", "-"], rules(policy, node_addresses()))
     routes = (
         f"link set {OUTSIDE} up mtu {MTU}\n"
         f"route add {GATEWAY_ADDRESS} dev {OUTSIDE}\n"
@@ -174,7 +176,7 @@ def _connect_outside(
         f"ntable change name arp_cache dev {TAP} proxy_delay 0\n"
         f"ntable change name arp_cache dev {OUTSIDE} proxy_delay 0\n"
     )
-    _run(launcher, machine, network, ["ip", "-batch", "-"], routes, forward=(TAP, OUTSIDE))
+    run_there(launcher, network.namespaces, ["ip", "-batch", "-"], routes, forward=(TAP, OUTSIDE))
     return outside
 
 
@@ -205,31 +207,31 @@ def _start_outside(launcher: Launcher, machine: Machine, network: Network) -> in
     return process.pid
 
 
-def _run(
+def run_there(
     launcher: Launcher,
-    machine: Machine,
-    network: Network,
+    namespaces: tuple[int, int],
     argv: Sequence[str],
-    words: str = "",
+    words: str,
     *,
     forward: Sequence[str] = (),
+    given: Sequence[int] = (),
 ) -> None:
-    """Run a program in the VM's namespaces. words: that it reads. forward: as of ``Launcher.start``."""
+    """Run a program that sets up a network, in its namespaces.
+
+    words: that it reads. forward: as of :meth:`Launcher.start`. given: its handles from 3 on.
+
+    Raises:
+        HypervisorError: it cannot be run, or fails, with its own words.
+    """
     with ExitStack() as closing:
         told, said = os.memfd_create("told", os.MFD_CLOEXEC), _log()
         closing.callback(os.close, told)
         closing.callback(os.close, said)
         os.write(told, words.encode())
         os.lseek(told, 0, os.SEEK_SET)
+        handles = [told, said, said, *given]
         try:
-            process = launcher.start(
-                argv,
-                [told, said, said],
-                environment(),
-                Path("/"),
-                namespaces=network.namespaces,
-                forward=forward,
-            )
+            process = launcher.start(argv, handles, environment(), Path("/"), namespaces, forward)
         except OSError as error:
             raise HypervisorError(f"cannot run {argv[0]}: {reason_of(error)}") from error
         closing.callback(process.close)
@@ -237,7 +239,7 @@ def _run(
         if status != 0:
             process.kill()
             why = _content(said) or f"exit status {status}"
-            raise HypervisorError(f"{argv[0]} cannot set up the network of {machine.name}: {why}")
+            raise HypervisorError(f"{argv[0]} cannot set up the network of a VM: {why}")
 
 
 def _log() -> int:

@@ -35,6 +35,9 @@ _OUT_OF_THE_WAY = 2 * MOST_HANDLES
 #: The handle on which a process's fate is told, by its number.
 _Reports = dict[int, int]
 
+#: Names of functions, with their arguments.
+Steps = list[tuple[str, dict[str, Any]]]
+
 
 def pack_program(
     argv: list[str], env: dict[str, str], cwd: str, *, enters: bool, forward: list[str]
@@ -48,15 +51,14 @@ def pack_program(
     return json.dumps(words).encode()
 
 
-def pack_network(address: str, ports: list[int], tap: dict[str, Any] | None) -> bytes:
-    """A request for sockets that listen in a network namespace. The first handle is a SEQPACKET socket:
-    one message comes back on it, with the handles of user namespace, network namespace and the sockets.
-    The first of these is a UDP socket for DHCP.
+def pack_steps(steps: Steps) -> bytes:
+    """A request to take steps in a network namespace. The first handle is a SEQPACKET socket: one
+    message comes back on it, with the handles of user namespace and network namespace, and of the
+    sockets made. The other two handles are those of the namespaces; without them, both are made.
 
-    address, ports: where to listen. tap: as of :func:`namespaces.add_tap`, for a namespace that is to
-    be made; None: the other two handles are those of the namespaces.
+    steps: functions of :mod:`namespaces`, by name, each with its arguments.
     """
-    return json.dumps({"address": address, "ports": ports, "tap": tap}).encode()
+    return json.dumps({"steps": steps}).encode()
 
 
 def main() -> None:
@@ -190,7 +192,7 @@ def _run(asked: dict[str, Any], given: list[int], failed: int) -> None:
         os.setsid()
         if "argv" in asked:
             _become(asked, given)
-        _answer_with_network(asked, given)
+        _take_steps(asked, given)
         os._exit(0)
     except OSError as error:
         code = error.errno or errno.EIO
@@ -214,16 +216,17 @@ def _become(asked: dict[str, Any], given: list[int]) -> None:
     os.execvpe(asked["argv"][0], asked["argv"], asked["env"])  # noqa: S606
 
 
-def _answer_with_network(asked: dict[str, Any], given: list[int]) -> None:
+def _take_steps(asked: dict[str, Any], given: list[int]) -> None:
     answer, *there = given
-    if asked["tap"] is None:
+    if there:
         namespaces.enter(*there)
     else:
         namespaces.create()
-        namespaces.add_tap(**asked["tap"])
-    listening = [namespaces.listen_for_dhcp(), *namespaces.listen(asked["address"], asked["ports"])]
+    made: list[socket.socket] = []
+    for step, arguments in asked["steps"]:
+        made += getattr(namespaces, step)(**arguments) or ()
     with socket.socket(fileno=answer) as peer:
-        socket.send_fds(peer, [b"."], [*namespaces.handles(), *(one.fileno() for one in listening)])
+        socket.send_fds(peer, [b"."], [*namespaces.handles(), *(one.fileno() for one in made)])
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from vmjobs.hypervisor.base import (
     MachineLimits,
     MachineState,
     Network,
+    PrivateNetwork,
     ProbeResult,
     Usage,
 )
@@ -323,14 +324,21 @@ class Libvirt:
         process = self._main(running) if running else None
         return guest_network.open_network(self._launcher, mode, ports, process)
 
+    def open_private_network(self, members: Sequence[str]) -> PrivateNetwork:
+        """See :meth:`Hypervisor.open_private_network`."""
+        raise self._no_private_network()
+
+    def _no_private_network(self) -> HypervisorError:
+        message = f"VMs with private networks run on uml alone, not on {self.kind}"
+        return HypervisorError(message, hint="set their hypervisor to uml")
+
     def start(self, machine: Machine) -> None:
         """See :meth:`Hypervisor.start`."""
         on, held = board(), self._holder.plan(machine)
         if self.state(machine.name) is not MachineState.GONE:
             raise HypervisorError(f"{machine.name} runs already")
-        if machine.links:
-            message = f"machines with private networks run on uml alone, not on {self.kind}"
-            raise HypervisorError(message, hint="set their hypervisor to uml")
+        if machine.card is not None:
+            raise self._no_private_network()
         overlay = (machine.overlay or machine.workdir / "overlay.qcow2").absolute()
         with ExitStack() as undo:
             undo.callback(self.destroy, machine.name)

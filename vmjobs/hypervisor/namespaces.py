@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from typing import Final
 
 TAP: Final = "tap0"
+#: The end of a card on a private network that its VM has.
+CARD: Final = "card"
 TUN_DEVICE: Final = "/dev/net/tun"
 
 # linux/sched.h
@@ -48,6 +50,10 @@ _IPV4_DEVCONF_FORWARDING: Final = 1
 
 _BACKLOG: Final = 128
 _DHCP_PORT: Final = 67
+# linux/if_ether.h and linux/if_packet.h
+_ETH_P_ALL: Final = 0x0003
+_SOL_PACKET: Final = 263
+_PACKET_IGNORE_OUTGOING: Final = 23
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -84,6 +90,15 @@ def enter(user_handle: int, network_handle: int) -> None:
     """
     _call("setns", user_handle, _CLONE_NEWUSER)
     _call("setns", network_handle, _CLONE_NEWNET)
+
+
+def leave_network() -> None:
+    """Move this process into a new network namespace of the user namespace that it is in.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    _call("unshare", _CLONE_NEWNET)
 
 
 def add_tap(address: str, mask: str, mac: str, mtu: int) -> None:
@@ -142,19 +157,27 @@ def _attribute(kind: int, value: bytes) -> bytes:
     return struct.pack("HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
+def open_card() -> list[socket.socket]:
+    """A socket whose datagrams are the frames of :data:`CARD`."""
+    card = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
+    card.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
+    card.bind((CARD, _ETH_P_ALL))
+    return [card]
+
+
 def listen(address: str, ports: Sequence[int]) -> list[socket.socket]:
     """TCP sockets that listen at ports of an address, where an earlier agent may still have its own."""
     return [socket.create_server((address, port), backlog=_BACKLOG, reuse_port=True) for port in ports]
 
 
-def listen_for_dhcp() -> socket.socket:
+def listen_for_dhcp() -> list[socket.socket]:
     """A UDP socket for DHCP's requests, whose answers may be broadcast."""
     server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, TAP.encode())
     server.bind(("", _DHCP_PORT))
-    return server
+    return [server]
 
 
 def _named(name: str, value: bytes) -> bytes:

@@ -55,7 +55,7 @@ HINT: Final = (
 #: Neither shell may become what it starts. The outer one is there until all is gone: libvirt takes it
 #: for QEMU, and ends it by SIGTERM first. The inner one has nothing to say on a machine's console.
 _OUTER: Final = """
-"$@" & child=$!
+"$@" %s& child=$!
 children() {
     found=
     read -r found rest <"/proc/$1/task/$1/children" # its one line has no end
@@ -130,6 +130,7 @@ def command(
     memory: int = ROOM,
     bounds: Bounds | None = None,
     namespaces: Sequence[str] = (),
+    held: Sequence[int] = (),
     filtered: int,
     env: dict[str, str],
 ) -> list[str]:
@@ -142,6 +143,7 @@ def command(
         bounds: what its processes may take.
         namespaces: files that are the user namespace and the network namespace that it is to be within;
             none: it has no network.
+        held: numbers of handles below 10 that its first process, outside, has and nothing else.
         filtered: the number by which bubblewrap gets :func:`filter_file`.
         env: all that the program gets of an environment.
 
@@ -149,7 +151,8 @@ def command(
         HypervisorError: the program or bubblewrap is not installed.
     """
     program = _program(argv[0])
-    words = ["sh", "-c", _OUTER, MARK, *entering(namespaces), _bwrap()]
+    outer = _OUTER % "".join(f"{handle}>&- " for handle in held)
+    words = ["sh", "-c", outer, MARK, *entering(namespaces), _bwrap()]
     words += _unsharing(filtered, has_network=bool(namespaces))
     for name, value in env.items():
         words += ["--setenv", name, value]

@@ -20,7 +20,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import guest_network, helpers, mconsole, procs, sandbox, uml_boot
+from vmjobs.hypervisor import (
+    guest_network,
+    helpers,
+    mconsole,
+    private_network,
+    procs,
+    sandbox,
+    uml_boot,
+)
 from vmjobs.hypervisor.base import (
     NAME_PREFIX,
     Ending,
@@ -28,6 +36,7 @@ from vmjobs.hypervisor.base import (
     MachineLimits,
     MachineState,
     Network,
+    PrivateNetwork,
     ProbeResult,
     Usage,
 )
@@ -125,6 +134,12 @@ class UserModeLinux:
         process = self._main(running) if running else None
         return guest_network.open_network(self._launcher, mode, ports, process)
 
+    def open_private_network(self, members: Sequence[str]) -> PrivateNetwork:
+        """See :meth:`Hypervisor.open_private_network`."""
+        mains = filter(None, map(self._main, members))
+        found = (uml_boot.network_of(main.pid) for main in mains)
+        return next(filter(None, found), None) or private_network.create(self._launcher)
+
     def start(self, machine: Machine) -> None:
         """See :meth:`Hypervisor.start`."""
         uml_boot.check(machine, self._program, self._system_calls)
@@ -139,10 +154,9 @@ class UserModeLinux:
             undo.callback(self.destroy, machine.name)
             disks = uml_boot.lay_out(machine, isolated=self._isolated)
             self._helpers.connect(machine)
-            with uml_boot.private_cables(machine) as cables:
-                argv = [*uml_boot.command(self._program, machine, self._system_calls), *disks.devices]
-                argv += uml_boot.network_devices(machine)
-                started = uml_boot.boot(self._launcher, machine, argv, cables, disks.binds)
+            argv = [*uml_boot.command(self._program, machine, self._system_calls), *disks.devices]
+            argv += uml_boot.network_devices(machine)
+            started = uml_boot.boot(self._launcher, machine, argv, disks.binds)
             with self._lock:
                 self._kernels[machine.name] = (started, machine.console)
                 self._mains[machine.name] = started.pid

@@ -16,8 +16,8 @@ from pathlib import Path
 import vmjobs
 from vmjobs import model
 from vmjobs.errors import HypervisorError, reason_of
-from vmjobs.hypervisor import mconsole, procs, sandbox
-from vmjobs.hypervisor.base import NAME_PREFIX, Machine
+from vmjobs.hypervisor import mconsole, private_network, procs, sandbox
+from vmjobs.hypervisor.base import NAME_PREFIX, Machine, PrivateNetwork
 from vmjobs.hypervisor.bounds import bounds_of
 from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.hypervisor.endings import tail
@@ -39,10 +39,10 @@ MAX_DATA_DISKS = 7
 START_SECONDS = 120.0
 #: Bytes beside a machine's memory for what else its kernel keeps there.
 MEMORY_ROOM = 4 * MIB
-#: Bytes in an IP packet between machines that share a switch.
-LINK_MTU = 1500
-#: The kernel's handle that is its first cable to a switch.
-FIRST_CABLE = 3
+#: The kernel's handle that is its card on a private network. Those of the network's namespaces are
+#: the next two, which the first process of its sandbox holds.
+CARD_HANDLE = 3
+_HELD = (CARD_HANDLE + 1, CARD_HANDLE + 2)
 
 #: What an image may ask for. UML takes its devices from the same command line, any file of this
 #: user among them, so that nothing but names known to be harmless gets through.
@@ -208,32 +208,30 @@ def _memory_directory(machine: Machine) -> Path:
     return machine.workdir
 
 
-@contextmanager
-def private_cables(machine: Machine) -> Iterator[list[socket.socket]]:
-    """One cable to the switch of each link, closed here once the kernel has got it."""
-    with ExitStack() as cables:
-        found = []
-        for link in machine.links:
-            cable = cables.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            try:
-                with mconsole.short_path(link.switch) as address:
-                    cable.connect(address)
-            except OSError as error:
-                raise HypervisorError(
-                    f"no switch answers at {link.switch}: {error.strerror}"
-                ) from error
-            found.append(cable)
-        yield found
-
-
 def network_devices(machine: Machine) -> list[str]:
-    """The machine's own card, if it has a network, and those of its links."""
+    """The VM's own card, if it has a network, and its private one."""
     own = [] if machine.network is None else [f"transport=tap,ifname={TAP},gro=1,mac={MAC},mtu={MTU}"]
-    links = [
-        f"transport=fd,fd={handle},mac={link.mac},mtu={LINK_MTU}"
-        for handle, link in enumerate(machine.links, FIRST_CABLE)
-    ]
-    return [f"vec{number}:{card}" for number, card in enumerate([*own, *links])]
+    if machine.card is not None:
+        own += [f"transport=fd,fd={CARD_HANDLE},mac={machine.card.mac},mtu={private_network.MTU}"]
+    return [f"vec{number}:{card}" for number, card in enumerate(own)]
+
+
+def network_of(pid: int) -> PrivateNetwork | None:
+    """The private network that a VM has a card on, by the first of its processes; None: on none."""
+    with ExitStack() as undo:
+        there = []
+        for handle, kind in zip(_HELD, ("user", "net"), strict=True):
+            path = f"/proc/{pid}/fd/{handle}"
+            try:
+                if not os.readlink(path).startswith(f"{kind}:["):  # noqa: PTH115
+                    return None
+                there.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            except OSError:  # it has ended, or has no such handle
+                return None
+            undo.callback(os.close, there[-1])
+        undo.pop_all()
+    user, network = there
+    return PrivateNetwork((user, network))
 
 
 # --------------------------------------------------------------------------- while it starts
@@ -243,10 +241,9 @@ def boot(
     launcher: Launcher,
     machine: Machine,
     argv: Sequence[str],
-    cables: Sequence[socket.socket],
     binds: Sequence[sandbox.Bind],
 ) -> Detached:
-    """Start the kernel, with ``cables`` from handle :data:`FIRST_CABLE` on; returns once it is up.
+    """Start the kernel; returns once it is up.
 
     binds: the files that it is to see, in a sandbox; none: it runs without one.
 
@@ -259,7 +256,9 @@ def boot(
         nothing = stack.enter_context(open(os.devnull, "rb"))  # noqa: PTH123
         began = console.seek(0, os.SEEK_END)
         handles = [nothing.fileno(), console.fileno(), console.fileno()]
-        handles += [cable.fileno() for cable in cables]
+        if machine.card is not None:
+            plugged = private_network.plug_in(launcher, machine.card)
+            handles += [stack.enter_context(plugged).fileno(), *machine.card.network.namespaces]
         env, cwd = {"PATH": "/usr/bin:/bin", "TMPDIR": str(_memory_directory(machine))}, machine.workdir
         if binds:
             filtered = sandbox.filter_file()
@@ -295,6 +294,7 @@ def _isolated(
         memory=memory,
         bounds=bounds,
         namespaces=machine.network.namespace_files if machine.network else (),
+        held=() if machine.card is None else _HELD,
         filtered=filtered,
         env=env,
     )

@@ -173,7 +173,7 @@ class MemberMachine:
                 network=network,
                 overlay=place.kept / kept_disks.ROOT if self._persistent else None,
                 limits=limits_of(self.order),
-                links=self.parts.links(self.order),
+                card=self.parts.card(self.order),
                 shared=True,
             )
         )

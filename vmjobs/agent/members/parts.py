@@ -11,7 +11,7 @@ from vmjobs.agent.members.journal import MemberJournal
 from vmjobs.agent.members.telling import Reporter, Shipper
 from vmjobs.agent.run import Choose
 from vmjobs.cluster.wire import MemberOrder
-from vmjobs.hypervisor.base import Hypervisor, MachineLimits, PrivateLink
+from vmjobs.hypervisor.base import Hypervisor, MachineLimits, PrivateCard
 from vmjobs.local import describe_inputs
 from vmjobs.model import MIB, HypervisorKind, JobSpec, JobTicket
 from vmjobs.paths import below
@@ -38,7 +38,7 @@ class MemberParts:
     """What machines of clusters are made with on this node.
 
     sessions: None: nobody logs in to them.
-    links: cards on private networks that an order's machine gets, asked for whenever it boots.
+    card: the card on a private network that an order's machine gets, asked for whenever it boots.
     words: is told what a machine's script prints, by member and incarnation, from any thread.
     """
 
@@ -53,7 +53,7 @@ class MemberParts:
     settings: MemberSettings
     seeds: SeedSource | None = None
     sessions: SessionSource | None = None
-    links: Callable[[MemberOrder], tuple[PrivateLink, ...]] = lambda _order: ()
+    card: Callable[[MemberOrder], PrivateCard | None] = lambda _order: None
     words: Callable[[str, int, bytes], object] = lambda _member, _incarnation, _words: None
 
 

@@ -1,0 +1,101 @@
+"""Networks that several VMs of a node share, and nobody else: a bridge in a namespace of theirs.
+
+::
+
+    network namespace of the network     network namespace of a card    VM
+    lan (bridge) ┬ p7f3a09c1 ─────────── card ───── packet socket ───── vec1
+                 └ p0b44e2d7 ─────────── card ───── packet socket ───── vec1 of another VM
+
+A VM has nothing but the socket, and its card's namespace nothing but the card. That namespace, and the
+card's place on the bridge, are gone with the VM. The network itself is gone with its last VM and the
+last handle of it: no process has to stay for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+from typing import Final
+
+from vmjobs.errors import HypervisorError, reason_of
+from vmjobs.hypervisor.base import PrivateCard, PrivateNetwork
+from vmjobs.hypervisor.detached import Launcher
+from vmjobs.hypervisor.guest_network import run_there
+from vmjobs.hypervisor.namespaces import CARD
+
+#: Bytes in an IP packet.
+MTU: Final = 1500
+
+# The bridge passes frames on and sends none of its own.
+_BRIDGE: Final = """\
+link add lan type bridge mcast_snooping 0
+link set lan addrgenmode none
+link set lan up
+"""
+_PORT: Final = """\
+link add {port} mtu {mtu} type veth peer name {card} address {mac} mtu {mtu} netns /proc/self/fd/3
+link set {port} addrgenmode none
+"""
+#: Its kernel sends nothing through it: it is the VM's.
+_CARD: Final = """\
+link set {card} addrgenmode none
+link set {card} up
+"""
+#: Once both ends are in service: the bridge would wait for news of it otherwise.
+_JOIN: Final = """\
+link set {port} up
+link set {port} master lan
+"""
+#: No VM speaks for another. The chain is gone with its device.
+_FILTER: Final = """\
+table netdev lan {{
+    chain {port} {{
+        type filter hook ingress device {port} priority 0
+        ether saddr != {mac} drop
+    }}
+}}
+"""
+
+
+def create(launcher: Launcher) -> PrivateNetwork:
+    """A new network, with nothing on it.
+
+    Raises:
+        HypervisorError: there can be none on this node, and why.
+    """
+    try:
+        there, _ = launcher.take_steps([])
+    except OSError as error:
+        raise HypervisorError(f"no VM can have a private network: {reason_of(error)}") from error
+    with ExitStack() as undo:
+        network = PrivateNetwork(there)
+        undo.callback(network.close)
+        run_there(launcher, there, ["ip", "-batch", "-"], _BRIDGE)
+        undo.pop_all()
+    return network
+
+
+def plug_in(launcher: Launcher, card: PrivateCard) -> socket.socket:
+    """A socket whose datagrams are the frames of a card, which is there until the last of it is closed.
+
+    Raises:
+        HypervisorError: the card cannot be made, and why.
+    """
+    there = card.network.namespaces
+    try:
+        alone, _ = launcher.take_steps([("leave_network", {})], there)
+    except OSError as error:
+        raise HypervisorError(f"no VM can have a private network: {reason_of(error)}") from error
+    with ExitStack() as closing:
+        for handle in alone:
+            closing.callback(os.close, handle)
+        names = {"port": f"p{os.urandom(4).hex()}", "card": CARD, "mac": card.mac, "mtu": MTU}
+        run_there(launcher, there, ["ip", "-batch", "-"], _PORT.format(**names), given=[alone[1]])
+        run_there(launcher, alone, ["ip", "-batch", "-"], _CARD.format(**names))
+        run_there(launcher, there, ["nft", "-f", "-"], _FILTER.format(**names))
+        run_there(launcher, there, ["ip", "-batch", "-"], _JOIN.format(**names))
+        again, (plugged,) = launcher.take_steps([("open_card", {})], alone)
+        for handle in again:
+            closing.callback(os.close, handle)
+        return plugged
