@@ -147,8 +147,8 @@ def _descriptor(reader: Reader, extent: _Extent) -> str:
         )
     text, _, rest = data[: extent.descriptor_sectors * SECTOR].partition(b"\0")
     left = rest.strip(b"\0")
-    # QEMU changes the CID in place: behind a shorter number, the end of the old text stays.
-    if left and not (len(left) < _CID_DIGITS and text.endswith(left)):
+    # QEMU changes the CID in place: behind a shorter number, the ends of former texts stay.
+    if len(left) >= _CID_DIGITS or not all(map(text.endswith, left.split(b"\0"))):
         raise refusal("descriptor", "there is something behind the end of the VMDK's descriptor")
     return text.decode("latin-1")
 
