@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -444,9 +444,9 @@ def test_no_room_for_what_the_job_left(node: AgentNode, chirp: ChirpService) -> 
     script = "echo up; sleep 5; head -c 1000000 /dev/urandom >made"
     with small_disk(node.folder / "handed", 1026):
         job = node.resident(script, files={".chirp.config": chirp.config})
-        with (node.folder / "handed" / "filler").open("wb") as filler, suppress(OSError):
-            while True:
-                filler.write(bytes(MIB))
+        with (node.folder / "handed" / "filler").open("wb") as filler:
+            room = os.statvfs(node.folder / "handed")
+            os.posix_fallocate(filler.fileno(), 0, room.f_bavail * room.f_frsize)
         assert job.process.wait(60) == -signal.SIGKILL
     said = chirp.attributes["ChirpVMReason"]
     assert said.startswith('"NODE_FAILED: output ')
