@@ -219,12 +219,17 @@ class ContentFolder:
     def adopt(self, file: BinaryIO, path: Path, layout: Layout) -> None:
         """Make a temporary file the content that its layout describes; its bytes are not read.
 
+        One that is here already stays: VMs may run from it, and to a push a new file is a change.
+
         Raises:
             InvalidRequest: it is empty.
         """
         if layout.size == 0:
             raise InvalidRequest("an empty file cannot be a part of an image")
         target = self.path(layout.digest)
+        with suppress(FileNotFoundError):
+            if self._seen(target) == mark_of(target.stat()):
+                return
         write_atomically(_layout_path(target), layout.to_bytes(), self.temporary)
         keep(file, path, target)
         self._note(target, mark_of(target.stat()))

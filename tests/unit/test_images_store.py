@@ -105,6 +105,18 @@ def test_nothing_and_what_is_no_file_is_not_added(tmp_path: Path) -> None:
     assert list((tmp_path / "store" / "tmp").iterdir()) == []
 
 
+def test_storing_a_content_again_leaves_the_file_but_mends_a_damaged_one(store: ImageStore) -> None:
+    digest = store.put_content(io.BytesIO(DISK)).digest
+    path = store.content_path(digest)
+    with path.open("rb") as file:
+        before = os.fstat(file.fileno())
+        store.put_content(io.BytesIO(DISK))
+        assert os.fstat(file.fileno()) == before, "who pushes it would take it for changed"
+    damage(path)
+    store.put_content(io.BytesIO(DISK))
+    assert store.content_path(digest).read_bytes() == DISK
+
+
 def test_a_layout_that_was_lost_or_damaged_is_made_again(store: ImageStore) -> None:
     part = store.put_content(io.BytesIO(DISK))
     beside = store.content_path(part.digest).with_suffix(".layout")
