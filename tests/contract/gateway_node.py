@@ -43,7 +43,10 @@ done
 
 REACH = rb"""
 for other in $(grep -v " $(cat host) " hosts | cut -d ' ' -f 1); do
-    until busybox ping -c 1 -W 1 "$other" > /dev/null 2>&1; do echo "nobody at $other"; sleep 0.2; done
+    until busybox ping -c 1 -W 1 "$other" > /dev/null 2>&1; do
+        echo "no answer from $other"
+        sleep 0.2
+    done
     echo "reached $other"
 done
 """

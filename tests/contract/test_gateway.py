@@ -236,7 +236,7 @@ def test_two_gateways_of_the_same_addresses_do_not_meet(site: Site) -> None:
     site.do("stop", "wn", "--gateway", "one")
     site.do("stop", "ce", "--gateway", "one")
     site.do("boot", "ce", "--gateway", "one")
-    wait_until(lambda: "nobody at 10.77.0.20" in site.said("one", "ce"), SECONDS, "ce asks")
+    wait_until(lambda: "no answer from 10.77.0.20" in site.said("one", "ce"), SECONDS, "ce asks")
     assert "reached" not in site.said("one", "ce"), "the other gateway's machine has that address"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -78,7 +77,7 @@ def got(card: socket.socket) -> list[bytes]:
             return found
 
 
-def test_frames_go_to_whom_they_are_for_and_nobody_hears_himself(cards: list[socket.socket]) -> None:
+def test_a_frame_reaches_its_receivers_and_not_its_sender(cards: list[socket.socket]) -> None:
     asked, answer = frame(ALL, mac(0)), frame(mac(0), mac(1), b"here")
     cards[0].send(asked)
     assert [got(card) for card in cards] == [[], [asked], [asked]]
@@ -87,16 +86,14 @@ def test_frames_go_to_whom_they_are_for_and_nobody_hears_himself(cards: list[soc
 
 
 @pytest.mark.parametrize("source", [mac(1), mac(9), ALL])
-def test_nobody_speaks_for_another(cards: list[socket.socket], source: str) -> None:
+def test_a_frame_from_a_foreign_address_is_dropped(cards: list[socket.socket], source: str) -> None:
     cards[0].send(frame(mac(2), source))
     cards[0].send(frame(ALL, source))
     cards[1].send(frame(ALL, mac(1)))
     assert [got(card) for card in cards] == [[frame(ALL, mac(1))], [], [frame(ALL, mac(1))]]
 
 
-def test_there_is_nothing_beside_a_card_that_its_owner_could_listen_at(
-    cards: list[socket.socket],
-) -> None:
+def test_the_namespace_of_a_card_has_no_other_device(cards: list[socket.socket]) -> None:
     """A hypervisor that was taken over may bind the socket to any device of the card's namespace."""
     assert [_devices(card) for card in cards] == [{"lo", "card"}] * 3
 
@@ -111,7 +108,7 @@ def _devices(of: socket.socket) -> set[str]:
     return found
 
 
-def test_a_card_goes_with_its_last_socket_and_another_may_have_its_address(
+def test_a_new_card_may_have_the_address_of_one_that_was_closed(
     launcher: Launcher, network: PrivateNetwork, cards: list[socket.socket]
 ) -> None:
     cards[0].close()
@@ -123,23 +120,12 @@ def test_a_card_goes_with_its_last_socket_and_another_may_have_its_address(
         assert got(again) == [frame(mac(0), mac(1))]
 
 
-def test_a_network_goes_with_its_last_handle(launcher: Launcher) -> None:
-    network = private_network.create(launcher)
-    number = os.fstat(network.namespaces[1]).st_ino
-    network.close()
-
-    def there() -> bool:
-        found = Path("/proc").glob("[0-9]*/ns/net")
-        return any(_number(path) == number for path in found)
-
-    wait_until(lambda: not there(), 10, "no process is in it")
-
-
-def _number(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return 0
+def test_a_network_ends_with_its_last_handle(launcher: Launcher) -> None:
+    with closing(private_network.create(launcher)) as network:
+        card = private_network.plug_in(launcher, PrivateCard(network, mac(0)))
+        assert "card" in _devices(card)
+    with card:
+        wait_until(lambda: "card" not in _devices(card), 10, "its other end is gone")
 
 
 # --------------------------------------------------------------------------- VMs
@@ -182,7 +168,7 @@ def test_two_vms_reach_each_other_beside_their_way_out(lan: Bench) -> None:
 
 
 def test_they_go_on_without_who_started_them_and_see_a_newcomer(lan: Bench) -> None:
-    """Without another way out. Whoever comes finds the network by any VM that is on it."""
+    """Without another way out. A new driver finds the network by any VM that is on it."""
     with closing(lan.driver.open_private_network([])) as private:
         pair = [neighbour(lan, private, number) for number in (0, 1)]
         for machine in pair:

@@ -55,6 +55,16 @@ def test_what_qemu_leaves_behind_shorter_cids_is_no_fault(lab: Lab, lengths: tup
     assert admit(path, "vmdk", Limits()).virtual_size == SIZE
 
 
+def test_one_foreign_byte_among_what_qemu_leaves_behind_is_refused(lab: Lab) -> None:
+    def written(data: bytearray) -> None:
+        for digits in (8, 6, 3):
+            write_cid(data, digits)
+        end = data.index(b"\0", data.index(b"# Disk DescriptorFile"))
+        data[end + 1] = ord("x")  # two pieces follow; the second one is as QEMU leaves it
+
+    refused(lab.changed("vmdk-sparse", written), "descriptor")
+
+
 @pytest.mark.parametrize("name", BOTH)
 def test_a_header_without_capacity_is_refused(lab: Lab, name: str) -> None:
     """QEMU takes the descriptor inside for one of other files then: any file of the host."""

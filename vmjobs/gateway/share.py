@@ -200,10 +200,9 @@ class GatewayShare:
     def _share(self) -> NodeShare:
         orders = []
         for machine in self.installed.gateway.machines:
-            run = machine.name in self._wanted
             heard = self._heard.get(member_of(machine.name))
             admitted = heard.incarnation if heard is not None and heard.up is not None else 0
-            goal = Goal.RUN if run else Goal.DRAIN
+            goal = Goal.RUN if machine.name in self._wanted else Goal.DRAIN
             orders.append(order_of(self.installed, machine, goal, admitted))
         return NodeShare(revision=self.revision, members=tuple(orders))
 

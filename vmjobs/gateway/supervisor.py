@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
@@ -86,14 +86,13 @@ class Supervisor:
         self.stop = threading.Event()
         files = MachineFiles(self.installed, kit, place.secrets())
         self.share = GatewayShare(place, self.installed, mint=files.token)
-        self._parts = replace(make(self.share, files), card=self._card, words=self.share.words)
+        self._parts = replace(make(self.share, files), words=self.share.words)
         self._keeper: Keeper | None = None
-        self._network: PrivateNetwork | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Look after the machines, and answer commands, for as long as the context lasts."""
-        with self._private_network(), keeping(self._parts) as keeper:
+        with closing(self._open_network()) as network, self._keeping(network) as keeper:
             self._keeper = keeper
             self.share.again = lambda member, number: keeper.hear(member, number, Again())
             for _, machine in self._machines():
@@ -174,17 +173,15 @@ class Supervisor:
     def _incarnations(self) -> Message:
         return {name: record.incarnation for name, record in self.place.records().items()}
 
-    def _card(self, order: MemberOrder) -> PrivateCard | None:
-        machine = self.installed.gateway.machine(order.name)
-        if machine is None or self._network is None:
-            return None
-        return PrivateCard(self._network, mac_of(machine))
-
-    @contextmanager
-    def _private_network(self) -> Iterator[None]:
-        """Hold the private network: that of the machines that run, or a new one."""
+    def _open_network(self) -> PrivateNetwork:
+        """The private network of the VMs that run, or a new one."""
         driver = self._parts.drivers[self.installed.kind]
         running = [record.machine for record in self.place.records().values() if record.machine]
-        self._network = driver.open_private_network(running)
-        with closing(self._network):
-            yield
+        return driver.open_private_network(running)
+
+    def _keeping(self, network: PrivateNetwork) -> AbstractContextManager[Keeper]:
+        def card(order: MemberOrder) -> PrivateCard | None:
+            machine = self.installed.gateway.machine(order.name)
+            return None if machine is None else PrivateCard(network, mac_of(machine))
+
+        return keeping(replace(self._parts, card=card))

@@ -111,7 +111,7 @@ class Network:
 
 @dataclass(frozen=True)
 class PrivateNetwork:
-    """A network that several VMs of a node share, and nobody else.
+    """A network between VMs of one node, which leads nowhere else.
 
     namespaces: handles of the user namespace and the network namespace that it is in, to be closed by
     :meth:`close`. It lasts as long as these handles, and as any VM that has a card on it.
@@ -159,7 +159,7 @@ class Machine:
     overlay: the root disk's copy-on-write overlay, where it is to outlive the machine; made unless it
         is there. The next machine needs the same image and the same workdir. None: it is thrown away.
     limits: held to as far as :meth:`Hypervisor.unenforced` does not say otherwise.
-    card: another network card, after the VM's own.
+    card: on a private network; the guest has it after the VM's own card.
     saved: what :meth:`Hypervisor.save` has written of a machine of this name: it goes on from there,
         with its disks, and its overlay in ``workdir``, as they were then. None: it begins anew.
     shared: several users share its guest, whose kernel has to keep them apart.
@@ -266,7 +266,7 @@ class Hypervisor(Protocol):
         with sockets that listen at these ports.
         """
 
-    def open_private_network(self, members: Sequence[str]) -> PrivateNetwork:
+    def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
         """The private network that any of these VMs has a card on, or else a new one."""
 
     def start(self, machine: Machine) -> None:

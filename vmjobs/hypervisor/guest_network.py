@@ -256,12 +256,21 @@ def _content(said: int) -> str:
 
 def _namespaces_of(sandbox: int) -> tuple[int, int]:
     """Handles of the namespaces of a VM. sandbox: its first process, whose child is in them."""
-    pid = next(iter(procs.children(sandbox)), 0)
-    user = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY)
+    there = Path(f"/proc/{next(iter(procs.children(sandbox)), 0)}/ns")
+    return open_namespaces(there / "user", there / "net")
+
+
+def open_namespaces(user: Path, network: Path) -> tuple[int, int]:
+    """Handles of a user namespace and a network namespace, by their files, to be closed.
+
+    Raises:
+        OSError: one of them cannot be opened; then none is.
+    """
+    first = os.open(user, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return user, os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+        return first, os.open(network, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        os.close(user)
+        os.close(first)
         raise
 
 

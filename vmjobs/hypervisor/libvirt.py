@@ -324,7 +324,7 @@ class Libvirt:
         process = self._main(running) if running else None
         return guest_network.open_network(self._launcher, mode, ports, process)
 
-    def open_private_network(self, members: Sequence[str]) -> PrivateNetwork:
+    def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
         """See :meth:`Hypervisor.open_private_network`."""
         raise self._no_private_network()
 

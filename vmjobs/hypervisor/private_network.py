@@ -1,4 +1,4 @@
-"""Networks that several VMs of a node share, and nobody else: a bridge in a namespace of theirs.
+"""Private networks between VMs of one node: a bridge in a network namespace.
 
 ::
 
@@ -6,9 +6,9 @@
     lan (bridge) ┬ p7f3a09c1 ─────────── card ───── packet socket ───── vec1
                  └ p0b44e2d7 ─────────── card ───── packet socket ───── vec1 of another VM
 
-A VM has nothing but the socket, and its card's namespace nothing but the card. That namespace, and the
-card's place on the bridge, are gone with the VM. The network itself is gone with its last VM and the
-last handle of it: no process has to stay for it.
+A VM gets only the socket. The namespace of its card has no other device than the card and a loopback
+that is down, and ends with the VM, which also takes the card off the bridge. The network ends with the
+last VM on it and the last handle of its namespace: no process has to stay for it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor.base import PrivateCard, PrivateNetwork
 from vmjobs.hypervisor.detached import Launcher
 from vmjobs.hypervisor.guest_network import run_there
+from vmjobs.hypervisor.launcher import Steps
 from vmjobs.hypervisor.namespaces import CARD
 
 #: Bytes in an IP packet.
@@ -64,10 +65,7 @@ def create(launcher: Launcher) -> PrivateNetwork:
     Raises:
         HypervisorError: there can be none on this node, and why.
     """
-    try:
-        there, _ = launcher.take_steps([])
-    except OSError as error:
-        raise HypervisorError(f"no VM can have a private network: {reason_of(error)}") from error
+    there, _ = _take_steps(launcher, [])
     with ExitStack() as undo:
         network = PrivateNetwork(there)
         undo.callback(network.close)
@@ -83,10 +81,7 @@ def plug_in(launcher: Launcher, card: PrivateCard) -> socket.socket:
         HypervisorError: the card cannot be made, and why.
     """
     there = card.network.namespaces
-    try:
-        alone, _ = launcher.take_steps([("leave_network", {})], there)
-    except OSError as error:
-        raise HypervisorError(f"no VM can have a private network: {reason_of(error)}") from error
+    alone, _ = _take_steps(launcher, [("leave_network", {})], there)
     with ExitStack() as closing:
         for handle in alone:
             closing.callback(os.close, handle)
@@ -95,7 +90,16 @@ def plug_in(launcher: Launcher, card: PrivateCard) -> socket.socket:
         run_there(launcher, alone, ["ip", "-batch", "-"], _CARD.format(**names))
         run_there(launcher, there, ["nft", "-f", "-"], _FILTER.format(**names))
         run_there(launcher, there, ["ip", "-batch", "-"], _JOIN.format(**names))
-        again, (plugged,) = launcher.take_steps([("open_card", {})], alone)
+        again, (plugged,) = _take_steps(launcher, [("open_card", {})], alone)
         for handle in again:
             closing.callback(os.close, handle)
         return plugged
+
+
+def _take_steps(
+    launcher: Launcher, steps: Steps, there: tuple[int, int] | None = None
+) -> tuple[tuple[int, int], list[socket.socket]]:
+    try:
+        return launcher.take_steps(steps, there)
+    except OSError as error:
+        raise HypervisorError(f"no VM can have a private network: {reason_of(error)}") from error

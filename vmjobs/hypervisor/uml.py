@@ -134,11 +134,13 @@ class UserModeLinux:
         process = self._main(running) if running else None
         return guest_network.open_network(self._launcher, mode, ports, process)
 
-    def open_private_network(self, members: Sequence[str]) -> PrivateNetwork:
+    def open_private_network(self, names: Sequence[str]) -> PrivateNetwork:
         """See :meth:`Hypervisor.open_private_network`."""
-        mains = filter(None, map(self._main, members))
-        found = (uml_boot.network_of(main.pid) for main in mains)
-        return next(filter(None, found), None) or private_network.create(self._launcher)
+        for name in names:
+            main = self._main(name)
+            if main is not None and (found := uml_boot.private_network_of(main.pid)) is not None:
+                return found
+        return private_network.create(self._launcher)
 
     def start(self, machine: Machine) -> None:
         """See :meth:`Hypervisor.start`."""

@@ -21,7 +21,7 @@ from vmjobs.hypervisor.base import NAME_PREFIX, Machine, PrivateNetwork
 from vmjobs.hypervisor.bounds import bounds_of
 from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.hypervisor.endings import tail
-from vmjobs.hypervisor.guest_network import MAC, MTU
+from vmjobs.hypervisor.guest_network import MAC, MTU, open_namespaces
 from vmjobs.hypervisor.namespaces import TAP, TUN_DEVICE
 from vmjobs.hypervisor.uml_cow import create, follow
 from vmjobs.model import MIB, BootMethod, HypervisorKind
@@ -216,22 +216,16 @@ def network_devices(machine: Machine) -> list[str]:
     return [f"vec{number}:{card}" for number, card in enumerate(own)]
 
 
-def network_of(pid: int) -> PrivateNetwork | None:
-    """The private network that a VM has a card on, by the first of its processes; None: on none."""
-    with ExitStack() as undo:
-        there = []
-        for handle, kind in zip(_HELD, ("user", "net"), strict=True):
-            path = f"/proc/{pid}/fd/{handle}"
-            try:
-                if not os.readlink(path).startswith(f"{kind}:["):  # noqa: PTH115
-                    return None
-                there.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            except OSError:  # it has ended, or has no such handle
-                return None
-            undo.callback(os.close, there[-1])
-        undo.pop_all()
-    user, network = there
-    return PrivateNetwork((user, network))
+def private_network_of(pid: int) -> PrivateNetwork | None:
+    """The private network on which a VM has a card; None: on none. pid: of the VM's first process."""
+    user, network = (Path(f"/proc/{pid}/fd/{handle}") for handle in _HELD)
+    try:
+        kinds = [str(path.readlink()).partition(":")[0] for path in (user, network)]
+        if kinds != ["user", "net"]:
+            return None
+        return PrivateNetwork(open_namespaces(user, network))
+    except OSError:  # the process has ended, or has no such handles
+        return None
 
 
 # --------------------------------------------------------------------------- while it starts
