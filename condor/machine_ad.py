@@ -23,12 +23,14 @@ def attributes(node: Mapping[str, Any]) -> dict[str, ClassAdValue]:
     """What the machine ad says of vmjobs. A node that rests, or boots nothing, offers nothing."""
     hypervisors, fault = node["hypervisors"], node.get("fault", "")
     working = [info["kind"] for info in hypervisors if info["works"]]
+    uml: Mapping[str, Any] = next((info for info in hypervisors if info["kind"] == "uml"), {})
     return {
         names.HAS_VMJOBS: bool(working) and not fault,
         names.FAULT: fault,
         names.VERSION: node["version"],
         names.HYPERVISORS: ",".join(working),
-        names.UML_CPUS: sum(info.get("cpus", 1) for info in hypervisors if info["kind"] == "uml"),
+        names.UML_CPUS: uml.get("cpus", 0),
+        names.UML_CLOUD_INIT: uml.get("cloud_init", False),
         names.NETWORKS: ",".join(node["networks"]),
         names.IMAGE_DIGESTS: ",".join(node["images"][:MAX_DIGESTS]),
         names.IMAGE_NAMES: ",".join(node.get("image_names", ())[:MAX_DIGESTS]),

@@ -122,11 +122,18 @@ def grid_resource(config: Config, route: str) -> str:
     return resource
 
 
-def requirements(spec: JobSpec, kinds: Sequence[HypervisorKind] = (), architecture: str = "") -> str:
+def requirements(
+    spec: JobSpec,
+    kinds: Sequence[HypervisorKind] = (),
+    architecture: str = "",
+    *,
+    cloud_init: bool = False,
+) -> str:
     """What a slot must offer. Complete: over Condor-C nothing is added to it at the site.
 
     kinds: what can boot the image; empty: anything. architecture: of its machine code, as of
         ``BatchJob``; HTCondor's names are the same but for their case, which ``==`` does not see.
+    cloud_init: the image looks for NoCloud data.
 
     Raises:
         InvalidSpec: the job demands a hypervisor that cannot boot its image.
@@ -145,30 +152,33 @@ def requirements(spec: JobSpec, kinds: Sequence[HypervisorKind] = (), architectu
         terms.append(f'{offered} =?= undefined || stringListMember("{spec.network}", {offered})')
     if architecture:
         terms.append(f"TARGET.Arch == {classad_string(architecture)}")
-    if wanted := _wanted(spec, kinds):
-        found = (_offers(kind, spec.cpus) for kind in wanted)
-        terms.append(" || ".join(f"({term})" for term in found) if len(wanted) > 1 else next(found))
+    wanted = _wanted(spec, kinds)
+    if cloud_init or spec.cpus > 1 or len(wanted) < len(HypervisorKind):
+        found = [_offers(kind, spec.cpus, cloud_init=cloud_init) for kind in wanted]
+        terms.append(" || ".join(f"({term})" for term in found) if len(wanted) > 1 else found[0])
     return " && ".join(f"({term})" for term in terms)
 
 
-def _offers(kind: HypervisorKind, cpus: int) -> str:
+def _offers(kind: HypervisorKind, cpus: int, *, cloud_init: bool) -> str:
     """That a node has a hypervisor. What a UML machine has depends on the node's kernel."""
-    offered = f'stringListMember("{kind.value}", TARGET.{names.HYPERVISORS}) =?= true'
+    terms = [f'stringListMember("{kind.value}", TARGET.{names.HYPERVISORS}) =?= true']
     if kind is HypervisorKind.UML and cpus > 1:
-        return f"{offered} && (TARGET.{names.UML_CPUS} >= RequestCpus) =?= true"
-    return offered
+        terms.append(f"(TARGET.{names.UML_CPUS} >= RequestCpus) =?= true")
+    if kind is HypervisorKind.UML and cloud_init:
+        terms.append(f"TARGET.{names.UML_CLOUD_INIT} =?= true")
+    return " && ".join(terms)
 
 
 def _wanted(spec: JobSpec, kinds: Sequence[HypervisorKind]) -> list[HypervisorKind]:
-    """The hypervisors of which a node must have one; empty: it does not matter which."""
+    """The hypervisors of which a node must have one."""
     if why := cannot_have(spec.hypervisor, spec.cpus):
         raise InvalidSpec(why, faults=[Fault("spec.cpus", "above_hypervisor", why)])
     able = sorted((set(kinds) or set(HypervisorKind)) & set(with_cpus(spec.cpus)))
     if not able:
-        why = too_many(spec.cpus, kinds)
+        why = too_many(spec.cpus, kinds or tuple(HypervisorKind))
         raise InvalidSpec(why, faults=[Fault("spec.cpus", "above_hypervisor", why)])
     if spec.hypervisor is None:
-        return able if len(able) < len(HypervisorKind) or spec.cpus > 1 else []
+        return able
     if spec.hypervisor not in able:
         message = f"the image cannot be booted by {spec.hypervisor}, but by {' or '.join(able)}"
         raise InvalidSpec(message, faults=[Fault("spec.hypervisor", "cannot_boot", message)])
@@ -321,7 +331,7 @@ def _vacate_seconds(spec: JobSpec) -> int:
 
 def _policy(first: BatchJob, config: Config, *, remote: bool) -> dict[str, str]:
     spec = first.spec
-    wanted = requirements(spec, first.kinds, first.architecture)
+    wanted = requirements(spec, first.kinds, first.architecture, cloud_init=first.cloud_init)
     policy = {
         "requirements": "true" if remote else wanted,
         f"+{names.JOB_RANK}": rank(spec.image),

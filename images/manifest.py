@@ -129,11 +129,9 @@ class ImageManifest(Frozen):
         if self.boot is not BootMethod.KERNEL:
             return (HypervisorKind.KVM, HypervisorKind.QEMU)
         if self.kernel is None:
-            able: tuple[HypervisorKind, ...] = (HypervisorKind.UML,)
-        else:
-            # The guest that we put into an image runs on any kernel; what is unknown wants its own.
-            able = tuple(k for k in HypervisorKind if ABILITIES[k].own_kernel or self.guest)
-        return tuple(kind for kind in able if ABILITIES[kind].cloud_init or not self.cloud_init)
+            return (HypervisorKind.UML,)
+        # The guest that we put into an image runs on any kernel; what is unknown wants its own.
+        return tuple(kind for kind in HypervisorKind if ABILITIES[kind].own_kernel or self.guest)
 
     @property
     def renews(self) -> bool:

@@ -77,9 +77,7 @@ def narrowed(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> tuple[Hypervis
 
 
 def _not_bootable(spec: JobSpec, kinds: tuple[HypervisorKind, ...]) -> Iterator[Fault]:
-    if not kinds:
-        yield Fault("image", "cannot_boot", too_many(spec.cpus, kinds))
-    elif spec.hypervisor is not None and spec.hypervisor not in kinds:
+    if spec.hypervisor is not None and spec.hypervisor not in kinds:
         able = ", ".join(kinds)
         text = f"the image cannot be booted by {spec.hypervisor}, only by {able}"
         yield Fault("hypervisor", "cannot_boot", text)

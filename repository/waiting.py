@@ -42,8 +42,12 @@ def needs(parent: SubmissionRow, manifest: bytes | None) -> dict[str, Any]:
     if not manifest:
         return {"spec": spec}
     found = parsed(manifest, spec.image)
-    kinds = narrowed(spec, found.hypervisors)
-    return {"spec": spec, "kinds": kinds, "architecture": found.architecture}
+    return {
+        "spec": spec,
+        "kinds": narrowed(spec, found.hypervisors),
+        "architecture": found.architecture,
+        "cloud_init": found.cloud_init,
+    }
 
 
 #: A job that is queued and has no place at the scheduler.

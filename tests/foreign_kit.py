@@ -27,12 +27,13 @@ FIT = "lifetime_us,error_us,events\n2.2198,0.0171,20000\n"
 
 @dataclass(frozen=True)
 class Foreign:
-    """An image. disk: the recipe of its disk. init: of a disk without a kernel."""
+    """An image. disk: its recipe. init: of a disk without a kernel. partition: of its root."""
 
     disk: str
     boot: BootMethod = BootMethod.KERNEL
     init: str = ""
     cloud_init: bool = False
+    partition: int = 0
 
     @property
     def cmdline(self) -> tuple[str, ...]:
@@ -44,6 +45,7 @@ IMAGES = {
     "bios": Foreign("bios", BootMethod.BIOS),
     "uefi": Foreign("uefi", BootMethod.UEFI),
     "cloud": Foreign("cloud", BootMethod.BIOS, cloud_init=True),
+    "cloud-uml": Foreign("cloud", cloud_init=True, partition=1),
     "bullseye": Foreign("bullseye", init="odd-poweroff"),
     "trixie": Foreign("trixie", init="odd-poweroff"),
 }
@@ -79,7 +81,10 @@ def imported(name: str, *, own_kernel: bool = False) -> str:
         store.resolve(f"{name}:{tag}")
     except NotFound:
         manifest = ImageManifest(
-            boot=image.boot, root=store.add_file(root), cloud_init=image.cloud_init
+            boot=image.boot,
+            root=store.add_file(root),
+            cloud_init=image.cloud_init,
+            partition=image.partition,
         )
         if image.boot is BootMethod.KERNEL:
             parts: dict[str, object] = {"cmdline": image.cmdline}

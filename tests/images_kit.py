@@ -234,7 +234,7 @@ class Bench:
         self._drivers = drivers
         self._parts = Parts(
             images=images,
-            choose=lambda kind, _able=(), _cpus=1: self._drivers[kind or HypervisorKind.UML],
+            choose=lambda kind, *_, **__: self._drivers[kind or HypervisorKind.UML],
             journal=Journal(folder / "runs"),
             settings=RunSettings(node="bench", max_console=16 * MIB, max_log=64 * MIB),
         )

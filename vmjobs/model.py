@@ -185,8 +185,8 @@ class Abilities:
     """What the machines of a hypervisor can have.
 
     saves: they can be saved, and resumed elsewhere. own_kernel: they boot the image's kernel.
-    cloud_init: they read NoCloud data. cpus: processors that one has at most. shared_cpus: the same
-    where several users share it, as they do those of virtual clusters.
+    cloud_init: their kernel reads the disk of NoCloud data. cpus: processors that one has at most.
+    shared_cpus: the same where several users share it, as they do those of virtual clusters.
     """
 
     saves: bool = True
@@ -202,9 +202,7 @@ class Abilities:
 ABILITIES: Final[Mapping[HypervisorKind, Abilities]] = MappingProxyType(
     {
         HypervisorKind.KVM: Abilities(),
-        HypervisorKind.UML: Abilities(
-            saves=False, own_kernel=False, cloud_init=False, cpus=64, shared_cpus=1
-        ),
+        HypervisorKind.UML: Abilities(saves=False, own_kernel=False, cpus=64, shared_cpus=1),
         HypervisorKind.QEMU: Abilities(),
     }
 )
@@ -248,10 +246,6 @@ def cannot_have(kind: HypervisorKind | None, cpus: int, *, shared: bool = False)
 
 def too_many(cpus: int, kinds: Sequence[HypervisorKind], *, shared: bool = False) -> str:
     """Why nothing that boots an image makes a machine with so many processors, or ``""``."""
-    if not kinds:
-        return (
-            "no hypervisor boots the image: it reads cloud-init data, and has no kernel or boot loader"
-        )
     most = max(most_cpus(kind, shared=shared) for kind in kinds)
     if most >= cpus:
         return ""
@@ -608,6 +602,7 @@ class HypervisorInfo(Frozen):
     seconds: float = Field(default=0.0, ge=0)
     version: str = Field(default="", max_length=256)
     cpus: int = Field(default=1, ge=1, description="that a machine of a job has at most")
+    cloud_init: bool = Field(default=True, description="its kernel reads the disk of NoCloud data")
 
 
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]

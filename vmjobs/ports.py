@@ -250,6 +250,7 @@ class BatchJob:
     token: good for this job only; "": it is not made yet.
     kinds: what can boot its image, of what its specification allows; none: that is not known.
     architecture: whose machine code is in its image, as ``uname -m`` calls it; "": that is not known.
+    cloud_init: its guest looks for NoCloud data.
     """
 
     id: str
@@ -260,6 +261,7 @@ class BatchJob:
     token: str = ""
     kinds: tuple[HypervisorKind, ...] = ()
     architecture: str = ""
+    cloud_init: bool = False
 
 
 @dataclass(frozen=True)

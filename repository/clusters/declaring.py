@@ -182,7 +182,7 @@ class Declaring(ClusterCore):
             kinds = self.images.kinds(owner, image)
         except (NotFound, InvalidRequest) as error:
             faults.append(unknown_image(error))
-        if kinds and spec.hypervisor is not None and spec.hypervisor not in kinds:
+        if spec.hypervisor is not None and spec.hypervisor not in kinds:
             text = f"the image cannot be booted by {spec.hypervisor}, only by {', '.join(kinds)}"
             faults.append(Fault("hypervisor", "cannot_boot", text))
         elif why := cannot_have(spec.hypervisor, spec.cpus, shared=True) or too_many(

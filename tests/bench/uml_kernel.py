@@ -107,6 +107,10 @@ def _run(
         network=NetworkMode.NONE,
     )
     execute(
-        replace(made, choose=lambda *_: driver), digest, spec, files=files, sinks={StreamName.OUT: said}
+        replace(made, choose=lambda *_, **__: driver),
+        digest,
+        spec,
+        files=files,
+        sinks={StreamName.OUT: said},
     )
     return said.getvalue().decode()

@@ -64,7 +64,7 @@ class Node:
         job = job_that(do, self.folder, LocalJob, self.image, **{"exit": "poweroff", **fields})
         live = self.cache if isinstance(self.cache, LiveCache) else None
         journal = Journal(self.folder / "runs")
-        parts = Parts(self.cache, lambda *_: self.driver, journal, self.settings, live=live)
+        parts = Parts(self.cache, lambda *_, **__: self.driver, journal, self.settings, live=live)
         lease = Lease()
         run = Run(job, lease, parts, job.job_id, uuid.uuid4().hex, Inbox())
         return run, lease, job.output_directory

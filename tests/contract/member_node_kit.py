@@ -214,7 +214,7 @@ def member_parts(
     reporter = Reporter(service, heartbeat=1.0)
     return MemberParts(
         images=images or Images(member_guest()),
-        choose=lambda *_: UML,
+        choose=lambda *_, **__: UML,
         drivers={HypervisorKind.UML: UML},
         journal=MemberJournal(folder),
         source=service,

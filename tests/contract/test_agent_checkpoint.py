@@ -102,7 +102,13 @@ class Node:
         self.verdict = self.run.execute()
 
     def _choose(
-        self, _demanded: HypervisorKind | None, _able: Sequence[HypervisorKind] = (), _cpus: int = 1, /
+        self,
+        _demanded: HypervisorKind | None,
+        _able: Sequence[HypervisorKind] = (),
+        _cpus: int = 1,
+        /,
+        *,
+        cloud_init: bool = False,
     ) -> Hypervisor:
         return self.driver
 

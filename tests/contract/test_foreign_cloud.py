@@ -33,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ended(place: Path) -> dict[str, LocalRun]:
-    """Both jobs at once: each waits for its own disk and network most of the time."""
+    """All jobs at once: each waits for its own disk and network most of the time."""
     imported("cloud")
     (place / "script.sh").write_text(SCRIPT)
     (place / "table.txt").write_text("a\nb\n")
@@ -50,16 +50,21 @@ def ended(place: Path) -> dict[str, LocalRun]:
         "--user-data",
         place / "own.yaml",
     )
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(3) as pool:
         jobs = {
-            name: pool.submit(run, "cloud", place, "--boot-seconds", "400", *options)
-            for name, options in (("script", script), ("own", own))
+            name: pool.submit(run, image, place, "--boot-seconds", "400", *options)
+            for name, image, options in (
+                ("script", "cloud", script),
+                ("own", "cloud", own),
+                ("uml", "cloud-uml", script),
+            )
         }
         return {name: job.result() for name, job in jobs.items()}
 
 
-def test_a_script_is_run_as_in_any_image(ended: dict[str, LocalRun]) -> None:
-    done = ended["script"]
+@pytest.mark.parametrize("name", ["script", "uml"])
+def test_a_script_is_run_as_in_any_image(ended: dict[str, LocalRun], name: str) -> None:
+    done = ended[name]
     assert done.report.reason.code is ReasonCode.SCRIPT_FAILED, done.report.reason.message
     assert done.code == 3
     assert done.report.exit is not None

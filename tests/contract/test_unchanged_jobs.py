@@ -492,6 +492,7 @@ def only_uml(
     demanded: HypervisorKind | None,
     able: Sequence[HypervisorKind] = (),
     _cpus: int = 1,
+    **_needs: bool,
 ) -> Hypervisor:
     """The choice of a node that has just that."""
     works = ProbeResult(HypervisorKind.UML, works=True, detail="", seconds=0.0)

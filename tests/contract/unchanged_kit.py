@@ -199,7 +199,7 @@ def agent_node() -> Iterator[AgentNode]:
         store = ImageStore(ROOT / "build" / "images")
         journal = Journal(folder / "runs")
         settings = RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
-        parts = Parts(store, lambda *_: driver, journal, settings)
+        parts = Parts(store, lambda *_, **__: driver, journal, settings)
         hands = Hands(folder / "handed", 2048, store.resolve, slot_of)
 
         def describe(running: tuple[str, ...]) -> Node:

@@ -15,7 +15,7 @@ fi
 tree=$part.tree
 install -d "$tree/boot/grub"
 echo 'datasource_list: [NoCloud, None]' >"$tree/etc/cloud/cloud.cfg.d/90_dpkg.cfg"
-echo '/dev/vda1 / ext4 errors=remount-ro 0 1' >"$tree/etc/fstab"
+echo 'LABEL=root / ext4 errors=remount-ro 0 1' >"$tree/etc/fstab"
 cat >"$tree/boot/grub/grub.cfg" <<'END'
 serial --unit=0 --speed=115200
 terminal_input serial

@@ -46,7 +46,7 @@ class Job:
             images=self.cache,
             live=self.lazily,
             settings=SimpleNamespace(deliver_seconds=self.patience),
-            choose=lambda _demanded, _able, _cpus: SimpleNamespace(kind=HypervisorKind.UML),
+            choose=lambda *_, **__: SimpleNamespace(kind=HypervisorKind.UML),
             journal=SimpleNamespace(reassign=lambda _attempt, _machine, _driver: None),
             carrier=None,
         )

@@ -10,7 +10,7 @@ import pytest
 from vmjobs.agent.fleet import Fleet
 from vmjobs.errors import NoHypervisor
 from vmjobs.hypervisor.base import ProbeResult
-from vmjobs.model import HypervisorKind
+from vmjobs.model import Abilities, HypervisorKind
 
 QEMU, UML = HypervisorKind.QEMU, HypervisorKind.UML
 
@@ -21,7 +21,7 @@ class Driver:
     def __init__(self, kind: HypervisorKind, works: bool) -> None:
         self.kind, self.works, self.probes = kind, works, 0
 
-    cpus = 2
+    abilities = Abilities(cpus=2, cloud_init=False)
 
     def probe(self, deadline: float) -> ProbeResult:
         self.probes += 1

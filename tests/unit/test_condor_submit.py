@@ -209,6 +209,16 @@ def test_an_image_goes_where_it_can_be_booted() -> None:
     assert '"kvm"' in described.description["requirements"]
 
 
+def test_an_image_with_cloud_init_goes_where_its_data_can_be_read() -> None:
+    spec = batch(cpus=1)[0].spec
+    for kinds in ((), (HypervisorKind.UML,), tuple(HypervisorKind)):
+        wanted = requirements(spec, kinds, cloud_init=True)
+        assert matches(wanted, slot(VMJobsHypervisors="uml")) is False  # an earlier release
+        assert matches(wanted, slot(VMJobsHypervisors="uml", VMJobsUmlCloudInit=False)) is False
+        assert matches(wanted, slot(VMJobsHypervisors="uml", VMJobsUmlCloudInit=True)) is True
+    assert matches(requirements(spec, cloud_init=True), slot(VMJobsHypervisors="uml,qemu")) is True
+
+
 def test_a_job_goes_where_its_processors_are() -> None:
     spec = batch(cpus=2)[0].spec
     for offered in ({}, {"VMJobsUmlCpus": 1}):  # an earlier release; Debian's kernel

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from vmjobs.errors import NoHypervisor
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.hypervisor.select import choose
-from vmjobs.model import HypervisorKind
+from vmjobs.model import Abilities, HypervisorKind
 
 KVM, UML, QEMU = HypervisorKind.KVM, HypervisorKind.UML, HypervisorKind.QEMU
 ALL = (KVM, UML, QEMU)
@@ -34,6 +36,15 @@ def test_the_first_that_works(
 
 
 DISK = (KVM, QEMU)
+
+
+def test_cloud_init_data_go_where_they_can_be_read() -> None:
+    fallback = replace(probed(uml=True)[0], able=Abilities(cloud_init=False))
+    found = [fallback, *probed(qemu=True)]
+    assert choose(ALL, None, found) is UML
+    assert choose(ALL, None, found, cloud_init=True) is QEMU
+    with pytest.raises(NoHypervisor, match="uml: its kernel here cannot read cloud-init data"):
+        choose(ALL, UML, found, cloud_init=True)
 
 
 def test_an_image_that_not_all_can_boot() -> None:

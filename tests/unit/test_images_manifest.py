@@ -65,9 +65,7 @@ def test_how_it_boots_says_which_hypervisors_can() -> None:
     own = (HypervisorKind.KVM, HypervisorKind.QEMU)
     assert manifest(boot=BootMethod.BIOS).hypervisors == own
     assert manifest(kernel=ROOT).hypervisors == own, "what is in there wants its own kernel"
-    ours = {"guest": GuestSupport(), "cloud_init": True}
-    assert manifest(kernel=ROOT, **ours).hypervisors == own, "uml reads no NoCloud disk"
-    assert manifest(**ours).hypervisors == ()
+    assert manifest(cloud_init=True).hypervisors == (HypervisorKind.UML,)
 
 
 @pytest.mark.parametrize(

@@ -96,24 +96,27 @@ class Fleet:
     @property
     def results(self) -> tuple[ProbeResult, ...]:
         """What the last probe found."""
-        return tuple(replace(found, cpus=self.drivers[found.kind].cpus) for found in self._results)
+        return tuple(replace(found, able=self.drivers[found.kind].abilities) for found in self._results)
 
     def choose(
         self,
         demanded: HypervisorKind | None,
         able: Sequence[HypervisorKind] = tuple(HypervisorKind),
         cpus: int = 1,
+        *,
+        cloud_init: bool = False,
     ) -> Hypervisor:
         """The best driver that works and can boot the image, or the demanded one.
 
-        cpus: processors of the machine.
+        cpus: processors of the machine. cloud_init: its guest looks for NoCloud data.
 
         Raises:
             NoHypervisor: there is none; the message has each probe's finding.
         """
         if not self._results:
             self._results = self._load() or self.probe()
-        return self.drivers[choose(tuple(self.drivers), demanded, self.results, able, cpus)]
+        kinds, found = tuple(self.drivers), self.results
+        return self.drivers[choose(kinds, demanded, found, able, cpus, cloud_init=cloud_init)]
 
     def _save(self) -> None:
         if self._cache is None:

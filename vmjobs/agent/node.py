@@ -57,7 +57,8 @@ def describe(
                 detail=p.detail[:4096],
                 seconds=p.seconds,
                 version=p.version[:256],
-                cpus=p.cpus,
+                cpus=p.able.cpus,
+                cloud_init=p.able.cloud_init,
             )
             for p in probes
         ),

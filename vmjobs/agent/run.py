@@ -124,10 +124,13 @@ class Choose(Protocol):
         able: Sequence[HypervisorKind] = ...,
         cpus: int = ...,
         /,
+        *,
+        cloud_init: bool = ...,
     ) -> Hypervisor:
         """The driver for a job that demands a hypervisor or leaves it open (None).
 
         able: those that can boot its image; all where it is not known yet. cpus: of its machine.
+        cloud_init: its guest looks for NoCloud data.
 
         Raises:
             NoHypervisor: there is none.

@@ -119,10 +119,11 @@ def choose_hypervisor(run: Run) -> None:
         raise NoHypervisor(f"the image is for {wanted}, and this node's processors are {here}")
     kinds, spec = run.image.kinds, run.ticket.spec
     able = [kind for kind in kinds if kind in spec.kinds]
-    if run.driver.kind not in able:
+    seeded = run.image.cloud_init
+    if run.driver.kind not in able or (seeded and not run.driver.abilities.cloud_init):
         # Whether a demanded one has what the job asks for is known by now: it is about the image alone.
         kinds = kinds if spec.hypervisor is not None else tuple(able)
-        run.driver = run.parts.choose(spec.hypervisor, kinds, spec.cpus)
+        run.driver = run.parts.choose(spec.hypervisor, kinds, spec.cpus, cloud_init=seeded)
         run.parts.journal.reassign(run.attempt, run.machine, run.driver)
     run.settled, run.unbootable = True, None
     if run.driver.kind is HypervisorKind.UML and run.image.live is not None:

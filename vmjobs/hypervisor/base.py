@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from vmjobs.model import BootMethod, HypervisorKind, NetworkMode
+from vmjobs.model import Abilities, BootMethod, HypervisorKind, NetworkMode
 
 #: Every machine's name starts with this; drivers list no other machine.
 NAME_PREFIX = "vmjobs-"
@@ -221,7 +221,7 @@ class Usage:
 class ProbeResult:
     """What a probe found. ``works`` is true only if a kernel really booted.
 
-    cpus: as of the driver.
+    able: as of the driver.
     """
 
     kind: HypervisorKind
@@ -229,7 +229,7 @@ class ProbeResult:
     detail: str
     seconds: float
     version: str = ""
-    cpus: int = 1
+    able: Abilities = field(default_factory=Abilities)
 
 
 class Hypervisor(Protocol):
@@ -249,8 +249,8 @@ class Hypervisor(Protocol):
         """
 
     @property
-    def cpus(self) -> int:
-        """Processors that a machine has at most here, unless several users share it."""
+    def abilities(self) -> Abilities:
+        """What machines can have here."""
 
     def probe(self, deadline: float) -> ProbeResult:
         """Boot a tiny guest and hear it speak within ``deadline`` seconds; never raises."""

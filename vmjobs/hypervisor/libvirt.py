@@ -55,7 +55,7 @@ from vmjobs.hypervisor.outbound import OutboundPolicy
 from vmjobs.hypervisor.overlay import check as check_overlay
 from vmjobs.hypervisor.probe import boot_probe, first_kernel, node_kernels
 from vmjobs.hypervisor.usage import Meter, family
-from vmjobs.model import BootMethod, HypervisorKind, NetworkMode, most_cpus
+from vmjobs.model import ABILITIES, Abilities, BootMethod, HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
 
 # Errors are raised here; an embedded driver would print them on the terminal as well, and a warning
@@ -288,9 +288,9 @@ class Libvirt:
         return f"qemu {qemu}, {board().machine}, {processor}"
 
     @property
-    def cpus(self) -> int:
-        """See :attr:`Hypervisor.cpus`."""
-        return most_cpus(self.kind)
+    def abilities(self) -> Abilities:
+        """See :attr:`Hypervisor.abilities`."""
+        return ABILITIES[self.kind]
 
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""

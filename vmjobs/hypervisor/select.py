@@ -15,11 +15,13 @@ def choose(
     results: Sequence[ProbeResult],
     able: Sequence[HypervisorKind] = tuple(HypervisorKind),
     cpus: int = 1,
+    *,
+    cloud_init: bool = False,
 ) -> HypervisorKind:
     """The first of ``kinds`` whose probe was a success, or the demanded one.
 
     able: those that can boot the image, and have what the job asks for.
-    cpus: processors of its machine.
+    cpus: processors of its machine. cloud_init: its guest looks for NoCloud data.
 
     Raises:
         NoHypervisor: there is none; the message has what each probe found.
@@ -28,13 +30,13 @@ def choose(
         why = f"its image boots by {' or '.join(able)} only" if able else "nothing can run its image"
         raise NoHypervisor(f"the job demands the hypervisor {demanded}, but {why}")
     wanted = [kind for kind in kinds if demanded in {None, kind} and kind in able]
-    working = {result.kind for result in results if result.works and result.cpus >= cpus}
+    lacking = {result.kind: _lacking(result, cpus, cloud_init=cloud_init) for result in results}
+    working = {kind for kind, lack in lacking.items() if not lack}
     for kind in wanted:
         if kind in working:
             return kind
-    found = {result.kind: _finding(result, cpus) for result in results}
     asked = wanted if demanded is None else [demanded]
-    details = "; ".join(f"{kind}: {_detail(kind, kinds, found)}" for kind in asked)
+    details = "; ".join(f"{kind}: {_detail(kind, kinds, lacking)}" for kind in asked)
     what = "no hypervisor" if demanded is None else f"the hypervisor {demanded}, which the job demands,"
     tail = " works on this node" if demanded is None else " does not work on this node"
     if demanded is None and set(able) != set(HypervisorKind):
@@ -49,16 +51,22 @@ def _either(able: Sequence[HypervisorKind]) -> str:
     return " or ".join(able) or "none can"
 
 
-def _finding(result: ProbeResult, cpus: int) -> str:
-    if not result.works or result.cpus >= cpus:
-        return result.detail
-    plural = "s" * (result.cpus > 1)
-    return f"a machine has {result.cpus} processor{plural} here, and {cpus} are asked for"
+def _lacking(result: ProbeResult, cpus: int, *, cloud_init: bool) -> str:
+    """Why the machine cannot run by this hypervisor, or ``""``."""
+    able = result.able
+    if not result.works:
+        return result.detail or "its probe failed"
+    if able.cpus < cpus:
+        plural = "s" * (able.cpus > 1)
+        return f"a machine has {able.cpus} processor{plural} here, and {cpus} are asked for"
+    if cloud_init and not able.cloud_init:
+        return "its kernel here cannot read cloud-init data"
+    return ""
 
 
 def _detail(
-    kind: HypervisorKind, kinds: Sequence[HypervisorKind], found: dict[HypervisorKind, str]
+    kind: HypervisorKind, kinds: Sequence[HypervisorKind], lacking: dict[HypervisorKind, str]
 ) -> str:
     if kind not in kinds:
         return "not set up here"
-    return found.get(kind, "not probed")
+    return lacking.get(kind, "not probed")

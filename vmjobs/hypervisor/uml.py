@@ -46,7 +46,7 @@ from vmjobs.hypervisor.limits import Holder
 from vmjobs.hypervisor.outbound import OutboundPolicy
 from vmjobs.hypervisor.probe import boot_probe
 from vmjobs.hypervisor.usage import Meter, family
-from vmjobs.model import HypervisorKind, NetworkMode
+from vmjobs.model import Abilities, HypervisorKind, NetworkMode
 from vmjobs.subprocess import run
 
 log = logging.getLogger(__name__)
@@ -110,9 +110,9 @@ class UserModeLinux:
         return ""
 
     @property
-    def cpus(self) -> int:
-        """See :attr:`Hypervisor.cpus`."""
-        return uml_boot.most_cpus(self._program, self._system_calls)
+    def abilities(self) -> Abilities:
+        """See :attr:`Hypervisor.abilities`."""
+        return uml_boot.abilities(self._program, self._system_calls)
 
     def probe(self, deadline: float) -> ProbeResult:
         """See :meth:`Hypervisor.probe`."""

@@ -9,12 +9,11 @@ import resource
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
 
 import vmjobs
-from vmjobs import model
 from vmjobs.errors import HypervisorError, reason_of
 from vmjobs.hypervisor import mconsole, private_network, procs, sandbox
 from vmjobs.hypervisor.base import NAME_PREFIX, Machine, PrivateNetwork
@@ -24,7 +23,7 @@ from vmjobs.hypervisor.endings import tail
 from vmjobs.hypervisor.guest_network import MAC, MTU, open_namespaces
 from vmjobs.hypervisor.namespaces import TAP, TUN_DEVICE
 from vmjobs.hypervisor.uml_cow import create, follow
-from vmjobs.model import MIB, BootMethod, HypervisorKind
+from vmjobs.model import ABILITIES, MIB, Abilities, BootMethod, HypervisorKind
 
 log = getLogger(__name__)
 
@@ -88,10 +87,10 @@ def _by_seccomp(machine: Machine, system_calls: str) -> bool:
     return system_calls == "seccomp" or (system_calls == AUTO and not machine.shared)
 
 
-def most_cpus(program: str, system_calls: str) -> int:
-    """Processors that a machine has at most, unless several users share it: by ptrace it has one."""
-    several = Path(program) == OWN_KERNEL and system_calls != "ptrace"
-    return model.most_cpus(HypervisorKind.UML) if several else 1
+def abilities(program: str, system_calls: str) -> Abilities:
+    """What machines can have: ISO 9660, and by seccomp several processors, by our kernel."""
+    own, can = Path(program) == OWN_KERNEL, ABILITIES[HypervisorKind.UML]
+    return replace(can, cpus=can.cpus if own and system_calls != "ptrace" else 1, cloud_init=own)
 
 
 def command(program: str, machine: Machine, system_calls: str = AUTO) -> list[str]:
@@ -131,7 +130,7 @@ def check(machine: Machine, program: str, system_calls: str) -> None:
         raise HypervisorError(f"UML brings its own kernel and cannot boot by {machine.image.boot}")
     if len(machine.disks) > MAX_DATA_DISKS:
         raise HypervisorError(f"UML has {MAX_DATA_DISKS} data disks, not {len(machine.disks)}")
-    most = most_cpus(program, system_calls) if _by_seccomp(machine, system_calls) else 1
+    most = abilities(program, system_calls).cpus if _by_seccomp(machine, system_calls) else 1
     if machine.cpus > most:
         raise HypervisorError(
             f"{machine.name} is to have {machine.cpus} processors, and UML has {most} for it here"

@@ -143,9 +143,9 @@ class MemberMachine:
         self.parts.choose(self.order.hypervisor, able)  # before anything is fetched in vain
         leased = self.parts.images.lease(self.order.image, lambda _done, _all: self._check())
         self._image = self._lease.enter_context(leased)
-        self.driver = self.parts.choose(
-            self.order.hypervisor, [kind for kind in self._image.kinds if kind in able]
-        )
+        kinds = [kind for kind in self._image.kinds if kind in able]
+        seeded = self._image.cloud_init
+        self.driver = self.parts.choose(self.order.hypervisor, kinds, cloud_init=seeded)
         unenforced = self.driver.unenforced(limits_of(self.order), self._place.directory)
         self.unenforced = "; ".join(unenforced)
         return self.driver.kind
