@@ -180,10 +180,12 @@ def _tree(directory: Path, script: str = _INIT) -> Path:
     return root
 
 
-def root_disk_guest(directory: Path, script: str = _INIT) -> BootImage:
-    """The guest on a root disk: what UML boots. script: its init."""
+def root_disk_guest(directory: Path, script: str = _INIT, *programs: Path) -> BootImage:
+    """The guest on a root disk: what UML boots. script: its init. programs: in its /bin."""
     disk = directory / "root.img"
     tree = _tree(directory, script)
+    for program in programs:
+        shutil.copy(program, tree / "bin")
     run(["mke2fs", "-q", "-t", "ext4", "-d", tree, disk, "32M"], timeout=60)
     return BootImage(digest="", root=disk, cmdline=("init=/init",))
 

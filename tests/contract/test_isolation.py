@@ -10,6 +10,7 @@ import base64
 import ctypes
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypervisor_guest import root_disk_guest
+from hypervisor_guest import BEGIN, root_disk_guest
 from hypervisor_host import BOOT, Bench, bench, host_addresses, mentioning, said, wait_until
 
 from vmjobs.errors import HypervisorError
@@ -44,6 +45,7 @@ from vmjobs.hypervisor.detached import Detached, Launcher
 from vmjobs.hypervisor.libvirt import Libvirt, node_connection
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import BootMethod, HypervisorKind, NetworkMode
+from vmjobs.subprocess import run
 
 #: Both kinds of machines: a User Mode Linux kernel, and QEMU that libvirt starts.
 each = pytest.mark.parametrize("node", [HypervisorKind.UML, HypervisorKind.QEMU], indirect=True)
@@ -163,6 +165,21 @@ def victim(neighbour: Machine) -> Iterator[Machine]:
     yield neighbour
     assert UserModeLinux().state(neighbour.name) is MachineState.RUNNING
     wait_until(lambda: len(said(neighbour.console)) > before, BOOT, "it counts on")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_users_of_one_guest_are_kept_apart_if_there_are_several(tmp_path: Path, shared: bool) -> None:
+    """By ptrace. By seccomp, where a guest has one user, a process can take over the guest's kernel."""
+    program = tmp_path / "stub_calls"
+    compiler = ["musl-gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-o", program]
+    run([*compiler, Path(__file__).with_name("stub_calls.c")], timeout=60)
+    guest = root_disk_guest(tmp_path, f"{BEGIN}stub_calls\npoweroff -f\n", program)
+    with bench(UserModeLinux(), guest, tmp_path, shared=shared) as made:
+        told = made.run("")
+    found = re.search(r"calls=(\d+) behind=(\d+)", told)
+    assert found, told
+    assert int(found[1]) > 5, "the program knows where the kernel's code is"
+    assert (int(found[2]) == 0) is shared
 
 
 def kernel_of(name: str) -> int:
