@@ -28,8 +28,8 @@ from waiting_kit import wait_for
 from images.cloudinit import NoCloud
 from vmjobs.agent.inbox import Inbox, SignalSent
 from vmjobs.agent.journal import Journal
-from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, RunSettings, Untold
+from vmjobs.agent.suspend import suspending
 from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import NoHypervisor, Unauthenticated, Unavailable
 from vmjobs.hypervisor.base import BootImage, Hypervisor, MachineState
@@ -249,7 +249,7 @@ def test_the_time_that_it_is_suspended_is_not_its_own(node: Node, do: str, code:
     def suspend(this_run: Run, lease: Lease) -> None:
         """As HTCondor does: by the process that has asked for the run."""
         driver = node.drivers[HypervisorKind.UML]
-        with subprocess.Popen(["sleep", "120"]) as asking, pausing(this_run, asking.pid):
+        with subprocess.Popen(["sleep", "120"]) as asking, suspending(this_run, asking.pid):
             try:
                 lease.wait_for(S.RUNNING)
                 asking.send_signal(signal.SIGSTOP)

@@ -216,7 +216,7 @@ def _have_it_kept(
         for name, path in paths.items():
             digest, moved = _send(run, path, receiver) if sizes[name] else (None, 0)
             sent += moved
-            run.tally.add("checkpoint", moved)
+            run.usage.add("checkpoint", moved)
             files.append(SavedFile(name=name, size=sizes[name], digest=digest))
         return files
 
@@ -289,4 +289,4 @@ def fetch_file(run: Run, file: SavedFile) -> None:
         fetched = carrier.fetch(file, run.source.saved(), target, run.check_stop)
     except (StorageFull, InvalidRequest) as error:
         raise failed(ReasonCode.NODE_FAILED, f"the node failed: {error.message}") from error
-    run.tally.add("checkpoint", fetched)
+    run.usage.add("checkpoint", fetched)

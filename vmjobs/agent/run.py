@@ -19,8 +19,6 @@ from socket import socket as Socket
 from typing import Protocol
 
 from vmjobs.agent import checkpoint
-from vmjobs.agent.counting import Tally, count_files, count_machine
-from vmjobs.agent.courier import FIRST_PAUSE, Courier
 from vmjobs.agent.guest_link import GuestLink
 from vmjobs.agent.inbox import (
     ImageLost,
@@ -33,6 +31,8 @@ from vmjobs.agent.inbox import (
 )
 from vmjobs.agent.journal import Journal, Leftover, RunRecord
 from vmjobs.agent.outputs import DiskContents, Kept, OutputTray
+from vmjobs.agent.report_uploader import FIRST_PAUSE, ReportUploader
+from vmjobs.agent.resource_usage import ResourceUsage, count_files, count_machine
 from vmjobs.agent.steps import STEPS, Step
 from vmjobs.agent.verdict import (
     NO_ROOM,
@@ -180,7 +180,7 @@ class Run:
     #: Hears from time to time, between states, what was used meanwhile. Must neither block nor raise.
     on_usage: Callable[[Report], object] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    tally: Tally = field(default_factory=Tally)
+    usage: ResourceUsage = field(default_factory=ResourceUsage)
     #: Bytes of the image that were fetched before this run needed it; None: it has not yet.
     fetched_before: int | None = None
     sentinel: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -226,7 +226,7 @@ class Run:
     driver: Hypervisor = field(init=False)
     machine: str = field(init=False)
     directory: Path = field(init=False)
-    courier: Courier = field(init=False)
+    uploader: ReportUploader = field(init=False)
     tray: OutputTray = field(init=False)
     live: LiveImage = field(init=False)
     link: GuestLink = field(init=False)
@@ -260,7 +260,7 @@ class Run:
             try:
                 verdict = self._deliver(self._go_through(STEPS), record)
             finally:
-                self.courier.close()
+                self.uploader.close()
         with self._telling:
             self._told = None
             self.lease.progress(self._report(verdict))
@@ -300,10 +300,10 @@ class Run:
         """Count what was moved and used so far."""
         if self.fetched_before is not None:
             fetched = self.parts.images.fetched(self.ticket.image_digest)
-            self.tally.reached("image", fetched - self.fetched_before)
+            self.usage.reached("image", fetched - self.fetched_before)
         if self.watch is not None:
-            count_machine(self.tally, self.driver, self.machine, self.ticket.spec.memory * MIB)
-            count_files(self.tally, self.directory, self.stream)
+            count_machine(self.usage, self.driver, self.machine, self.ticket.spec.memory * MIB)
+            count_files(self.usage, self.directory, self.stream)
 
     def end_machine(self) -> None:
         """Have the machine verified gone, and what it has used counted."""
@@ -340,7 +340,7 @@ class Run:
     def _open(self) -> None:
         spec = self.ticket.spec
         self.tray = OutputTray(spec.outputs, spec.disk * MIB)
-        self.courier = Courier(self.source, self.inbox, {n: self.stream(n) for n in StreamName})
+        self.uploader = ReportUploader(self.source, self.inbox, {n: self.stream(n) for n in StreamName})
 
     def _go_through(self, steps: tuple[Step, ...]) -> Verdict:
         verdict = self._end_of(steps)
@@ -399,7 +399,7 @@ class Run:
         with self._telling:
             self._told = Verdict(state, reason(ReasonCode.PROGRESS, message))
             report = self._report(self._told)
-            self.courier.report(report)
+            self.uploader.report(report)
             self.lease.progress(report)
 
     def _report(self, verdict: Verdict) -> Report:
@@ -410,8 +410,8 @@ class Run:
             hypervisor=self.driver.kind if self.settled else None,
             exit=verdict.exit,
             seconds=dict(self.seconds),
-            bytes=dict(self.tally.bytes),
-            cpu_seconds=round(self.tally.cpu_seconds, 2),
+            bytes=dict(self.usage.bytes),
+            cpu_seconds=round(self.usage.cpu_seconds, 2),
             rejected=tuple(self.tray.rejected),
         )
 
@@ -419,14 +419,14 @@ class Run:
         """Hand over outputs, streams and at last the verdict. The machine is verified gone."""
         self.driver.destroy(self.machine)
         patience = self.parts.settings.deliver_seconds
-        if not self.courier.superseded and verdict.state is not JobState.PREEMPTED:
+        if not self.uploader.superseded and verdict.state is not JobState.PREEMPTED:
             with self._clock("collecting", "deliver"):
                 verdict = self._deliver_outputs(verdict)
-                self.courier.flush(patience)
+                self.uploader.flush(patience)
         verdict = mended_elsewhere(verdict, self.ticket.tries_left)
         self.count()
         report = left = self._report(verdict)
-        if verdict.state is not JobState.PREEMPTED and self.courier.owes():
+        if verdict.state is not JobState.PREEMPTED and self.uploader.owes():
             # It goes with this run, if it is not taken now: whoever is told later has not got it.
             message = f"what the job printed could not be delivered within {patience:.0f} s"
             left = self._report(failed(ReasonCode.INTERNAL, message, verdict.exit).verdict)
@@ -434,17 +434,17 @@ class Run:
             self.parts.journal.conclude(self.attempt, left.model_dump_json())
         except OSError as error:  # a full disk may be what ended the run: it is told all the same
             log.error("job %s: its end is not kept here: %s", self.job_id, error)
-        self.courier.report(report)
-        if self.courier.flush(patience):
+        self.uploader.report(report)
+        if self.uploader.flush(patience):
             return verdict
-        if not self.courier.superseded:
+        if not self.uploader.superseded:
             raise Untold(Leftover(record, left.model_dump_json()))
-        log.warning("job %s: its end was not taken: %s", self.job_id, self.courier.superseded)
+        log.warning("job %s: its end was not taken: %s", self.job_id, self.uploader.superseded)
         return verdict
 
     def _deliver_outputs(self, verdict: Verdict) -> Verdict:
         deadline = time.monotonic() + self.parts.settings.deliver_seconds
-        self.tally.add("output", 0)  # there may be none
+        self.usage.add("output", 0)  # there may be none
         for kept in self.tray.kept.values():
             try:
                 self._deliver_output(kept, deadline)
@@ -465,7 +465,7 @@ class Run:
             try:
                 with kept.open() as source:
                     self.source.put_output(kept.path, source, kept.size)
-                self.tally.add("output", kept.size)
+                self.usage.add("output", kept.size)
                 return
             except Unavailable:
                 if time.monotonic() + pause > deadline:

@@ -27,10 +27,10 @@ from vmjobs.agent.handed import handed
 from vmjobs.agent.inbox import Inbox, LeaseLost, SaveWanted, SignalSent
 from vmjobs.agent.journal import Leftover
 from vmjobs.agent.kept import Beginning, Shelves
-from vmjobs.agent.pausing import pausing
 from vmjobs.agent.run import Parts, Run, Untold
 from vmjobs.agent.standing import LIMIT, Standing
 from vmjobs.agent.starter import Starter, as_it_is, owner_of
+from vmjobs.agent.suspend import suspending
 from vmjobs.agent.verdict import Verdict
 from vmjobs.errors import (
     AttemptSuperseded,
@@ -302,7 +302,7 @@ class Agent:
                     with self._lock:
                         self._runs[message.job] = run
                     try:
-                        with pausing(run, peer.pid):
+                        with suspending(run, peer.pid):
                             verdict = run.execute()
                     except JobFinal:
                         verdict = self._ended_before(message.job, source, lease)
@@ -349,7 +349,7 @@ class Agent:
                     run.shut, entrance.console = entrance.shut, run.console
                     with self._lock:
                         self._runs[name] = run
-                    with pausing(run, peer.pid):
+                    with suspending(run, peer.pid):
                         verdict = run.execute()
                     self._nobody_enters(name)
                     self._judge_node(run, verdict)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vmjobs.agent import checkpoint
-from vmjobs.agent.conduct import await_end, await_ready, collect
 from vmjobs.agent.console import ConsoleReader
 from vmjobs.agent.endpoint import serving
 from vmjobs.agent.guest_link import GuestLink
 from vmjobs.agent.inbox import ImageLost
 from vmjobs.agent.jobdisk import Briefing, blank_disk, write_job_disk
 from vmjobs.agent.patterns import Pattern, TooSlow, pattern_of
+from vmjobs.agent.run_monitor import await_end, await_ready, collect
 from vmjobs.agent.verdict import failed, without_image
 from vmjobs.agent.watch import Watch, watching
 from vmjobs.errors import (
@@ -157,7 +157,7 @@ def fetch_inputs(run: Run) -> None:
         inbox=run.inbox,
         logs={name.value: run.stream(name) for name in (StreamName.OUT, StreamName.ERR)},
         max_log=run.parts.settings.max_log,
-        on_log=run.courier.streams_grew,
+        on_log=run.uploader.streams_grew,
         former=run.resumed.guest if run.resumed and online else "",
     )
     if run.resumed is not None:
@@ -165,7 +165,7 @@ def fetch_inputs(run: Run) -> None:
             patiently(run, partial(checkpoint.fetch_file, run, saved))
             run.check_stop()
         return
-    run.tally.add("input", 0)  # there may be none
+    run.usage.add("input", 0)  # there may be none
     briefing = Briefing(
         ticket=run.ticket,
         endpoint=f"http://{ENDPOINT_ADDRESS}" if online else "",
@@ -184,7 +184,7 @@ def _fetch_input(run: Run, file: InputFile, disk: BinaryIO) -> None:
         run.source.fetch_input(file, disk)
 
     patiently(run, fetch)
-    run.tally.add("input", file.size)
+    run.usage.add("input", file.size)
     run.check_stop()
 
 
@@ -266,7 +266,7 @@ def _running(run: Run, machine: Machine) -> Iterator[None]:
         max_console=settings.max_console,
         silence=settings.silence_seconds,
         heard=lambda: _heard(run),
-        on_console=run.courier.streams_grew,
+        on_console=run.uploader.streams_grew,
         on_time=run.tell_usage,
         disk=run.directory,
     )

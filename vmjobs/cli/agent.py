@@ -23,6 +23,7 @@ from vmjobs.agent import node as this_node
 from vmjobs.agent.background import begin
 from vmjobs.agent.checks import NodeChecks
 from vmjobs.agent.fleet import Fleet
+from vmjobs.agent.image_names import ImageNames
 from vmjobs.agent.journal import sweep, sweep_probes
 from vmjobs.agent.members.keeper import keeping
 from vmjobs.agent.metrics import AgentMetrics
@@ -30,7 +31,6 @@ from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.own_token import OwnToken
 from vmjobs.agent.prefetch import Prefetcher
 from vmjobs.agent.server import Agent, Hands, listening
-from vmjobs.agent.spoken import SpokenNames
 from vmjobs.agent.starter import starter_of
 from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.node_parts import fleet, member_journal, member_parts, parts
@@ -100,17 +100,17 @@ def _serve(settings: Config) -> None:
     log.info("removed %d left-over runs and %d unknown machines", len(leftovers), len(swept))
     _require_one(hypervisors, machines_run=member_journal(settings).has_members())
 
-    spoken = SpokenNames(partial(_resolve, settings, images))
+    names = ImageNames(partial(_resolve, settings, images))
 
     def describe(running: tuple[str, ...]) -> Node:
         name, cached = node_name(settings), _cached(images)
         found = hypervisors.results
-        return this_node.describe(name, settings, found, cached, running, spoken.of(cached))
+        return this_node.describe(name, settings, found, cached, running, names.of(cached))
 
     def open_job(job_id: str, token: str) -> JobSource:
         return JobAgentClient(settings.api_url, token, job_id, retries=RETRIES)
 
-    hands = _hands(settings, spoken.resolve)
+    hands = _hands(settings, names.resolve)
     handed.clear(hands.spool)
     checks = NodeChecks(settings.state_dir, _image_directory(settings), settings.job_users)
     service = Agent(made, open_job, describe, hands, checks=checks.faults)

@@ -1,6 +1,4 @@
-"""What jobs have called the images that are here, so that the node can say that it has what the next
-job asks for by a name.
-"""
+"""The names by which jobs asked for images, so that a node can advertise what it has by name."""
 
 from __future__ import annotations
 
@@ -8,14 +6,14 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-#: Names that are remembered, the last ones that were used.
+#: Remembered names: the most recently used ones.
 MAX_NAMES: Final = 200
 
 
-class SpokenNames:
-    """Passes names on to what knows their digests, and remembers both. A digest is no name.
+class ImageNames:
+    """Resolves image names to digests and remembers the last ones.
 
-    resolve: the digest of an image, from its name; what it raises is raised.
+    resolve: returns the digest of an image, from its name; its exceptions pass through.
     """
 
     def __init__(self, resolve: Callable[[str], str]) -> None:
@@ -24,7 +22,7 @@ class SpokenNames:
         self._lock = threading.Lock()
 
     def resolve(self, name: str) -> str:
-        """The digest of an image, from its name."""
+        """Return the digest of an image, from its name."""
         digest = self._resolve(name)
         if name != digest:
             with self._lock:
@@ -35,7 +33,7 @@ class SpokenNames:
         return digest
 
     def of(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """What images with these digests were called, the last name first; some may mean others now."""
+        """Names of images with these digests, the latest first; a name may have moved on since."""
         wanted = set(digests)
         with self._lock:
             return tuple(name for name, digest in reversed(self._known.items()) if digest in wanted)

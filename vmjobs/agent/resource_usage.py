@@ -1,4 +1,4 @@
-"""Counts what a run has moved and used, as far as that can be seen now."""
+"""Measures the resources that a run has used so far."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Tally:
-    """What a run has moved and used so far. Numbers only grow, whoever counts, and when.
+class ResourceUsage:
+    """The resources that a run has used so far. The numbers only grow.
 
     bytes: by name, see :data:`vmjobs.model.AMOUNTS`.
     """
@@ -29,38 +29,38 @@ class Tally:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reached(self, name: str, amount: int) -> None:
-        """There are so many bytes by now."""
+        """Raise an amount to this many bytes."""
         with self._lock:
             self.bytes[name] = max(self.bytes.get(name, 0), amount)
 
     def add(self, name: str, amount: int) -> None:
-        """There are so many bytes more."""
+        """Add this many bytes to an amount."""
         with self._lock:
             self.bytes[name] = self.bytes.get(name, 0) + amount
 
     def used(self, usage: Usage, memory: int) -> None:
-        """The machine has used this. memory: bytes that it has: what is beyond is not its own."""
+        """Add what the VM has used. memory: of the VM, in bytes: the rest belongs to the hypervisor."""
         self.reached("memory", min(usage.memory, memory))
         with self._lock:
             self.cpu_seconds = max(self.cpu_seconds, usage.cpu_seconds)
 
 
-def count_machine(tally: Tally, driver: Hypervisor, name: str, memory: int) -> None:
-    """Count what a machine has used: before it is destroyed, which forgets it. memory: see above."""
+def count_machine(usage: ResourceUsage, driver: Hypervisor, name: str, memory: int) -> None:
+    """Measure the VM, before it is destroyed. memory: of the VM, in bytes."""
     try:
-        tally.used(driver.usage(name), memory)
+        usage.used(driver.usage(name), memory)
     except (HypervisorError, OSError) as error:
-        log.warning("what %s has used is not known: %s", name, error)
+        log.warning("resource usage of %s is unknown: %s", name, error)
 
 
-def count_files(tally: Tally, directory: Path, stream: Callable[[StreamName], Path]) -> None:
-    """Count what lies in a run's directory: what its machine wrote, and what it said."""
+def count_files(usage: ResourceUsage, directory: Path, stream: Callable[[StreamName], Path]) -> None:
+    """Measure the files in a run's directory: disks, console and logs."""
     wrote = [directory / "scratch.disk", directory / "output.disk", *_below(directory / "machine")]
-    tally.reached("disk", _sum(wrote, lambda found: found.st_blocks * 512))
+    usage.reached("disk", _sum(wrote, lambda found: found.st_blocks * 512))
     console = [stream(StreamName.CONSOLE)]
-    tally.reached("console", _sum(console, lambda found: found.st_size))
+    usage.reached("console", _sum(console, lambda found: found.st_size))
     log = [stream(StreamName.OUT), stream(StreamName.ERR)]
-    tally.reached("log", _sum(log, lambda found: found.st_size))
+    usage.reached("log", _sum(log, lambda found: found.st_size))
 
 
 def _below(directory: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import pytest
 from test_agent_watch import watch_of
 from waiting_kit import wait_for
 
-from vmjobs.agent.counting import Tally, count_files, count_machine
+from vmjobs.agent.resource_usage import ResourceUsage, count_files, count_machine
 from vmjobs.agent.watch import watching
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor import procs
@@ -35,12 +35,12 @@ class Driver:
 
 
 def test_what_a_machine_used_stays_when_it_is_gone_or_not_to_be_asked() -> None:
-    tally, driver = Tally(), Driver()
+    usage, driver = ResourceUsage(), Driver()
 
     def count(said: Usage | None) -> tuple[float, int]:
         driver.said = said
-        count_machine(tally, cast(Hypervisor, driver), "it", 100 * MIB)
-        return tally.cpu_seconds, tally.bytes.get("memory", -1)
+        count_machine(usage, cast(Hypervisor, driver), "it", 100 * MIB)
+        return usage.cpu_seconds, usage.bytes.get("memory", -1)
 
     assert count(None) == (0.0, -1)
     assert count(Usage(1.5, 60 * MIB)) == (1.5, 60 * MIB)
@@ -49,9 +49,9 @@ def test_what_a_machine_used_stays_when_it_is_gone_or_not_to_be_asked() -> None:
 
 
 def test_what_its_hypervisor_needs_itself_is_not_the_machines() -> None:
-    tally = Tally()
-    tally.used(Usage(1.0, 150 * MIB), 100 * MIB)
-    assert tally.bytes == {"memory": 100 * MIB}
+    usage = ResourceUsage()
+    usage.used(Usage(1.0, 150 * MIB), 100 * MIB)
+    assert usage.bytes == {"memory": 100 * MIB}
 
 
 def test_files_count_by_what_is_in_them(tmp_path: Path) -> None:
@@ -65,17 +65,17 @@ def test_files_count_by_what_is_in_them(tmp_path: Path) -> None:
         disk.write(b"x" * 4096)
     for name in ("console", "out", "err"):
         (tmp_path / f"stream-{name}").write_bytes(b"x" * len(name))
-    tally = Tally()
+    usage = ResourceUsage()
 
     def stream(name: StreamName) -> Path:
         return tmp_path / f"stream-{name}"
 
-    count_files(tally, tmp_path, stream)
-    assert 69632 <= tally.bytes.pop("disk") < 2 * 69632
-    assert tally.bytes == {"console": 7, "log": 6}
+    count_files(usage, tmp_path, stream)
+    assert 69632 <= usage.bytes.pop("disk") < 2 * 69632
+    assert usage.bytes == {"console": 7, "log": 6}
     (tmp_path / "stream-out").unlink()
-    count_files(tally, tmp_path, stream)
-    assert tally.bytes["log"] == 6
+    count_files(usage, tmp_path, stream)
+    assert usage.bytes["log"] == 6
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmjobs.agent.pausing import Asking
+from vmjobs.agent.suspend import ClientProcess
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,10 @@ def test_a_signal_or_a_frozen_cgroup(
         group = tmp_path / "cgroup" / "condor" / "slot1"
         group.mkdir(parents=True)
         (group / "cgroup.events").write_text(f"populated 1\nfrozen {frozen}\n")
-    asking = Asking(7, tmp_path / "proc", tmp_path / "cgroup")
+    asking = ClientProcess(7, tmp_path / "proc", tmp_path / "cgroup")
     assert asking.stopped() is stopped
     asking.close()
 
 
 def test_a_process_that_is_gone(tmp_path: Path) -> None:
-    assert not Asking(7, tmp_path, tmp_path).stopped()
+    assert not ClientProcess(7, tmp_path, tmp_path).stopped()

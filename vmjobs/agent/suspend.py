@@ -1,4 +1,4 @@
-"""A job that HTCondor suspends: its processes are stopped, so its machine has to stand still too."""
+"""Suspends the VM of a job whose processes HTCondor has stopped, and resumes it with them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 TICK: Final = 0.5
 
 
-class Asking:
-    """A process that asked for a run. It costs little to look at time and again."""
+class ClientProcess:
+    """The process that started a run. Its files stay open, so that a check costs little."""
 
     def __init__(
         self, pid: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
@@ -44,15 +44,15 @@ class Asking:
         return None
 
     def stopped(self) -> bool:
-        """Whether it is stopped by a signal (proc(5), ``state``) or its cgroup (v2) is frozen.
+        """Whether a signal has stopped it (proc(5), ``state``) or its cgroup (v2) is frozen.
 
-        HTCondor does the one or the other, by how it keeps track of a job's processes.
+        HTCondor does either, depending on how it tracks a job's processes.
         """
         _, _, state = _content(self._stat).rpartition(b") ")
         return state.startswith(b"T") or b"frozen 1" in _content(self._events).splitlines()
 
     def close(self) -> None:
-        """Look no more."""
+        """Close its files."""
         for handle in self._handles:
             os.close(handle)
 
@@ -65,39 +65,39 @@ def _content(handle: int | None) -> bytes:
 
 
 @contextmanager
-def pausing(run: Run, pid: int) -> Iterator[None]:
-    """Pause the run's machine while the process is stopped, for as long as the context lasts.
+def suspending(run: Run, pid: int) -> Iterator[None]:
+    """Within the context, suspend the run's VM while the process is stopped.
 
-    Only while the job itself runs: booting and collecting have deadlines, and are short.
+    Only while the job itself runs: booting and collecting are short and have deadlines.
     """
-    suspension = _Suspension(run, Asking(pid))
+    suspension = _Suspension(run, ClientProcess(pid))
     in_loop(_ALL.add(suspension))
     try:
         yield
     finally:
         in_loop(_ALL.remove(suspension))
-        suspension.asking.close()
+        suspension.client.close()
 
 
 @dataclass
 class _Suspension:
-    """told: the machine was told to stand still. Whatever its driver said, it may do so by now. stands:
-    it does. acting: it is being told something.
+    """told: a suspend was requested; it may have happened even if the driver reported a failure.
+    stands: the VM is suspended. acting: the request that is under way.
     """
 
     run: Run
-    asking: Asking
+    client: ClientProcess
     told: bool = False
     stands: bool = False
     acting: asyncio.Future[None] | None = None
 
     def look(self) -> None:
-        """Have the machine do as the process does; in another thread, as that may take long."""
+        """Suspend or resume the VM as the process is; in another thread, because it may take long."""
         if self.told:
-            self.run.link.heard = time.monotonic()  # a guest that stands still cannot be heard of
+            self.run.link.heard = time.monotonic()  # a suspended guest sends no heartbeat
         if self.acting is not None and not self.acting.done():
             return
-        stopped = self.asking.stopped()
+        stopped = self.client.stopped()
         if stopped and not self.stands and self.run.pausable:
             self.acting = guest_loop().run_in_executor(None, self._act, self._pause)
         elif self.told and not stopped:
@@ -106,7 +106,7 @@ class _Suspension:
     def _act(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except HypervisorError as error:  # it ends right now, for one
+        except HypervisorError as error:  # for example, it is ending
             log.warning("job %s: %s", self.run.job_id, error)
 
     def _pause(self) -> None:
@@ -120,27 +120,27 @@ class _Suspension:
         run = self.run
         run.driver.resume(run.machine)
         if self.stands:
-            run.stood += time.monotonic() - run.standing_since  # counted twice for a moment
+            run.stood += time.monotonic() - run.standing_since  # for a moment both count
             run.standing_since = math.inf
         self.told = self.stands = False
         log.info("job %s goes on", run.job_id)
 
 
 class _Suspensions:
-    """Those of all runs, looked at in the guests' loop."""
+    """The suspensions of all runs, checked in the guests' event loop."""
 
     def __init__(self) -> None:
         self._all: list[_Suspension] = []
         self._looking: asyncio.Task[None] | None = None
 
     async def add(self, suspension: _Suspension) -> None:
-        """Look at it from now on."""
+        """Begin to check it."""
         self._all.append(suspension)
         if self._looking is None:
             self._looking = guest_loop().create_task(self._look())
 
     async def remove(self, suspension: _Suspension) -> None:
-        """Look at it no more; what its machine is being told comes to its end."""
+        """Stop checking it, after the request that is under way."""
         self._all.remove(suspension)
         if suspension.acting is not None:
             await asyncio.wait([suspension.acting], timeout=10 * TICK)

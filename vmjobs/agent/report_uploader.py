@@ -1,8 +1,8 @@
-"""The courier takes a run's reports and streams to the job's repository.
+"""Uploads a run's reports and streams to the job's repository.
 
-The run never waits for the network: it drops reports here and writes streams to files. The
-courier delivers reports in order, and each stream from where the repository has it, as often as
-it takes while the repository is out of reach.
+A run never waits for the network: it queues reports here and writes streams to files. The uploader
+delivers reports in order, continues each stream where the repository has it, and retries while the
+repository is out of reach.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LONGEST_PAUSE = 15.0
 
 @contextmanager
 def _refusal_is_final(what: str) -> Iterator[None]:
-    """What the repository will never take is dropped, so that the rest can be delivered."""
+    """Drop what the repository refuses for good, so that the rest can be delivered."""
     try:
         yield
     except (AttemptSuperseded, JobFinal):
@@ -48,8 +48,8 @@ def _refusal_is_final(what: str) -> Iterator[None]:
         log.error("%s is refused and dropped: %s", what, error)
 
 
-class Recipient(Protocol):
-    """The part of a :class:`vmjobs.ports.JobSource` that takes what is told."""
+class ReportSink(Protocol):
+    """The part of a :class:`vmjobs.ports.JobSource` that receives reports and streams."""
 
     def report(self, report: Report) -> None:
         """Deliver one report."""
@@ -72,10 +72,10 @@ class _Stream:
             return b""
 
 
-class Courier:
-    """Delivers for one attempt, in a thread of its own."""
+class ReportUploader:
+    """Delivers the reports and streams of one attempt, in a thread of its own."""
 
-    def __init__(self, source: Recipient, inbox: Inbox, streams: Mapping[StreamName, Path]) -> None:
+    def __init__(self, source: ReportSink, inbox: Inbox, streams: Mapping[StreamName, Path]) -> None:
         self._source = source
         self._inbox = inbox
         self._streams = {name: _Stream(path) for name, path in streams.items()}
@@ -85,7 +85,7 @@ class Courier:
         self._stop = False
         self._idle = True
         self.superseded = ""
-        self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
         self._thread.start()
 
     def report(self, report: Report) -> None:
@@ -95,7 +95,7 @@ class Courier:
             self._changed.notify_all()
 
     def streams_grew(self) -> None:
-        """Look at the stream files again."""
+        """Read the stream files again."""
         with self._changed:
             self._dirty = True
             self._changed.notify_all()
@@ -111,11 +111,11 @@ class Courier:
         return bool(done) and not self.superseded
 
     def owes(self) -> bool:
-        """Whether not all is delivered of what is in the streams now."""
+        """Whether the streams have bytes that are not delivered."""
         return any(stream.next() for stream in self._streams.values())
 
     def close(self) -> None:
-        """Stop; what is not delivered yet stays undelivered."""
+        """Stop, even if not everything is delivered."""
         with self._changed:
             self._stop = True
             self._changed.notify_all()
@@ -129,7 +129,7 @@ class Courier:
             except (AttemptSuperseded, JobFinal, Unauthenticated, Forbidden) as error:
                 self._give_up(error.message)
             except (VMJobsError, OSError) as error:
-                # Down, in trouble, or we are: what is true stays true, and is told again.
+                # Trouble of the repository, the network or this node: try again, nothing is lost.
                 log.warning("not delivered yet, trying again in %.1f s: %s", pause, error)
                 self._pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -145,7 +145,7 @@ class Courier:
     def _deliver(self) -> None:
         while self._reports and not self._stop:
             if self._reports[0].state.final:
-                self._deliver_streams()  # nothing is taken of a job that has come to its end
+                self._deliver_streams()  # the repository takes nothing more of a job that has ended
             with _refusal_is_final("a report"):
                 self._source.report(self._reports[0])
             self._reports.popleft()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from reports_kit import report
 
-from vmjobs.agent.courier import Courier
 from vmjobs.agent.inbox import Inbox, Superseded
+from vmjobs.agent.report_uploader import ReportUploader
 from vmjobs.errors import AttemptSuperseded, Unavailable
 from vmjobs.model import JobState, Report, StreamName
 
@@ -44,31 +44,31 @@ class Ledger:
 
 def test_reports_keep_their_order_and_streams_every_byte(tmp_path: Path) -> None:
     ledger, path = Ledger(), tmp_path / "out"
-    courier = Courier(ledger, Inbox(), {StreamName.OUT: path})
+    uploader = ReportUploader(ledger, Inbox(), {StreamName.OUT: path})
     states = [JobState.STAGING, JobState.BOOTING, JobState.RUNNING]
     for number, state in enumerate(states):
         with path.open("ab") as file:
             file.write(bytes([number]) * 700_000)
-        courier.streams_grew()
-        courier.report(report(state))
-    assert courier.flush(10)
+        uploader.streams_grew()
+        uploader.report(report(state))
+    assert uploader.flush(10)
     assert ledger.states == states
     assert ledger.bytes[StreamName.OUT] == path.read_bytes()
-    courier.close()
+    uploader.close()
 
 
 def test_an_outage_delays_and_loses_nothing(tmp_path: Path) -> None:
     ledger, path = Ledger(), tmp_path / "err"
     path.write_bytes(b"before")
     ledger.refuse = Unavailable("api", "down")
-    courier = Courier(ledger, Inbox(), {StreamName.ERR: path})
-    courier.report(report(JobState.STAGING))
+    uploader = ReportUploader(ledger, Inbox(), {StreamName.ERR: path})
+    uploader.report(report(JobState.STAGING))
     assert ledger.refused.wait(10)
-    assert not courier.flush(0.1)
+    assert not uploader.flush(0.1)
     ledger.refuse = None
-    assert courier.flush(10)
+    assert uploader.flush(10)
     assert (ledger.states, ledger.bytes[StreamName.ERR]) == ([JobState.STAGING], b"before")
-    courier.close()
+    uploader.close()
 
 
 def test_an_end_is_told_once_all_that_was_printed_is_there(tmp_path: Path) -> None:
@@ -76,25 +76,25 @@ def test_an_end_is_told_once_all_that_was_printed_is_there(tmp_path: Path) -> No
     ledger, path = Ledger(), tmp_path / "out"
     path.write_bytes(b"all")
     ledger.takes_streams = False
-    courier = Courier(ledger, Inbox(), {StreamName.OUT: path})
-    courier.report(report(JobState.COLLECTING))
-    courier.report(report(JobState.COMPLETED))
+    uploader = ReportUploader(ledger, Inbox(), {StreamName.OUT: path})
+    uploader.report(report(JobState.COLLECTING))
+    uploader.report(report(JobState.COMPLETED))
     assert ledger.refused.wait(10)
-    assert not courier.flush(0.1)
-    assert (ledger.states, courier.owes()) == ([JobState.COLLECTING], True)
+    assert not uploader.flush(0.1)
+    assert (ledger.states, uploader.owes()) == ([JobState.COLLECTING], True)
     ledger.takes_streams = True
-    assert courier.flush(10)
+    assert uploader.flush(10)
     assert (ledger.states[-1], ledger.bytes[StreamName.OUT]) == (JobState.COMPLETED, b"all")
-    assert not courier.owes()
-    courier.close()
+    assert not uploader.owes()
+    uploader.close()
 
 
 def test_a_superseded_attempt_stops_talking_and_the_run_hears_of_it() -> None:
     ledger, inbox = Ledger(), Inbox()
     ledger.refuse = AttemptSuperseded("a newer attempt has the job")
-    courier = Courier(ledger, inbox, {})
-    courier.report(report(JobState.RUNNING))
+    uploader = ReportUploader(ledger, inbox, {})
+    uploader.report(report(JobState.RUNNING))
     seen = inbox.next(time.monotonic() + 10)
     assert isinstance(seen, Superseded)
-    assert not courier.flush(10)
-    courier.close()
+    assert not uploader.flush(10)
+    uploader.close()
