@@ -23,7 +23,7 @@ from unchanged_kit import BOOT, GID, UID, AgentNode
 from wrapper_kit import build_evil
 
 from condor import outcomes
-from vmjobs.agent.standing import Standing
+from vmjobs.agent.node_health import NodeHealth
 from vmjobs.errors import Unauthenticated
 from vmjobs.hypervisor.base import BootImage, Hypervisor, MachineState, ProbeResult
 from vmjobs.hypervisor.select import choose
@@ -461,15 +461,15 @@ def test_a_node_that_the_repository_does_not_know_rests(node: AgentNode) -> None
         raise Unauthenticated("the token is not valid")
 
     assert node.agent.hands is not None
-    hands, standing = node.agent.hands, node.agent.standing
-    node.agent.hands, node.agent.standing = replace(hands, resolve=nobody), Standing()
+    hands, health = node.agent.hands, node.agent.health
+    node.agent.hands, node.agent.health = replace(hands, resolve=nobody), NodeHealth()
     try:
         for _ in range(3):
             assert not node.agent.node().fault
             assert node.run("/bin/true").status == -signal.SIGKILL
         assert "3 jobs in a row failed" in node.agent.node().fault
     finally:
-        node.agent.hands, node.agent.standing = hands, standing
+        node.agent.hands, node.agent.health = hands, health
 
 
 class Changed:

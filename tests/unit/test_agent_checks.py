@@ -9,7 +9,7 @@ import pytest
 
 from vmjobs.agent import checks
 from vmjobs.agent.checks import LEAST_ROOM, Cause, NodeChecks
-from vmjobs.agent.standing import LIMIT, Standing
+from vmjobs.agent.node_health import LIMIT, NodeHealth
 from vmjobs.agent.verdict import without_image
 from vmjobs.errors import Unauthenticated
 from vmjobs.model import MIB
@@ -47,8 +47,8 @@ def test_a_token_that_the_service_refuses_is_told_once_as_it_changes(tmp_path: P
 
 
 def test_images_that_the_nodes_token_does_not_get_are_the_nodes_fault() -> None:
-    standing = Standing()
+    health = NodeHealth()
     for _ in range(LIMIT):
-        assert standing.fault() == ""
-        standing.note(without_image(Unauthenticated("the token has expired")).verdict)
-    assert standing.fault()
+        assert health.fault() == ""
+        health.note(without_image(Unauthenticated("the token has expired")).verdict)
+    assert health.fault()

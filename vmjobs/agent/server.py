@@ -27,8 +27,8 @@ from vmjobs.agent.handed import handed
 from vmjobs.agent.inbox import Inbox, LeaseLost, SaveWanted, SignalSent
 from vmjobs.agent.journal import Leftover
 from vmjobs.agent.kept import Beginning, Shelves
+from vmjobs.agent.node_health import LIMIT, NodeHealth
 from vmjobs.agent.run import Parts, Run, Untold
-from vmjobs.agent.standing import LIMIT, Standing
 from vmjobs.agent.starter import Starter, as_it_is, owner_of
 from vmjobs.agent.suspend import suspending
 from vmjobs.agent.verdict import Verdict
@@ -145,14 +145,14 @@ class Agent:
     open_job: the repository's view of one job, from job id and job token.
     describe: this node, with the given jobs as those that run.
     hands: for jobs that come over the socket; None: there are none on this node.
-    standing: what its last jobs say of this node. checks: what keeps it from running any, by cause.
+    health: of this node, from its recent jobs. checks: what keeps it from running any, by cause.
     """
 
     parts: Parts
     open_job: Callable[[str, str], JobSource]
     describe: Callable[[tuple[str, ...]], Node]
     hands: Hands | None = None
-    standing: Standing = field(default_factory=Standing)
+    health: NodeHealth = field(default_factory=NodeHealth)
     checks: Callable[[], Mapping[Cause, str]] = dict
     running: dict[str, int] = field(default_factory=dict)
     verdicts: dict[str, Leftover] = field(default_factory=dict)
@@ -260,7 +260,7 @@ class Agent:
 
     def faults(self) -> dict[Cause, str]:
         """Why the node takes no jobs now, a sentence for each cause."""
-        rests = self.standing.fault()
+        rests = self.health.fault()
         return {**self.checks(), **({Cause.JOBS: rests} if rests else {})}
 
     def stop(self, patience: float, saving: float = SAVE_SECONDS) -> None:
@@ -330,7 +330,7 @@ class Agent:
                 try:
                     beginning = hands.begin(message, attempt, slot)
                 except Unauthenticated:  # the node's own token is meant, whoever comes next
-                    self.standing.failed()
+                    self.health.failed()
                     raise
                 stack.callback(beginning.close)
                 entrance = Entrance(message, lease.send, beginning.door)
@@ -390,7 +390,7 @@ class Agent:
         """
         if verdict.reason.code is ReasonCode.NODE_FAILED and not verdict.unfit:
             self._note_lack_of_room()
-        if self.standing.note(verdict) and self.parts.recheck is not None:
+        if self.health.note(verdict) and self.parts.recheck is not None:
             kind = run.driver.kind
             log.warning("%s machines in a row did not boot: %s is probed", LIMIT, kind)
             begin("recheck", self.parts.recheck, kind)
@@ -400,7 +400,7 @@ class Agent:
         count.
         """
         if self.hands is not None and disk_usage(self.hands.spool.parent).free < LEAST_ROOM:
-            self.standing.failed()
+            self.health.failed()
 
     def _nobody_enters(self, name: str) -> None:
         """The job's machine is gone."""

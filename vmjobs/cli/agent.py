@@ -115,7 +115,7 @@ def _serve(settings: Config) -> None:
     checks = NodeChecks(settings.state_dir, _image_directory(settings), settings.job_users)
     service = Agent(made, open_job, describe, hands, checks=checks.faults)
     service.remember(leftovers)
-    hypervisors.on_loss = service.standing.on_rest = checks.on_change = service.announce
+    hypervisors.on_loss = service.health.on_rest = checks.on_change = service.announce
     metrics.jobs, metrics.faults = service.states, service.faults
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,7 +8,7 @@ import pytest
 from reports_kit import ended
 from waiting_kit import Clock
 
-from vmjobs.agent.standing import DOUBT_SECONDS, FIRST_REST, LIMIT, LONGEST_REST, Standing
+from vmjobs.agent.node_health import DOUBT_SECONDS, FIRST_REST, LIMIT, LONGEST_REST, NodeHealth
 from vmjobs.agent.verdict import Verdict, failed, stopped
 from vmjobs.model import JobState, ReasonCode, reason
 
@@ -20,62 +20,62 @@ HANGS = failed(ReasonCode.BOOT_TIMED_OUT, "not ready within 120 s").verdict
 
 
 @pytest.fixture
-def standing(clock: Clock) -> Standing:
-    return Standing(clock)
+def health(clock: Clock) -> NodeHealth:
+    return NodeHealth(clock)
 
 
-def test_a_node_that_fails_three_in_a_row_rests_and_says_so(standing: Standing, clock: Clock) -> None:
+def test_a_node_that_fails_three_in_a_row_rests_and_says_so(health: NodeHealth, clock: Clock) -> None:
     rests: list[str] = []
-    standing.on_rest = lambda: rests.append(standing.fault())
+    health.on_rest = lambda: rests.append(health.fault())
     for verdict in (NODE, GIVEN_BACK):
-        standing.note(verdict)
-        assert standing.fault() == ""
-    standing.note(NODE)
+        health.note(verdict)
+        assert health.fault() == ""
+    health.note(NODE)
     (said,) = rests
     assert said.startswith("3 jobs in a row failed for the node's sake; it rests until 20")
     clock.now += FIRST_REST - 0.1
-    assert standing.fault() == said
+    assert health.fault() == said
     clock.now += 0.2
-    assert standing.fault() == ""
+    assert health.fault() == ""
 
 
-def test_one_that_goes_well_between_them_is_enough(standing: Standing) -> None:
+def test_one_that_goes_well_between_them_is_enough(health: NodeHealth) -> None:
     for verdict in (NODE, NODE, OWN_END, NODE, NODE):
-        standing.note(verdict)
-    assert standing.fault() == ""
+        health.note(verdict)
+    assert health.fault() == ""
 
 
 def test_each_rest_is_twice_as_long_up_to_an_hour_until_one_goes_well(
-    standing: Standing, clock: Clock
+    health: NodeHealth, clock: Clock
 ) -> None:
     for _ in range(LIMIT - 1):
-        standing.note(NODE)
+        health.note(NODE)
     found = []
     for _ in range(10):
-        standing.note(NODE)
+        health.note(NODE)
         begun = clock.now
-        while standing.fault():
+        while health.fault():
             clock.now += 1
         found.append(clock.now - begun)
     assert found[:3] == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
     assert found[-2:] == [LONGEST_REST, LONGEST_REST]
-    standing.note(OWN_END)
-    standing.note(NODE)
-    assert standing.fault() == ""
+    health.note(OWN_END)
+    health.note(NODE)
+    assert health.fault() == ""
 
 
 def test_jobs_that_ran_already_change_nothing_unless_they_go_well(
-    standing: Standing, clock: Clock
+    health: NodeHealth, clock: Clock
 ) -> None:
     for _ in range(LIMIT + 5):
-        standing.note(NODE)
-    assert standing.fault()
+        health.note(NODE)
+    assert health.fault()
     clock.now += FIRST_REST
-    assert standing.fault() == ""
-    standing.note(NODE)
-    assert standing.fault()
-    standing.note(OWN_END)
-    assert standing.fault() == ""
+    assert health.fault() == ""
+    health.note(NODE)
+    assert health.fault()
+    health.note(OWN_END)
+    assert health.fault() == ""
 
 
 @pytest.mark.parametrize(
@@ -90,23 +90,23 @@ def test_jobs_that_ran_already_change_nothing_unless_they_go_well(
         HANGS,
     ],
 )
-def test_what_is_not_the_nodes_fault_counts_for_nothing(standing: Standing, verdict: Verdict) -> None:
+def test_what_is_not_the_nodes_fault_counts_for_nothing(health: NodeHealth, verdict: Verdict) -> None:
     for _ in range(LIMIT * 2):
-        standing.note(verdict)
-    assert standing.fault() == ""
+        health.note(verdict)
+    assert health.fault() == ""
     for _ in range(LIMIT):
-        standing.note(NODE)
-    assert standing.fault()
+        health.note(NODE)
+    assert health.fault()
 
 
 def test_a_hypervisor_is_in_doubt_once_three_machines_in_a_row_did_not_boot(
-    standing: Standing, clock: Clock
+    health: NodeHealth, clock: Clock
 ) -> None:
     """Whoever is told has it boot something: whether it can is not the jobs' to say."""
     ends = (UNBOOTED, HANGS, OWN_END, HANGS, UNBOOTED, HANGS, UNBOOTED, HANGS)
-    doubts = [standing.note(verdict) for verdict in ends]
+    doubts = [health.note(verdict) for verdict in ends]
     assert doubts == [False, False, False, False, False, True, False, False]
-    assert not any(standing.note(UNBOOTED) for _ in range(9)), "it has been looked at just now"
+    assert not any(health.note(UNBOOTED) for _ in range(9)), "it has been looked at just now"
     clock.now += DOUBT_SECONDS
-    assert not standing.note(stopped("vacated").verdict), "that says nothing of any hypervisor"
-    assert standing.note(UNBOOTED)
+    assert not health.note(stopped("vacated").verdict), "that says nothing of any hypervisor"
+    assert health.note(UNBOOTED)

@@ -1,15 +1,15 @@
-"""Whether a node is fit for jobs: not for a while once it has failed several in a row. No I/O.
+"""Health of a node, from the outcomes of its recent jobs. No I/O.
 
 =======  ==================================================  ===================================
-state    a job that the node fails                           a job that comes to its own end
+state    a job fails because of the node                     a job ends by itself
 =======  ==================================================  ===================================
 fit      counts; the third in a row: resting                 counts from 0 again
-resting  (one that ran already) nothing                      fit
+resting  (it ran already) nothing                            fit
 =======  ==================================================  ===================================
 
-A rest ends by time alone. Then jobs come again; the first that the node fails makes it rest for twice
-as long. What a job does to itself, or its image to its machine, never counts: else whoever brings a bad
-image could keep others from the node.
+A rest ends by time alone. Then jobs come again, and the next failure begins a rest of twice the length.
+Failures of a job's own making, or of its image, never count: else a user with a bad image could keep
+others from the node.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import Final
 from vmjobs.agent.verdict import Verdict
 from vmjobs.model import ReasonCode, now
 
-#: So many in a row are one too many.
+#: Failures in a row that begin a rest.
 LIMIT: Final = 3
-#: Seconds of the first rest in a row, and of any at most.
+#: Seconds of the first rest in a row, and of the longest.
 FIRST_REST: Final = 30.0
 LONGEST_REST: Final = 3600.0
-#: Seconds from one doubt to the next: users make images that do not boot, and each has a probe boot.
+#: Seconds between two probes of a hypervisor: images of users may fail to boot at any rate.
 DOUBT_SECONDS: Final = 300.0
-#: Of machines that a hypervisor has started and that came to nothing, by an image's fault or its own.
+#: VMs that started but did not boot: a fault of the image or of the hypervisor.
 _NOT_BOOTED: Final = frozenset({ReasonCode.BOOT_FAILED, ReasonCode.BOOT_TIMED_OUT})
 
 
-class Standing:
-    """What a node's last jobs say of it.
+class NodeHealth:
+    """Whether a node is fit for jobs.
 
-    on_rest: called when a rest begins. clock: seconds that only grow.
+    on_rest: called when a rest begins. clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +50,7 @@ class Standing:
         self._fault = ""
 
     def note(self, verdict: Verdict) -> bool:
-        """A run has ended. Whether its hypervisor is in doubt: machines in a row did not boot."""
+        """Count a run that has ended. True: several VMs in a row did not boot; probe the hypervisor."""
         if verdict.unfit:
             self.failed()
         elif verdict.exit is not None:
@@ -67,7 +67,7 @@ class Standing:
             return True
 
     def failed(self) -> None:
-        """The node has failed a job."""
+        """Count a job that failed because of the node."""
         with self._lock:
             if self._resting():
                 return
@@ -85,7 +85,7 @@ class Standing:
         self.on_rest()
 
     def fault(self) -> str:
-        """Why the node is to get no jobs now; "": it is fit for them."""
+        """Why the node takes no jobs now; "": it takes them."""
         with self._lock:
             return self._fault if self._resting() else ""
 
