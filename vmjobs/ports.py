@@ -78,7 +78,7 @@ class JobSource(Protocol):
         """The files of the job's checkpoint."""
 
 
-class Shelf(Protocol):
+class CheckpointStore(Protocol):
     """Where the machine of a job is kept that HTCondor alone knows. Errors: as of a ``JobSource``."""
 
     def begin(self, attempt: str) -> Checkpoint | None:

@@ -21,7 +21,7 @@ import pytest
 from api_support import serving
 from werkzeug.wrappers import Response
 
-from vmjobs.agent.server import Agent, Hands, listening
+from vmjobs.agent.server import Agent, CondorJobServices, listening
 from vmjobs.agent.starter import starter_of
 from vmjobs.client import JobAgentClient, Retries
 from vmjobs.errors import JobFinal, Unauthenticated, VMJobsError
@@ -147,8 +147,8 @@ def place(service: Service) -> Iterator[Place]:
             return Node(name="here", cpus=1, memory=1, disk=1, running=running, updated=now())
 
         parts: Any = SimpleNamespace(settings=SimpleNamespace(node="here"))
-        hands = Hands(folder / "handed", 1024, str, partial(starter_of, trusted={0}))
-        with listening(folder / "s", Agent(parts, open_job, describe, hands).serve):
+        condor_jobs = CondorJobServices(folder / "handed", 1024, str, partial(starter_of, trusted={0}))
+        with listening(folder / "s", Agent(parts, open_job, describe, condor_jobs).serve):
             yield Place(folder)
 
 

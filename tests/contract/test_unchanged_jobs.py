@@ -390,7 +390,7 @@ def test_root_has_no_jobs(node: AgentNode) -> None:
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect(str(node.socket))
-        message = protocol.HandMessage(
+        message = protocol.SubmitMessage(
             job="1.0",
             image="generic",
             directory="/x",
@@ -460,16 +460,16 @@ def test_a_node_that_the_repository_does_not_know_rests(node: AgentNode) -> None
     def nobody(_name: str) -> str:
         raise Unauthenticated("the token is not valid")
 
-    assert node.agent.hands is not None
-    hands, health = node.agent.hands, node.agent.health
-    node.agent.hands, node.agent.health = replace(hands, resolve=nobody), NodeHealth()
+    assert node.agent.condor_jobs is not None
+    condor_jobs, health = node.agent.condor_jobs, node.agent.health
+    node.agent.condor_jobs, node.agent.health = replace(condor_jobs, resolve=nobody), NodeHealth()
     try:
         for _ in range(3):
             assert not node.agent.node().fault
             assert node.run("/bin/true").status == -signal.SIGKILL
         assert "3 jobs in a row failed" in node.agent.node().fault
     finally:
-        node.agent.hands, node.agent.health = hands, health
+        node.agent.condor_jobs, node.agent.health = condor_jobs, health
 
 
 class Changed:

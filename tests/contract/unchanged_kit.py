@@ -19,7 +19,7 @@ from wrapper_kit import build_wrapper, install_program
 from images.store import ImageStore
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.run import Parts, RunSettings
-from vmjobs.agent.server import Agent, Hands, listening
+from vmjobs.agent.server import Agent, CondorJobServices, listening
 from vmjobs.hypervisor.uml import UserModeLinux
 from vmjobs.model import MIB, Node, now
 
@@ -200,7 +200,7 @@ def agent_node() -> Iterator[AgentNode]:
         journal = Journal(folder / "runs")
         settings = RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
         parts = Parts(store, lambda *_, **__: driver, journal, settings)
-        hands = Hands(folder / "handed", 2048, store.resolve, slot_of)
+        condor_jobs = CondorJobServices(folder / "handed", 2048, store.resolve, slot_of)
 
         def describe(running: tuple[str, ...]) -> Node:
             return Node(name="here", cpus=1, memory=1, disk=1, running=running, updated=now())
@@ -208,7 +208,7 @@ def agent_node() -> Iterator[AgentNode]:
         def never(_job: str, _token: str) -> Any:
             raise AssertionError("no job of the repository's")
 
-        agent = Agent(parts, never, describe, hands)
+        agent = Agent(parts, never, describe, condor_jobs)
         with listening(folder / "s", agent.serve):
             node = AgentNode(
                 folder,

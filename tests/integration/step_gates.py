@@ -89,10 +89,10 @@ def plant() -> None:
     """Change this process's agent."""
     from dataclasses import replace
 
-    from vmjobs.agent import handed, steps
-    from vmjobs.agent.handed import HandedJob
+    from vmjobs.agent import condor_job, steps
+    from vmjobs.agent.condor_job import CondorJob
 
-    def name_of(job: HandedJob, *_: object) -> str:
+    def name_of(job: CondorJob, *_: object) -> str:
         return job.name
 
     def job_of(run: Any, *_: object) -> str:
@@ -109,8 +109,8 @@ def plant() -> None:
         return verdict
 
     Run._deliver = deliver_and_stop  # type: ignore[method-assign]
-    handed.HandedJob.take = before("take over", name_of)(HandedJob.take)  # type: ignore[method-assign]
-    handed.HandedJob.send_back = before("give back", name_of)(HandedJob.send_back)  # type: ignore[method-assign]
+    condor_job.CondorJob.take = before("take over", name_of)(CondorJob.take)  # type: ignore[method-assign]
+    condor_job.CondorJob.send_back = before("give back", name_of)(CondorJob.send_back)  # type: ignore[method-assign]
 
 
 if "agent" in sys.argv[1:2] and Path(sys.argv[0]).name == "vmjobs":

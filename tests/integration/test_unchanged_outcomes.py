@@ -438,13 +438,13 @@ def fill_disk(desk: Desk, cluster: str) -> None:
 
 
 #: An agent of a later release, as far as this one is concerned.
-LATER = f"""from vmjobs.agent.server import Hands
+LATER = f"""from vmjobs.agent.server import CondorJobServices
     from vmjobs.errors import VMJobsError
     class Later(VMJobsError):
         code = "{STRANGE}"
     def begin(*_):
         raise Later("what this release does not know")
-    Hands.begin = begin"""
+    CondorJobServices.begin = begin"""
 
 
 @dataclass(frozen=True)
@@ -480,7 +480,8 @@ FAULTS: list[tuple[str, Fault]] = [
         "TIMED_OUT",
         Fault(
             partial(
-                with_another_agent, lines="from vmjobs.agent import handed; handed._RUN_SECONDS = 3"
+                with_another_agent,
+                lines="from vmjobs.agent import condor_job; condor_job._RUN_SECONDS = 3",
             ),
             Way(f"3 s{LAST_LINES}"),
         ),

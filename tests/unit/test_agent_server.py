@@ -23,7 +23,7 @@ from vmjobs.agent import protocol, server
 from vmjobs.agent.checks import LEAST_ROOM
 from vmjobs.agent.inbox import Inbox, LeaseLost, Observation, SaveWanted, SignalSent
 from vmjobs.agent.journal import Leftover, RunRecord
-from vmjobs.agent.server import Agent, Hands, listening
+from vmjobs.agent.server import Agent, CondorJobServices, listening
 from vmjobs.agent.verdict import Verdict, stopped
 from vmjobs.execute import Failed, Refused, run_job
 from vmjobs.model import HypervisorKind, JobState, Node, ReasonCode, Report, now
@@ -255,7 +255,7 @@ def test_nobody_is_taken_for_whose_process_id_is_theirs_by_now(
     agent: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has connected may have gone, and left the connection to another process."""
-    agent.agent.hands = Hands(agent.path, 100, str, lambda pid: pid)
+    agent.agent.condor_jobs = CondorJobServices(agent.path, 100, str, lambda pid: pid)
     for owner, why in ((os.getuid(), "no machine of this job's"), (65534, "is gone"), (-1, "is gone")):
         monkeypatch.setattr(server, "owner_of", lambda _pid, owner=owner: owner)
         (refused,) = agent.said(protocol.ConsoleMessage())
@@ -269,7 +269,7 @@ def test_a_node_without_any_room_says_so(
 ) -> None:
     """However much it was that a job has asked for."""
     monkeypatch.setattr(server, "disk_usage", lambda _path: SimpleNamespace(free=free))
-    agent.agent.hands = Hands(agent.path, 100, str, int)
+    agent.agent.condor_jobs = CondorJobServices(agent.path, 100, str, int)
     for error in (
         errors.StorageFull("no room"),
         OSError(errno.ENOSPC, "full"),

@@ -8,7 +8,7 @@ import pytest
 
 from condor import scratch
 from vmjobs.agent import protocol
-from vmjobs.agent.protocol import HandMessage
+from vmjobs.agent.protocol import SubmitMessage
 from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.model import HypervisorKind, NetworkMode
 
@@ -21,11 +21,11 @@ def ad(folder: Path, text: str) -> scratch.Ad:
     return scratch.read(str(folder / "ad"))
 
 
-def handed(folder: Path, said: str, slot: str = MACHINE) -> HandMessage:
+def handed(folder: Path, said: str, slot: str = MACHINE) -> SubmitMessage:
     """What the agent takes the ads of a job for, which says that as well, and of its slot."""
     job = ad(folder, f'ClusterId = 12\nProcId = 3\nVMJobImage = "x"\n{said}\n')
     found = protocol.parsed(scratch.hand_message(job, ad(folder, slot), "/x/dir_1", ACCOUNT))
-    assert isinstance(found, HandMessage)
+    assert isinstance(found, SubmitMessage)
     return found
 
 

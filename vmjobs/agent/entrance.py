@@ -20,7 +20,7 @@ from typing import Final
 
 from vmjobs.agent import door, protocol, streams
 from vmjobs.agent.framing import Channel, DataMessage
-from vmjobs.agent.protocol import EnterMessage, HandMessage
+from vmjobs.agent.protocol import EnterMessage, SubmitMessage
 from vmjobs.errors import NoLogin, Unavailable, VMJobsError
 from vmjobs.hypervisor.base import CHIRP_PORT, DOOR_PORT, ENDPOINT_ADDRESS
 from vmjobs.model import NetworkMode
@@ -43,7 +43,7 @@ class Entrance:
     console: the file of its console, as soon as it is known where that will be.
     """
 
-    def __init__(self, message: HandMessage, send: Send, token: str = "") -> None:
+    def __init__(self, message: SubmitMessage, send: Send, token: str = "") -> None:
         self.console: Path | None = None
         self._online = message.network is not NetworkMode.NONE
         self._token = token or secrets.token_hex(16)

@@ -47,7 +47,7 @@ class RunMessage(Frozen):
     token: str = Field(max_length=8192)
 
 
-class HandMessage(Frozen):
+class SubmitMessage(Frozen):
     """Run this job of HTCondor's for me; START, INPUT and TREE follow.
 
     job: what HTCondor calls it. directory: where it was to run, and will. user, group: their names.
@@ -187,7 +187,7 @@ class ErrorMessage(Frozen):
 
 Message = (
     RunMessage
-    | HandMessage
+    | SubmitMessage
     | EnterMessage
     | ConsoleMessage
     | DataMessage

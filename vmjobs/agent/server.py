@@ -18,15 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import disk_usage
 
-from vmjobs.agent import consoles, kept, protocol
+from vmjobs.agent import condor_checkpoint, consoles, protocol
 from vmjobs.agent.background import begin
 from vmjobs.agent.checks import LEAST_ROOM, Cause
+from vmjobs.agent.condor_checkpoint import CheckpointStores, StartPoint
+from vmjobs.agent.condor_job import receive_job
 from vmjobs.agent.entrance import Entrance
 from vmjobs.agent.framing import DataMessage
-from vmjobs.agent.handed import handed
 from vmjobs.agent.inbox import Inbox, LeaseLost, SaveWanted, SignalSent
 from vmjobs.agent.journal import Leftover
-from vmjobs.agent.kept import Beginning, Shelves
 from vmjobs.agent.node_health import LIMIT, NodeHealth
 from vmjobs.agent.run import Parts, Run, Untold
 from vmjobs.agent.starter import Starter, as_it_is, owner_of
@@ -110,32 +110,32 @@ class SocketLease:
 
 
 @dataclass(frozen=True)
-class Hands:
-    """What jobs that are handed over need.
+class CondorJobServices:
+    """What transparent jobs need of this node.
 
-    spool: directory for what comes with them. memory: MiB that all of them may have together.
-    resolve: the digest of an image that everybody may use, from its name.
-    slot_of: the process that a slot's jobs descend from, from the id of one.
-    shelves: where machines are saved; None: nowhere.
+    spool: directory for their files. memory: of all of them together, in MiB.
+    resolve: returns the digest of a public image, from its name.
+    slot_of: returns the process that a slot's jobs descend from, from the id of one of them.
+    stores: for checkpoints; None: no VM is saved.
     """
 
     spool: Path
     memory: int
     resolve: Callable[[str], str]
     slot_of: Callable[[int], int]
-    shelves: Shelves | None = None
+    stores: CheckpointStores | None = None
 
-    def begin(self, message: protocol.HandMessage, attempt: str, slot: Starter) -> Beginning:
-        """How a job begins that was handed over. slot: the process that it descends from.
+    def begin(self, message: protocol.SubmitMessage, attempt: str, slot: Starter) -> StartPoint:
+        """Where a transparent job starts. slot: the process that it descends from.
 
         Raises:
-            Forbidden: it is to be saved, and this node has nowhere to. Others: as ``kept.begin`` does.
+            Forbidden: this node has no place for checkpoints. Others: as ``condor_checkpoint.begin``.
         """
         if not message.checkpoint:
-            return Beginning(message, self.resolve(message.image))
-        if self.shelves is None:
+            return StartPoint(message, self.resolve(message.image))
+        if self.stores is None:
             raise Forbidden("this node has no repository to which machines could be saved")
-        return kept.begin(message, attempt, self.resolve, self.shelves, slot)
+        return condor_checkpoint.begin(message, attempt, self.resolve, self.stores, slot)
 
 
 @dataclass
@@ -144,14 +144,14 @@ class Agent:
 
     open_job: the repository's view of one job, from job id and job token.
     describe: this node, with the given jobs as those that run.
-    hands: for jobs that come over the socket; None: there are none on this node.
+    condor_jobs: for jobs that come over the socket; None: there are none on this node.
     health: of this node, from its recent jobs. checks: what keeps it from running any, by cause.
     """
 
     parts: Parts
     open_job: Callable[[str, str], JobSource]
     describe: Callable[[tuple[str, ...]], Node]
-    hands: Hands | None = None
+    condor_jobs: CondorJobServices | None = None
     health: NodeHealth = field(default_factory=NodeHealth)
     checks: Callable[[], Mapping[Cause, str]] = dict
     running: dict[str, int] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class Agent:
                 connection.settimeout(None)
                 self._run(message, lease, peer, messages)
                 return
-            elif isinstance(message, protocol.HandMessage):
+            elif isinstance(message, protocol.SubmitMessage):
                 self._hand(message, lease, peer, messages)
                 return
             elif isinstance(message, protocol.EnterMessage):
@@ -312,40 +312,40 @@ class Agent:
 
     def _hand(
         self,
-        message: protocol.HandMessage,
+        message: protocol.SubmitMessage,
         lease: SocketLease,
         peer: protocol.Peer,
         messages: Iterator[protocol.Message],
     ) -> None:
         with self._answering(message.job, lease):
-            hands, slot = self._slot(peer)
+            condor_jobs, slot = self._slot(peer)
             name = _name_of(slot)
             with (
-                self._lent(name, message.memory, hands.memory),
-                handed(message, name, peer, hands.spool, messages) as job,
+                self._lent(name, message.memory, condor_jobs.memory),
+                receive_job(message, name, peer, condor_jobs.spool, messages) as job,
                 ExitStack() as stack,
             ):
                 lease.connection.settimeout(None)  # until now it had to go on, and not hold a place
                 attempt = uuid.uuid4().hex
                 try:
-                    beginning = hands.begin(message, attempt, slot)
+                    start_point = condor_jobs.begin(message, attempt, slot)
                 except Unauthenticated:  # the node's own token is meant, whoever comes next
                     self.health.failed()
                     raise
-                stack.callback(beginning.close)
-                entrance = Entrance(message, lease.send, beginning.door)
+                stack.callback(start_point.close)
+                entrance = Entrance(message, lease.send, start_point.door)
                 called = message.job, peer.uid
                 self._await_cleared(called)
                 with self._registered(name, peer.uid, lease, entrance) as inbox:
                     log.info("%s is job %s of uid %d", name, message.job, peer.uid)
                     other_end = _listen(messages, inbox, entrance.take)
                     self._handed[name] = called, other_end
-                    source = job.source(beginning, lease.send, entrance)
+                    source = job.source(start_point, lease.send, entrance)
                     max_log = source.spec.disk * MIB
                     settings = replace(self.parts.settings, max_log=max_log, patient=True)
                     parts = replace(self.parts, settings=settings)
                     run = Run(source, lease, parts, name, attempt, inbox, entrance.doors)
-                    run.on_usage, run.remark = lease.progress, beginning.remark
+                    run.on_usage, run.remark = lease.progress, start_point.remark
                     run.shut, entrance.console = entrance.shut, run.console
                     with self._lock:
                         self._runs[name] = run
@@ -357,7 +357,7 @@ class Agent:
                     job.send_back(lease.send)
                     lease.end(verdict, job.ended(), _needs(run, message.image), job.rejected())
                     if message.checkpoint and other_end.has_taken():
-                        beginning.forget()
+                        start_point.forget()
 
     def _enter(
         self,
@@ -399,7 +399,7 @@ class Agent:
         """The node has failed a job, if there is no room for anybody's: how much one asked for does not
         count.
         """
-        if self.hands is not None and disk_usage(self.hands.spool.parent).free < LEAST_ROOM:
+        if self.condor_jobs is not None and disk_usage(self.condor_jobs.spool.parent).free < LEAST_ROOM:
             self.health.failed()
 
     def _nobody_enters(self, name: str) -> None:
@@ -419,7 +419,7 @@ class Agent:
 
     def _belongs_to_no_starter(self, peer: protocol.Peer) -> str:
         """Why a process is not to have jobs run. Root and the agent's own user need no starter."""
-        if self.hands is None or peer.uid in (0, os.getuid()):
+        if self.condor_jobs is None or peer.uid in (0, os.getuid()):
             return ""
         try:
             self._slot(peer)
@@ -427,13 +427,13 @@ class Agent:
             return f"{error.message}; starters are root's or those of the setting condor_user"
         return ""
 
-    def _slot(self, peer: protocol.Peer) -> tuple[Hands, Starter]:
+    def _slot(self, peer: protocol.Peer) -> tuple[CondorJobServices, Starter]:
         """The process that the job of somebody descends from."""
-        if self.hands is None:
+        if self.condor_jobs is None:
             raise Forbidden("this node takes no jobs but the repository's")
         if owner_of(peer.pid) != peer.uid:  # it has ended, and its number is another's by now
             raise Forbidden("whoever has connected is gone")
-        return self.hands, as_it_is(self.hands.slot_of(peer.pid))
+        return self.condor_jobs, as_it_is(self.condor_jobs.slot_of(peer.pid))
 
     @contextmanager
     def _lent(self, name: str, memory: int, limit: int) -> Iterator[None]:

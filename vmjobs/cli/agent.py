@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vmjobs.agent import handed
+from vmjobs.agent import condor_job
 from vmjobs.agent import node as this_node
 from vmjobs.agent.background import begin
 from vmjobs.agent.checks import NodeChecks
@@ -30,11 +30,11 @@ from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.agent.metrics import serving as serving_metrics
 from vmjobs.agent.own_token import OwnToken
 from vmjobs.agent.prefetch import Prefetcher
-from vmjobs.agent.server import Agent, Hands, listening
+from vmjobs.agent.server import Agent, CondorJobServices, listening
 from vmjobs.agent.starter import starter_of
+from vmjobs.cli.checkpoint_stores import RETRIES, ServiceCheckpointStores
 from vmjobs.cli.logs import configure_logging
 from vmjobs.cli.node_parts import fleet, member_journal, member_parts, parts
-from vmjobs.cli.service_shelves import RETRIES, ServiceShelves
 from vmjobs.cli.support import config, node_name, read_token
 from vmjobs.client import ImageClient, Images, JobAgentClient, NodeClient, ShareClient
 from vmjobs.config import Config
@@ -110,10 +110,10 @@ def _serve(settings: Config) -> None:
     def open_job(job_id: str, token: str) -> JobSource:
         return JobAgentClient(settings.api_url, token, job_id, retries=RETRIES)
 
-    hands = _hands(settings, names.resolve)
-    handed.clear(hands.spool)
+    condor_jobs = _condor_jobs(settings, names.resolve)
+    condor_job.clear(condor_jobs.spool)
     checks = NodeChecks(settings.state_dir, _image_directory(settings), settings.job_users)
-    service = Agent(made, open_job, describe, hands, checks=checks.faults)
+    service = Agent(made, open_job, describe, condor_jobs, checks=checks.faults)
     service.remember(leftovers)
     hypervisors.on_loss = service.health.on_rest = checks.on_change = service.announce
     metrics.jobs, metrics.faults = service.states, service.faults
@@ -150,15 +150,15 @@ def _resolve(settings: Config, images: ImageSource, ref: str) -> str:
     return found.digest
 
 
-def _hands(settings: Config, resolve: Callable[[str], str]) -> Hands:
-    """What jobs need that HTCondor's starter hands over. resolve: as ``Hands`` has it."""
+def _condor_jobs(settings: Config, resolve: Callable[[str], str]) -> CondorJobServices:
+    """What transparent jobs need. resolve: see ``CondorJobServices``."""
     trusted = {0, os.getuid()}
     with suppress(KeyError):
         trusted.add(pwd.getpwnam(settings.condor_user).pw_uid)
     memory = settings.node_memory or this_node.memory_mib()
     slot_of = partial(starter_of, trusted=trusted)
-    shelves = None if settings.agent_token_file is None else ServiceShelves(settings)
-    return Hands(settings.state_dir / "handed", memory, resolve, slot_of, shelves)
+    stores = None if settings.agent_token_file is None else ServiceCheckpointStores(settings)
+    return CondorJobServices(settings.state_dir / "handed", memory, resolve, slot_of, stores)
 
 
 def _metrics(images: ImageSource, hypervisors: Fleet) -> AgentMetrics:

@@ -3,7 +3,7 @@
 - :class:`Client` for people and their programs: submit, watch, read, cancel.
 - :class:`Images` for their images: push, publish, name, share, look after.
 - :class:`JobAgentClient` for the agent that runs one job (a ``vmjobs.ports.JobSource``).
-- :class:`CondorJobClient` for the machine of a job that HTCondor alone knows (a ``ports.Shelf``).
+- :class:`CondorJobClient` for the checkpoints of transparent jobs (a ``vmjobs.ports.CheckpointStore``).
 - :class:`ImageClient` fetches images for a node's cache, :class:`NodeClient` announces a node,
   :class:`ShareClient` speaks for the machines of clusters on it (a ``vmjobs.ports.ShareSource``).
 

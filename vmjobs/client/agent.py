@@ -158,7 +158,7 @@ class JobAgentClient(_SavedJob):
 
 
 class CondorJobClient(_SavedJob):
-    """A job that HTCondor alone knows, claimed with its node's token: a ``vmjobs.ports.Shelf``."""
+    """The checkpoints of a transparent job, by its node's token: a ``vmjobs.ports.CheckpointStore``."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class CondorJobClient(_SavedJob):
         self._node.close()
 
     def begin(self, attempt: str) -> Checkpoint | None:
-        """See :class:`vmjobs.ports.Shelf`."""
+        """See :class:`vmjobs.ports.CheckpointStore`."""
         body = encoded(CondorJobClaim(attempt=attempt, owner=self._owner))
         path = f"{self._path}/attempts"
         answer = self._node.call("POST", path, body=body, headers=JSON_HEADERS, repeatable=True)
@@ -192,11 +192,11 @@ class CondorJobClient(_SavedJob):
         return ticket.checkpoint
 
     def not_resumed(self) -> None:
-        """See :class:`vmjobs.ports.Shelf`."""
+        """See :class:`vmjobs.ports.CheckpointStore`."""
         self._http.call("POST", f"{self._mine()}/not-resumed", repeatable=True)
 
     def over(self) -> None:
-        """See :class:`vmjobs.ports.Shelf`."""
+        """See :class:`vmjobs.ports.CheckpointStore`."""
         self._http.call("DELETE", self._mine(), repeatable=True)
 
 

@@ -1,7 +1,7 @@
-"""Unchanged jobs whose machines are saved where HTCondor vacates them, and go on elsewhere.
+"""Transparent jobs whose VMs are saved when HTCondor vacates the job, and resumed on another node.
 
-No repository knows such a job: what is said of it there is whose it is, by HTCondor's word, and what
-its machine was made of (``vmjobs.model.Making``). Otherwise :mod:`vmjobs.agent.checkpoint` holds.
+The repository has no record of such a job but its owner, as HTCondor names it, and what its VM was
+made of (``vmjobs.model.Making``). Everything else is as in :mod:`vmjobs.agent.checkpoint`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from vmjobs.agent.protocol import HandMessage
+from vmjobs.agent.protocol import SubmitMessage
 from vmjobs.agent.starter import Starter
 from vmjobs.errors import InvalidRequest, NotFound, Unavailable, VMJobsError
 from vmjobs.local import LocalJob
@@ -24,48 +24,48 @@ from vmjobs.model import (
     ReasonCode,
     Report,
 )
-from vmjobs.ports import ContentReceiver, ContentSource, Shelf
+from vmjobs.ports import CheckpointStore, ContentReceiver, ContentSource
 
 log = logging.getLogger(__name__)
 
 
-class Shelves(Protocol):
-    """Where machines of this node's jobs are kept."""
+class CheckpointStores(Protocol):
+    """Opens the checkpoint store of each of this node's jobs."""
 
-    def open(self, slot: Starter) -> Shelf:
-        """The place for the job of a slot, by the process that its jobs descend from.
+    def open(self, slot: Starter) -> CheckpointStore:
+        """The store for the job of a slot. slot: the process that the slot's jobs descend from.
 
         Raises Unavailable: HTCondor does not say now whose job that is.
         """
 
     def unfit(self, image: str, network: NetworkMode) -> str:
-        """Why no machine of the image, by its digest, can be saved, or ``""``.
+        """Why no VM of the image (a digest) can be saved, or ``""``.
 
         Raises NotFound: there is no such image (any more).
         """
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """How a job begins that was handed over.
+class StartPoint:
+    """Where a transparent job starts: from nothing, or from a checkpoint.
 
-    message: with what its machine has, or had. image: digest. shelf: None: its machine is not saved.
-    found: what it goes on from; None: it begins at the beginning. remark: what to say of that.
+    message: with the resources of its VM. image: digest. store: None: its VM is not saved.
+    found: the checkpoint; None: it starts from nothing. remark: for the user.
     """
 
-    message: HandMessage
+    message: SubmitMessage
     image: str
-    shelf: Shelf | None = None
+    store: CheckpointStore | None = None
     found: Checkpoint | None = None
     remark: str = ""
 
     @property
     def door(self) -> str:
-        """The secret of the door that its guest knows already; ``""``: none."""
+        """The door token that its guest knows already; ``""``: none."""
         return self.found.making.door if self.found and self.found.making else ""
 
     def making(self, door: str) -> Making:
-        """What its machine is made of. door: see ``Making``."""
+        """What its VM is made of. door: see ``Making``."""
         said = self.message
         return Making(
             named=said.image,
@@ -78,64 +78,72 @@ class Beginning:
         )
 
     def forget(self) -> None:
-        """Have what was saved forgotten: the job is over. Failing to is logged."""
-        if self.shelf is None:
+        """Remove the checkpoint of a job that has ended. A failure is logged."""
+        if self.store is None:
             return
         try:
-            self.shelf.over()
+            self.store.over()
         except VMJobsError as error:
-            log.warning("what was saved of a job that is over stays for a while: %s", error)
+            log.warning("the checkpoint of a job that has ended stays for a while: %s", error)
 
     def close(self) -> None:
-        """Nothing of the shelf is needed any more."""
-        if self.shelf is not None:
-            self.shelf.close()
+        """Close the store."""
+        if self.store is not None:
+            self.store.close()
 
 
 def begin(
-    message: HandMessage, attempt: str, resolve: Callable[[str], str], shelves: Shelves, slot: Starter
-) -> Beginning:
-    """How a job begins whose machine is to be saved. slot: see ``Shelves``.
+    message: SubmitMessage,
+    attempt: str,
+    resolve: Callable[[str], str],
+    stores: CheckpointStores,
+    slot: Starter,
+) -> StartPoint:
+    """Where a job starts whose VM is to be saved. slot: see ``CheckpointStores``.
 
     Raises:
-        InvalidRequest: no machine of the image can be saved. Others: as ``resolve`` and ``Shelf`` do.
+        InvalidRequest: no VM of the image can be saved. Others: as ``resolve`` and the store raise.
     """
-    shelf = shelves.open(slot)
+    store = stores.open(slot)
     try:
-        return _begun(message, attempt, resolve, shelves, shelf)
+        return _begun(message, attempt, resolve, stores, store)
     except BaseException:
-        shelf.close()
+        store.close()
         raise
 
 
 def _begun(
-    message: HandMessage, attempt: str, resolve: Callable[[str], str], shelves: Shelves, shelf: Shelf
-) -> Beginning:
-    found = _found(shelf, attempt, anew=message.anew)
-    why = _unfit(found.making, message, shelves) if found and found.making else ""
+    message: SubmitMessage,
+    attempt: str,
+    resolve: Callable[[str], str],
+    stores: CheckpointStores,
+    store: CheckpointStore,
+) -> StartPoint:
+    found = _found(store, attempt, anew=message.anew)
+    why = _unfit(found.making, message, stores) if found and found.making else ""
     if found and found.making and not why:
         same = {name: getattr(found.making, name) for name in ("cpus", "memory", "disk")}
-        return Beginning(message.model_copy(update=same), found.making.image, shelf, found)
+        return StartPoint(message.model_copy(update=same), found.making.image, store, found)
     image = resolve(message.image)
-    if cannot := shelves.unfit(image, message.network):
+    if cannot := stores.unfit(image, message.network):
         raise InvalidRequest(cannot)
-    return Beginning(message, image, shelf, remark=f"the job begins anew: {why}" if why else "")
+    return StartPoint(message, image, store, remark=f"the job begins anew: {why}" if why else "")
 
 
-def _found(shelf: Shelf, attempt: str, *, anew: bool) -> Checkpoint | None:
-    """What there is to go on from. anew: nothing of it is to be left."""
+def _found(store: CheckpointStore, attempt: str, *, anew: bool) -> Checkpoint | None:
+    """The job's checkpoint, if it has one. anew: remove it."""
     try:
-        found = shelf.begin(attempt)
+        found = store.begin(attempt)
         if found is not None and anew:
-            shelf.over()
-            found = shelf.begin(attempt)
+            store.over()
+            found = store.begin(attempt)
     except NotFound as error:  # or the job would be held for its image
         raise Unavailable("api", "the service is one that saves no jobs of HTCondor's own") from error
     return found
 
 
-def _unfit(making: Making, message: HandMessage, shelves: Shelves) -> str:
-    """Why a machine that was saved does not go on, or is not what its job is to have now, or ``""``."""
+def _unfit(making: Making, message: SubmitMessage, stores: CheckpointStores) -> str:
+    """Why a saved VM cannot be resumed, or does not fit the job now, or ``""``."""
     if (making.named, making.network) != (message.image, message.network):
         return "what was saved had another image or network than it asks for now"
     # (Not so its disk: HTCondor gives a slot somewhat more than was asked for, by the node's own disk.)
@@ -144,16 +152,16 @@ def _unfit(making: Making, message: HandMessage, shelves: Shelves) -> str:
         if had > has:
             return f"its machine had {had} {unit} when it was saved, and the slot has {has}"
     try:
-        return shelves.unfit(making.image, making.network)
+        return stores.unfit(making.image, making.network)
     except NotFound:
         return "the image that its machine was made of when it was saved is gone"
 
 
 @dataclass
-class KeptJob(LocalJob):
-    """A local job that is saved.  shelf: where. making: of its machine. found: what it goes on from."""
+class SavedJob(LocalJob):
+    """A local job with checkpoints. store: for them. making: of its VM. found: to resume from."""
 
-    shelf: Shelf = field(kw_only=True)
+    store: CheckpointStore = field(kw_only=True)
     making: Making = field(kw_only=True)
     found: Checkpoint | None = field(kw_only=True)
 
@@ -162,22 +170,22 @@ class KeptJob(LocalJob):
         return super().claim(claim).model_copy(update={"checkpoint": self.found})
 
     def report(self, report: Report) -> None:
-        """Pass the report on; the shelf hears of what lies there, if it listens."""
+        """Pass the report on; the store hears of what lies there, if it listens."""
         if report.reason.code is ReasonCode.NOT_RESUMED:
             try:
-                self.shelf.not_resumed()
+                self.store.not_resumed()
             except VMJobsError as error:
                 log.warning("job %s: it is not known that it did not go on: %s", self.job_id, error)
         super().report(report)
 
     def open_upload(self, size: int) -> ContentReceiver:
         """See :class:`vmjobs.ports.JobSource`."""
-        return self.shelf.open_upload(size)
+        return self.store.open_upload(size)
 
     def keep(self, upload: ContentReceiver, checkpoint: Checkpoint) -> None:
         """See :class:`vmjobs.ports.JobSource`."""
-        self.shelf.keep(upload, checkpoint.model_copy(update={"making": self.making}))
+        self.store.keep(upload, checkpoint.model_copy(update={"making": self.making}))
 
     def saved(self) -> ContentSource:
         """See :class:`vmjobs.ports.JobSource`."""
-        return self.shelf.saved()
+        return self.store.saved()

@@ -1,11 +1,10 @@
-"""Jobs of HTCondor that come with all they need over the agent's socket, not from the repository.
+"""Transparent jobs: HTCondor's starter sends them to the agent's socket with all their files.
 
-Such a job becomes an ordinary script job: the script is ``unchanged.sh``, its inputs are what was
-handed over, its outputs go back the same way. So it takes the same steps as any other, and is undone
-like any.
+Each becomes an ordinary script job. Its script is ``unchanged.sh``, its inputs are the files that were
+sent, and its outputs are sent back over the same connection. So it takes the steps of any other run.
 
-Everything of it lies in one directory, which goes with the connection; what a ``kill -9`` leaves of it
-is removed before the next agent takes jobs (:func:`clear`).
+Its files lie in one directory, which is removed when the connection ends. What a killed agent leaves is
+removed when the next one starts (:func:`clear`).
 """
 
 from __future__ import annotations
@@ -21,39 +20,39 @@ from pathlib import Path
 from typing import IO
 
 from vmjobs.agent import framing, protocol
+from vmjobs.agent.condor_checkpoint import SavedJob, StartPoint
 from vmjobs.agent.entrance import Entrance
 from vmjobs.agent.framing import Channel, DataMessage
-from vmjobs.agent.kept import Beginning, KeptJob
 from vmjobs.agent.outputs import rejected_entry
-from vmjobs.agent.protocol import HandMessage, Peer
+from vmjobs.agent.protocol import Peer, SubmitMessage
 from vmjobs.agent.verdict import NO_ROOM
 from vmjobs.errors import InvalidRequest, PayloadTooLarge, StorageFull, reason_of
 from vmjobs.local import LocalJob, describe_inputs
 from vmjobs.model import MIB, JobSpec, RejectedEntry, Report, Strategy, StreamName
 from vmjobs.tar_guard import MAX_REJECTED
 
-#: What is handed over, and its name as an input of the script; in any order, each to its end.
+#: Files that are sent, and their names as inputs of the script. They come in any order.
 _INPUTS = {Channel.START: "start", Channel.INPUT: "input", Channel.TREE: "tree.tar"}
 _NEEDED = frozenset({Channel.START, Channel.TREE})
-#: Another input, of ours.
+#: Another input, made here.
 _DOOR = "door"
-#: What there is to run in its machine.
+#: Programs that run in the VM.
 _INSIDE = Path(__file__).with_name("inside")
 _SCRIPT = _INSIDE / "unchanged.sh"
 _PROGRAMS = {name: _INSIDE / name for name in ("visit.sh", "condor_chirp.sh", "links.sh")}
-#: What goes back at the end.
+#: Outputs that are sent back at the end.
 _OUTPUTS = {Channel.LEFT: "left", Channel.CHANGED: "changed.tar"}
 _ENDED = "ended"
-#: Bytes of what it says of things that cannot go back.
+#: Most bytes of the list of files that cannot be sent back.
 _MAX_REJECTED = 64 * 1024
 _STREAMS = {StreamName.OUT: Channel.OUT, StreamName.ERR: Channel.ERR}
-#: Seconds a job may run: HTCondor says when it has to stop.
+#: Most seconds that a job may run; HTCondor stops it before.
 _RUN_SECONDS = 30 * 86400
 
 
 @dataclass(frozen=True)
 class _Sink:
-    """A stream of the job's on its way to whoever handed it over."""
+    """Sends a stream of the job to the client."""
 
     channel: Channel
     send: Callable[[protocol.Message], None]
@@ -63,17 +62,17 @@ class _Sink:
             self.send(part)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: there is no buffer."""
 
 
 @dataclass
-class HandedJob:
-    """A job that was handed over, below ``directory``.
+class CondorJob:
+    """A transparent job whose files are below ``directory``.
 
-    name: of the job on this node. owner, group: ids of who handed it over.
+    name: of the job on this node. owner, group: user and group id of the client.
     """
 
-    message: HandMessage
+    message: SubmitMessage
     name: str
     owner: int
     group: int
@@ -84,7 +83,7 @@ class HandedJob:
         """Receive the job's files.
 
         Raises:
-            InvalidRequest: something else came, or not all of them.
+            InvalidRequest: another message came, or a file is missing.
             PayloadTooLarge: they do not fit on the job's disk.
         """
         left, missing = self.message.disk * MIB, set(_NEEDED)
@@ -93,7 +92,7 @@ class HandedJob:
             while missing:
                 piece = next(messages, None)
                 if not isinstance(piece, DataMessage) or piece.channel not in _INPUTS:
-                    raise InvalidRequest("the job was not handed over to its end")
+                    raise InvalidRequest("the job's files did not come to their end")
                 left -= len(piece.data)
                 if left < 0:
                     raise PayloadTooLarge(
@@ -112,26 +111,26 @@ class HandedJob:
                 sink.close()
 
     def source(
-        self, beginning: Beginning, send: Callable[[protocol.Message], None], entrance: Entrance
+        self, start_point: StartPoint, send: Callable[[protocol.Message], None], entrance: Entrance
     ) -> LocalJob:
-        """The job as the steps of a run want it; what it prints is sent on.
+        """The job as a run takes it; its output is sent to the client.
 
-        entrance: the doors that there are.
+        entrance: the ways into its VM.
         """
         if entrance.key:
-            # Not an argument of the script: whoever is in the guest can list those of all processes.
+            # Not an argument of the script: every process in the guest can list those.
             self.files[_DOOR] = self.directory / _DOOR
             self.files[_DOOR].write_text(f"{entrance.key}\n", "ascii")
         outputs = self.directory / "outputs"
         outputs.mkdir()
         make: Callable[..., LocalJob] = LocalJob
-        if (shelf := beginning.shelf) is not None:
-            making = beginning.making(entrance.token)
-            make = partial(KeptJob, shelf=shelf, making=making, found=beginning.found)
+        if (store := start_point.store) is not None:
+            making = start_point.making(entrance.token)
+            make = partial(SavedJob, store=store, making=making, found=start_point.found)
         return make(
             job_id=self.name,
-            spec=self._spec(beginning.message, entrance.chirp),
-            image_digest=beginning.image,
+            spec=self._spec(start_point.message, entrance.chirp),
+            image_digest=start_point.image,
             files=self.files | _PROGRAMS,
             output_directory=outputs,
             on_report=_nobody,
@@ -139,8 +138,8 @@ class HandedJob:
         )
 
     def ended(self) -> str:
-        """What the script said of the job's end: ``code=N`` or ``signal=N``, with ``starved`` behind it
-        if there was no memory left; or ``refused SENTENCE``.
+        """How the job ended, by its script: ``code=N`` or ``signal=N``, followed by ``starved`` if the
+        guest ran out of memory; or ``refused SENTENCE``.
         """
         try:
             with (self.directory / "outputs" / _ENDED).open("rb") as file:
@@ -149,7 +148,7 @@ class HandedJob:
             return ""
 
     def rejected(self) -> tuple[RejectedEntry, ...]:
-        """What the script said cannot go back: below that, a name and a reason each, with NULs."""
+        """Files that cannot be sent back: after the first line a name and a reason each, with NULs."""
         try:
             with (self.directory / "outputs" / _ENDED).open("rb") as file:
                 file.readline(512)
@@ -160,7 +159,7 @@ class HandedJob:
         return tuple(rejected_entry(name, why) for name, why in islice(pairs, MAX_REJECTED))
 
     def send_back(self, send: Callable[[protocol.Message], None]) -> None:
-        """Send what the job left. Does nothing where it has not come that far."""
+        """Send the job's files to the client, if there are any yet."""
         for channel, name in _OUTPUTS.items():
             path = self.directory / "outputs" / name
             if path.exists():
@@ -168,7 +167,7 @@ class HandedJob:
                     for piece in framing.pieces(channel, file):
                         send(piece)
 
-    def _spec(self, said: HandMessage, chirp: str) -> JobSpec:
+    def _spec(self, said: SubmitMessage, chirp: str) -> JobSpec:
         arguments = (said.user, self.owner, said.group, self.group, said.directory, chirp)
         return JobSpec(
             strategy=Strategy.SCRIPT,
@@ -179,7 +178,7 @@ class HandedJob:
             outputs=(_ENDED, *_OUTPUTS.values()),
             cpus=said.cpus,
             memory=said.memory,
-            # Once for the job's directory, and once for the stream of what has changed there.
+            # Once for the job's directory, and once for the tar of what has changed there.
             disk=2 * said.disk,
             hypervisor=said.hypervisor,
             network=said.network,
@@ -190,17 +189,19 @@ class HandedJob:
 
 
 @contextmanager
-def handed(
-    message: HandMessage, name: str, peer: Peer, spool: Path, messages: Iterator[protocol.Message]
-) -> Iterator[HandedJob]:
-    """A job as it comes in, while the context lasts. name: for it on this node. peer: who brings it.
+def receive_job(
+    message: SubmitMessage, name: str, peer: Peer, spool: Path, messages: Iterator[protocol.Message]
+) -> Iterator[CondorJob]:
+    """Receive a transparent job; its files are there within the context.
+
+    name: of the job on this node. peer: the client.
 
     Raises:
-        InvalidRequest, PayloadTooLarge: see :meth:`HandedJob.take`; root hands over no jobs.
+        InvalidRequest, PayloadTooLarge: see :meth:`CondorJob.take`; or the client is root.
         StorageFull: this node has no room for the job's disk.
     """
     if peer.uid == 0:
-        raise InvalidRequest("a job of HTCondor's never runs as root, so root has none to hand over")
+        raise InvalidRequest("HTCondor runs no job as root, so root cannot start one here")
     directory = spool / uuid.uuid4().hex
     directory.mkdir(parents=True, mode=0o700)
     if (free := shutil.disk_usage(spool).free) < message.disk * MIB:
@@ -209,7 +210,7 @@ def handed(
             f"the job's disk of {message.disk} MiB is more than the {free // MIB} left here"
         )
     try:
-        job = HandedJob(message, name, peer.uid, peer.gid, directory)
+        job = CondorJob(message, name, peer.uid, peer.gid, directory)
         try:
             job.take(messages)
         except OSError as error:
@@ -224,9 +225,9 @@ def handed(
 
 
 def clear(spool: Path) -> None:
-    """Remove what an agent that was killed has left."""
+    """Remove the files that a killed agent has left."""
     shutil.rmtree(spool, ignore_errors=True)
 
 
 def _nobody(_report: Report) -> None:
-    """There is no repository to tell."""
+    """Do nothing: there is no repository."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from reports_kit import report
 
-from vmjobs.agent import kept
-from vmjobs.agent.protocol import HandMessage
+from vmjobs.agent import condor_checkpoint
+from vmjobs.agent.protocol import SubmitMessage
 from vmjobs.agent.starter import Starter
 from vmjobs.errors import InvalidRequest, NotFound, Unavailable
 from vmjobs.model import (
@@ -27,7 +27,7 @@ from vmjobs.model import (
 IMAGE, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 SIZE = {"cpus": 2, "memory": 512, "disk": 2048}
 WHO = {"job": "7.0", "user": "ada", "group": "ada"}
-MESSAGE = HandMessage(image="hep:1", directory="/scratch", checkpoint=True, **WHO, **SIZE)
+MESSAGE = SubmitMessage(image="hep:1", directory="/scratch", checkpoint=True, **WHO, **SIZE)
 MAKING = Making(named="hep:1", image=IMAGE, door="d" * 32, network=NetworkMode.REPOSITORY, **SIZE)
 
 
@@ -46,7 +46,7 @@ def checkpoint(making: Making | None) -> Checkpoint:
 
 @dataclass
 class Place:
-    """A shelf with one place, and all shelves."""
+    """A store with one place, and all stores."""
 
     found: Checkpoint | None = None
     cannot: str = ""
@@ -86,8 +86,8 @@ class Place:
             raise Unavailable("api", "it is away")
 
 
-def begun(place: Place, message: HandMessage = MESSAGE) -> kept.Beginning:
-    return kept.begin(message, "f" * 32, lambda _ref: OTHER, place, Starter(42, 1))
+def begun(place: Place, message: SubmitMessage = MESSAGE) -> condor_checkpoint.StartPoint:
+    return condor_checkpoint.begin(message, "f" * 32, lambda _ref: OTHER, place, Starter(42, 1))
 
 
 def test_one_that_was_not_saved_begins_at_the_beginning() -> None:
@@ -157,7 +157,7 @@ def test_what_was_saved_is_forgotten_even_where_the_service_is_away() -> None:
     found.forget()
     found.close()
     assert place.calls[-2:] == ["over", "close"]
-    plain = replace(found, shelf=None)
+    plain = replace(found, store=None)
     plain.forget()
     plain.close()
     assert place.calls[-2:] == ["over", "close"]
@@ -167,7 +167,7 @@ def test_the_shelf_hears_that_a_machine_did_not_go_on(tmp_path: Path) -> None:
     """And if it does not listen, the job's end does not wait for that."""
     for away in (False, True):
         place, told = Place(checkpoint(MAKING), away=away), list[Report]()
-        job = kept.KeptJob(
+        job = condor_checkpoint.SavedJob(
             job_id="7.0",
             spec=JobSpec(image="hep:1", script="x", checkpoint=True),
             image_digest=IMAGE,
@@ -175,7 +175,7 @@ def test_the_shelf_hears_that_a_machine_did_not_go_on(tmp_path: Path) -> None:
             output_directory=tmp_path,
             on_report=told.append,
             sinks={},
-            shelf=place,
+            store=place,
             making=MAKING,
             found=place.found,
         )

@@ -17,13 +17,13 @@ RETRIES: Final = Retries(deadline=20.0, ceiling=5.0)
 
 
 @dataclass(frozen=True)
-class ServiceShelves:
-    """A :class:`vmjobs.agent.kept.Shelves`."""
+class ServiceCheckpointStores:
+    """A :class:`vmjobs.agent.condor_checkpoint.CheckpointStores`."""
 
     settings: Config
 
     def open(self, slot: Starter) -> CondorJobClient:
-        """See :class:`vmjobs.agent.kept.Shelves`."""
+        """See :class:`vmjobs.agent.condor_checkpoint.CheckpointStores`."""
         from condor.slot import job_of  # noqa: PLC0415 - jobs that are saved are few
 
         job = job_of(slot)
@@ -32,7 +32,7 @@ class ServiceShelves:
         )
 
     def unfit(self, image: str, network: NetworkMode) -> str:
-        """See :class:`vmjobs.agent.kept.Shelves`."""
+        """See :class:`vmjobs.agent.condor_checkpoint.CheckpointStores`."""
         from images.manifest import ImageManifest  # noqa: PLC0415
 
         client = ImageClient(self.settings.api_url, self._token(), retries=RETRIES)
