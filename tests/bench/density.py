@@ -1,4 +1,4 @@
-"""Benchmark 12: machines of 128 unchanged jobs at once on one node."""
+"""Benchmark 12: machines of many unchanged jobs at once on one node."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from figures import Finding
 from grid_kit import Grid
 
 NODE = "node1"
-JOBS = 128
-#: MiB of a machine, and of the node for all of them.
-MEMORY, NODE_MEMORY = 96, 16384
-#: For which a job lasts: longer than it takes until the last one has begun.
-SECONDS = 240
+#: MiB of a machine, and what HTCondor makes of that.
+MEMORY, ROUNDED = 96, 128
+#: Seconds that a job lasts, for each of the jobs: the last one begins before the first one ends.
+SECONDS = 2.5
 #: Seconds for all of it.
-PATIENCE = 1200
+PATIENCE = 1800
 
 SUBMIT = f"""\
 executable = payload
-arguments = $(Process)
+arguments = $(Process) {{seconds}}
 output = out.$(Process)
 error = err
 log = job.log
@@ -31,21 +30,22 @@ request_memory = {MEMORY}
 request_disk = 16MB
 requirements = Machine == "{NODE}.grid"
 +VMJobImage = "generic"
-queue {JOBS}
+queue {{jobs}}
 """
-PAYLOAD = f"#!/bin/sh\nsleep {SECONDS}\necho job $1 in $(uname -n)\n"
+PAYLOAD = "#!/bin/sh\nsleep $2\necho job $1 in $(uname -n)\n"
 
 
-def density(grid: Grid) -> Iterator[Finding]:
+def density(grid: Grid, jobs: int) -> Iterator[Finding]:
     """Run them, and count what is lost."""
-    with room(grid, NODE, JOBS, NODE_MEMORY):
+    seconds = round(SECONDS * jobs)
+    with room(grid, NODE, jobs, ROUNDED * jobs):
         before = _agent(grid)
         began = time.monotonic()
-        folder = _submit(grid)
-        most = _follow(grid, folder, began)
-        seconds = time.monotonic() - began
+        folder = _submit(grid, SUBMIT.format(jobs=jobs, seconds=seconds))
+        most = _follow(grid, folder, jobs, began)
+        took = time.monotonic() - began
         after = _agent(grid)
-        lost = JOBS - _ended_well(grid, folder)
+        lost = jobs - _ended_well(grid, folder, jobs)
         left = _machines(grid)
         grid.on("site", "rm", "-rf", folder)
     details: dict[str, Any] = {
@@ -53,32 +53,32 @@ def density(grid: Grid) -> Iterator[Finding]:
         "machines left": left,
         "agent's processor time, s": after["seconds"] - before["seconds"],
         "agent's memory, KiB: before, at most": [before["memory"], after["most memory"]],
-        "job lasts, s": SECONDS,
+        "job lasts, s": seconds,
     }
-    if left or most < JOBS:
+    if left or most < jobs:
         raise RuntimeError(f"this was no measurement: {details}")
-    what = f"{JOBS} unchanged jobs in machines at once on one node"
+    what = f"{jobs} unchanged jobs in machines at once on one node"
     yield Finding(
-        12, what, [seconds], [], "jobs lost", lost, None, 0, details=details, shown=list(details)
+        12, what, [took], [], "jobs lost", lost, None, 0, details=details, shown=list(details)
     )
 
 
-def _submit(grid: Grid) -> str:
+def _submit(grid: Grid, submit: str) -> str:
     folder = grid.on("site", "mktemp", "-d", "/run/lock/bench-XXXXXX", user="vmjobs").strip()
-    for name, text in (("job.sub", SUBMIT), ("payload", PAYLOAD)):
+    for name, text in (("job.sub", submit), ("payload", PAYLOAD)):
         write = ("sh", "-c", 'printf %s "$1" >"$2"', "sh", text, f"{folder}/{name}")
         grid.on("site", *write, user="vmjobs")
     grid.on("site", "sh", "-c", f"cd {folder} && condor_submit -terse job.sub", user="vmjobs")
     return folder
 
 
-def _follow(grid: Grid, folder: str, began: float) -> int:
+def _follow(grid: Grid, folder: str, jobs: int, began: float) -> int:
     """Wait until all have ended or are held; machines at once, at most."""
     most = 0
     while time.monotonic() < began + PATIENCE:
         ended = len(re.findall(r"(?m)^(?:005|009|012) \(", grid.on("site", "cat", f"{folder}/job.log")))
         most = max(most, _machines(grid))
-        if ended >= JOBS:
+        if ended >= jobs:
             return most
         time.sleep(2)
     raise RuntimeError(f"not all had ended after {PATIENCE} s; {most} machines at once at most")
@@ -89,11 +89,11 @@ def _machines(grid: Grid) -> int:
     return int(grid.on(NODE, "pgrep", "-fc", "vmjobs-sandbox.*umid=vmjobs-", check=False))
 
 
-def _ended_well(grid: Grid, folder: str) -> int:
+def _ended_well(grid: Grid, folder: str, jobs: int) -> int:
     """Jobs with exit status 0 and just the output that they should have."""
     log = grid.on("site", "cat", f"{folder}/job.log")
     outputs = grid.on("site", "sh", "-c", f"cat {folder}/out.*").splitlines()
-    expected = {f"job {number} in vmjob-0" for number in range(JOBS)}
+    expected = {f"job {number} in vmjob-0" for number in range(jobs)}
     well = len(re.findall(r"Normal termination \(return value 0\)", log))
     return min(well, len(expected & set(outputs)) if len(outputs) == len(set(outputs)) else 0)
 

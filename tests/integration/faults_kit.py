@@ -212,9 +212,11 @@ SETTINGS = "/etc/vmjobs/config.toml"
 @contextmanager
 def room(grid: Grid, node: str, jobs: int, memory: int) -> Iterator[None]:
     """Have a node take so many jobs of one processor, with so many MiB altogether: they wait more than
-    they compute. Its agent and its startd are started again, before and after."""
+    they compute, and write less than the GiB that each asks for. Its agent and its startd are started
+    again, before and after."""
     kept = grid.on(node, "cat", SETTINGS)
-    _write(grid, node, ROOM_DROP_IN, f"NUM_CPUS = {jobs}\nMEMORY = {memory}\n")
+    offered = f"NUM_CPUS = {jobs}\nMEMORY = {memory}\nRESERVED_DISK = -{1024 * jobs}\n"
+    _write(grid, node, ROOM_DROP_IN, offered)
     sized = re.sub(r"(?m)^node_memory = .*$", f"node_memory = {memory}", kept)
     _write(grid, node, SETTINGS, re.sub(r"(?m)^node_cpus = .*$", f"node_cpus = {jobs}", sized))
     try:

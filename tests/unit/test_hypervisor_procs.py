@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from full_kit import files_left
@@ -62,3 +64,33 @@ def test_what_cannot_be_looked_at_is_not_gone(other: procs.Process) -> None:
 
     with pytest.raises(HypervisorError, match=r"^it is not gone 0\.5 s after SIGKILL: cannot look at"):
         procs.kill_all(find, 0.5, "it")
+
+
+def test_a_slow_search_is_no_reason_to_take_what_has_ended_for_living(other: procs.Process) -> None:
+    """As on a node on which hundreds of VMs end at the same moment."""
+
+    def find() -> list[procs.Process]:
+        time.sleep(0.3)
+        return [other] if procs.read(other.pid) else []
+
+    procs.kill_all(find, 0.1, "it")
+    assert procs.read(other.pid) is None
+
+
+def test_many_who_look_at_the_same_time_share_what_is_seen(
+    other: procs.Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, look = [], procs._scan
+
+    def slow() -> Iterator[procs.Process]:
+        looks.append(1)
+        time.sleep(0.1)
+        yield from look()
+
+    monkeypatch.setattr(procs, "_scan", slow)
+    with ThreadPoolExecutor(20) as pool:
+        seen = list(pool.map(lambda _: other.pid in {p.pid for p in procs.scan()}, range(20)))
+    assert (seen, len(looks) < 5) == ([True] * 20, True)
+    with subprocess.Popen(["sleep", "100"]) as later:
+        assert later.pid in [process.pid for process in procs.scan()]
+        later.kill()

@@ -10,9 +10,11 @@ Processes are held by pidfd, so that a number used again is never taken for the 
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -69,16 +71,43 @@ class Process:
         return self.pid == self.session
 
 
-def scan() -> Iterator[Process]:
-    """All processes of this user that live now and show a command line, but for those within a user
-    namespace of their own.
+class _Scans:
+    """The last scan. It serves all callers that asked before it began: many VMs may end at once.
 
-    What is in there may be in the hands of a guest, and give itself any command line. It is found as a
-    descendant of what started it.
+    began: when, in seconds of the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began = -math.inf
+        self._found: tuple[Process, ...] = ()
+
+    def get(self) -> tuple[Process, ...]:
+        """The processes at a moment after this call."""
+        asked = time.monotonic()
+        with self._lock:
+            if self._began < asked:
+                began = time.monotonic()
+                self._found, self._began = tuple(_scan()), began
+            return self._found
+
+
+_SCANS: Final = _Scans()
+
+
+def scan() -> tuple[Process, ...]:
+    """All living processes of this user that show a command line, but for other user namespaces.
+
+    A guest may control the processes in such a namespace and give them any command line. They are found
+    as descendants of the process that started them.
 
     Raises:
-        HypervisorError: they cannot be looked at.
+        HypervisorError: the processes cannot be read.
     """
+    return _SCANS.get()
+
+
+def _scan() -> Iterator[Process]:
     uid, ours, everyone = os.getuid(), os.readlink("/proc/self/ns/user"), []
     with _Looking():
         everyone = [name for name in os.listdir("/proc") if name.isdigit()]
@@ -233,21 +262,22 @@ def _kill(handles: list[int], deadline: float) -> bool:
 
 
 def kill_all(find: Callable[[], list[Process]], timeout: float, what: str) -> None:
-    """Kill what ``find`` finds, again and again, until it finds nothing.
+    """Kill the processes that ``find`` finds, until it finds none.
 
     Raises:
-        HypervisorError: if something is still there after ``timeout`` seconds, or nobody could look.
+        HypervisorError: a search that began after ``timeout`` seconds found one, or failed.
     """
     deadline = time.monotonic() + timeout
     while True:
+        late = time.monotonic() > deadline
         try:
             if not (found := find()):
                 return
             with held(found) as handles:
-                _kill(handles, deadline)
+                _kill(handles, max(deadline, time.monotonic() + TICK))
             left = "pid " + ", ".join(str(process.pid) for process in found)
         except HypervisorError as error:
             left = error.message
             time.sleep(TICK)  # too many open files, for one: nothing tells when that is over
-        if time.monotonic() > deadline:
+        if late:
             raise HypervisorError(f"{what} is not gone {timeout:g} s after SIGKILL: {left}")
