@@ -80,7 +80,7 @@ def _follow(grid: Grid, folder: str, jobs: int, began: float) -> int:
         most = max(most, _machines(grid))
         if ended >= jobs:
             return most
-        time.sleep(2)
+        time.sleep(10)  # each look is one at thousands of processes
     raise RuntimeError(f"not all had ended after {PATIENCE} s; {most} machines at once at most")
 
 
