@@ -14,8 +14,8 @@ from grid_kit import Grid
 NODE = "node1"
 #: MiB of a machine, and what HTCondor makes of that.
 MEMORY, ROUNDED = 96, 128
-#: Seconds that a job lasts, for each of the jobs: the last one begins before the first one ends.
-SECONDS = 2.5
+#: Seconds that every job lasts, over the number of jobs: the last begins before the first ends.
+SECONDS = 2
 #: Seconds for all of it.
 PATIENCE = 1800
 
@@ -37,7 +37,7 @@ PAYLOAD = "#!/bin/sh\nsleep $2\necho job $1 in $(uname -n)\n"
 
 def density(grid: Grid, jobs: int) -> Iterator[Finding]:
     """Run them, and count what is lost."""
-    seconds = round(SECONDS * jobs)
+    seconds = SECONDS * jobs
     with room(grid, NODE, jobs, ROUNDED * jobs):
         before = _agent(grid)
         began = time.monotonic()

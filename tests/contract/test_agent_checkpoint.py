@@ -101,15 +101,7 @@ class Node:
     def _execute(self) -> None:
         self.verdict = self.run.execute()
 
-    def _choose(
-        self,
-        _demanded: HypervisorKind | None,
-        _able: Sequence[HypervisorKind] = (),
-        _cpus: int = 1,
-        /,
-        *,
-        cloud_init: bool = False,
-    ) -> Hypervisor:
+    def _choose(self, *_: object, **__: object) -> Hypervisor:
         return self.driver
 
     def signal(self, number: int) -> None:

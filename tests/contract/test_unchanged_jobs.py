@@ -457,12 +457,12 @@ def test_no_room_for_what_the_job_left(node: AgentNode, chirp: ChirpService) -> 
 def test_a_node_that_the_repository_does_not_know_rests(node: AgentNode) -> None:
     """It would fail each job at once, and get the next one for that."""
 
-    def nobody(_name: str) -> str:
+    def refuse(_name: str) -> str:
         raise Unauthenticated("the token is not valid")
 
     assert node.agent.condor_jobs is not None
     condor_jobs, health = node.agent.condor_jobs, node.agent.health
-    node.agent.condor_jobs, node.agent.health = replace(condor_jobs, resolve=nobody), NodeHealth()
+    node.agent.condor_jobs, node.agent.health = replace(condor_jobs, resolve=refuse), NodeHealth()
     try:
         for _ in range(3):
             assert not node.agent.node().fault

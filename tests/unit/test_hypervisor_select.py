@@ -39,7 +39,7 @@ DISK = (KVM, QEMU)
 
 
 def test_cloud_init_data_go_where_they_can_be_read() -> None:
-    fallback = replace(probed(uml=True)[0], able=Abilities(cloud_init=False))
+    fallback = replace(probed(uml=True)[0], abilities=Abilities(cloud_init=False))
     found = [fallback, *probed(qemu=True)]
     assert choose(ALL, None, found) is UML
     assert choose(ALL, None, found, cloud_init=True) is QEMU

@@ -133,7 +133,7 @@ class CondorJob:
             image_digest=start_point.image,
             files=self.files | _PROGRAMS,
             output_directory=outputs,
-            on_report=_nobody,
+            on_report=_ignore,
             sinks={name: _Sink(channel, send) for name, channel in _STREAMS.items()},
         )
 
@@ -229,5 +229,5 @@ def clear(spool: Path) -> None:
     shutil.rmtree(spool, ignore_errors=True)
 
 
-def _nobody(_report: Report) -> None:
+def _ignore(_report: Report) -> None:
     """Do nothing: there is no repository."""

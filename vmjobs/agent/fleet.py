@@ -96,7 +96,8 @@ class Fleet:
     @property
     def results(self) -> tuple[ProbeResult, ...]:
         """What the last probe found."""
-        return tuple(replace(found, able=self.drivers[found.kind].abilities) for found in self._results)
+        drivers = self.drivers
+        return tuple(replace(one, abilities=drivers[one.kind].abilities) for one in self._results)
 
     def choose(
         self,

@@ -57,8 +57,8 @@ def describe(
                 detail=p.detail[:4096],
                 seconds=p.seconds,
                 version=p.version[:256],
-                cpus=p.able.cpus,
-                cloud_init=p.able.cloud_init,
+                cpus=p.abilities.cpus,
+                cloud_init=p.abilities.cloud_init,
             )
             for p in probes
         ),

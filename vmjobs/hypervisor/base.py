@@ -221,7 +221,7 @@ class Usage:
 class ProbeResult:
     """What a probe found. ``works`` is true only if a kernel really booted.
 
-    able: as of the driver.
+    abilities: as of the driver.
     """
 
     kind: HypervisorKind
@@ -229,7 +229,7 @@ class ProbeResult:
     detail: str
     seconds: float
     version: str = ""
-    able: Abilities = field(default_factory=Abilities)
+    abilities: Abilities = field(default_factory=Abilities)
 
 
 class Hypervisor(Protocol):

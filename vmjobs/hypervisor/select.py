@@ -53,13 +53,13 @@ def _either(able: Sequence[HypervisorKind]) -> str:
 
 def _lacking(result: ProbeResult, cpus: int, *, cloud_init: bool) -> str:
     """Why the machine cannot run by this hypervisor, or ``""``."""
-    able = result.able
+    can = result.abilities
     if not result.works:
         return result.detail or "its probe failed"
-    if able.cpus < cpus:
-        plural = "s" * (able.cpus > 1)
-        return f"a machine has {able.cpus} processor{plural} here, and {cpus} are asked for"
-    if cloud_init and not able.cloud_init:
+    if can.cpus < cpus:
+        plural = "s" * (can.cpus > 1)
+        return f"a machine has {can.cpus} processor{plural} here, and {cpus} are asked for"
+    if cloud_init and not can.cloud_init:
         return "its kernel here cannot read cloud-init data"
     return ""
 
